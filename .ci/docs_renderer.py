@@ -1,0 +1,11 @@
+"""`show_doc` as the site shows it: signature, docstring, and a table of the parameters' docments."""
+from fastcore.docments import DocmentTbl
+from nbdev.showdoc import BasicMarkdownRenderer
+
+
+class TableRenderer(BasicMarkdownRenderer):
+    "nbdev's renderer, followed by the parameters as a table."
+    def _repr_markdown_(self):
+        try: table = str(DocmentTbl(self.sym))
+        except Exception: table = ""   # builtins and the like have no docments
+        return super()._repr_markdown_() + ("\n\n" + table if table else "")
