@@ -1,0 +1,140 @@
+"""Build the site into _docs without Quarto's binary, or with `--readme` write README.md from index.ipynb.
+
+Notebooks pass through nbdev's processors, as for Quarto; smalldocs renders them; TeX becomes MathML, so that no page
+needs a script from a network; every local link and image of the result is then looked up.
+"""
+import argparse
+import html
+import re
+import shutil
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urlsplit
+
+root = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(root), str(root / ".ci")]
+math_span = re.compile(r'<span class="math (inline|display)">(.*?)</span>', re.S)
+outer_script = re.compile(r'<(?:script|link)[^>]*https?://[^>]*katex[^>]*>(?:\s*</script>)?', re.I)
+katex_call = re.compile(r"<script[^>]*>[^<]*renderMathInElement[^<]*</script>")
+
+
+def mathml(match):
+    from latex2mathml.converter import convert
+    tex = html.unescape(match[2].strip())
+    tex = re.sub(r"^\\[\[(]|\\[\])]$", "", tex)
+    return convert(tex, display="block" if match[1] == "display" else "inline")
+
+
+def process():
+    "nbdev's processors over nbs/, into _proc."
+    import nbdev.serve
+    from nbdev.doclinks import _build_modidx
+    _build_modidx()
+    return nbdev.serve.proc_nbs(n_workers=0, force=True)
+
+
+def build():
+    "The whole site; its folder."
+    import smalldocs.cli
+    proc, docs = process(), root / "_docs"
+    code = smalldocs.cli.main(["render", str(proc), "--quiet"])
+    if code: sys.exit(code)
+    shutil.rmtree(docs, ignore_errors=True)
+    shutil.move(proc / "_docs", docs)
+    for page in docs.rglob("*.html"):
+        text = math_span.sub(mathml, page.read_text(encoding="utf-8"))
+        page.write_text(katex_call.sub("", outer_script.sub("", text)), encoding="utf-8")
+    return docs
+
+
+class Page(HTMLParser):
+    "The links that leave a page and the anchors that it offers."
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.anchors = [], set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.anchors |= {attrs.get("id"), attrs.get("name")} - {None}
+        self.links += [attrs[k] for k in ("href", "src") if attrs.get(k)]
+
+
+def broken_links(docs):
+    "`page: link` for each local link or image that leads nowhere."
+    from nbdev.config import get_config
+    base = get_config().doc_baseurl.rstrip("/") + "/"
+    pages = {p.resolve(): Page(p.read_text(encoding="utf-8")) for p in docs.rglob("*.html")}
+    bad = []
+    for path, page in pages.items():
+        for link in page.links:
+            url, anchor = urldefrag(link)
+            if urlsplit(url).scheme or url.startswith("//") or link == "#": continue
+            name = unquote(urlsplit(url).path)
+            target = docs / name.removeprefix(base).lstrip("/") if name.startswith("/") else path.parent / name if name else path
+            target = target.resolve()
+            if target.is_dir(): target /= "index.html"
+            lost = not target.exists() or (anchor and target in pages and unquote(anchor) not in pages[target].anchors)
+            if lost: bad.append(f"{path.relative_to(docs.resolve())}: {link}")
+    return bad
+
+
+def readme():
+    "README.md: index.ipynb's prose, code and outputs, links turned to the site and the repository."
+    from execnb.nbio import read_nb
+    from nbdev.config import get_config
+    cfg = get_config()
+    site, parts = cfg.doc_host + cfg.doc_baseurl, ["<!-- Written from nbs/index.ipynb by `make prepare`; edit there. -->"]
+    for cell in read_nb(root / "nbs" / "index.ipynb").cells:
+        source = cell.source.strip()
+        if cell.cell_type == "markdown":
+            source = re.sub(r"\]\((?!https?:|#|images/)([\w/]+)\.ipynb(#[\w.-]+)?\)", rf"]({site}/\1.html\2)", source)
+            parts.append(re.sub(r"\]\(images/", f"]({raw_url(cfg)}/nbs/images/", source))
+        elif cell.cell_type == "code" and "#| hide" not in source:
+            code = re.sub(r"^#[|] .*\n", "", source, flags=re.M)
+            parts.append(f"```python\n{code}\n```")
+            parts += [text for out in cell.get("outputs", []) if (text := shown(out))]
+    return "\n\n".join(parts) + "\n"
+
+
+def raw_url(cfg):
+    "Where the package index finds the repository's pictures."
+    return cfg.git_url.replace("github.com", "raw.githubusercontent.com") + "/" + cfg.branch
+
+
+def shown(output):
+    "An output as GitHub's Markdown shows it; pictures of code cells are left to the site."
+    data = output.get("data", {})
+    if "text/markdown" in data: return "".join(data["text/markdown"])
+    if "image/png" in data: return ""
+    text = "".join(data.get("text/plain", output.get("text", "")))
+    return "\n".join("    " + line for line in text.rstrip().splitlines())
+
+
+def synced_quarto():
+    "_quarto.yml with title, URLs and description as settings.ini has them, the one place where they are edited."
+    from nbdev.config import get_config
+    cfg = get_config()
+    text = (root / "_quarto.yml").read_text(encoding="utf-8")
+    for key, value in {"title": cfg.title, "site-url": cfg.doc_host + cfg.doc_baseurl, "repo-url": cfg.git_url,
+                       "href": cfg.git_url, "description": cfg.description, "repo-branch": cfg.branch}.items():
+        text = re.sub(rf'(?m)^(\s+{key}: ).*$', lambda m: f'{m[1]}"{value}"' if key != "repo-branch" else m[1] + value, text)
+    return text
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--readme", action="store_true", help="write README.md and _quarto.yml's URLs, build nothing")
+    args = parser.parse_args()
+    if args.readme:
+        (root / "README.md").write_text(readme(), encoding="utf-8")
+        return (root / "_quarto.yml").write_text(synced_quarto(), encoding="utf-8")
+    docs = build()
+    bad = broken_links(docs)
+    print(*bad, sep="\n")
+    print(f"{len(list(docs.rglob('*.html')))} pages, {len(bad)} broken links")
+    sys.exit(bool(bad))
+
+
+if __name__ == "__main__": main()

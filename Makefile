@@ -1,0 +1,50 @@
+# Two commands for a fresh machine: `make demo` and `make test`. `make` alone lists all.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CONSTRAINTS ?= constraints.txt
+WORKERS ?= 2
+export PYTHONPATH := $(CURDIR):$(CURDIR)/.ci
+export TOKENIZERS_PARALLELISM := false
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test run docs prepare ci clean
+
+help:  ## list the commands
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+$(VENV)/package: setup.py settings.ini $(CONSTRAINTS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q torch -c $(CONSTRAINTS)
+	$(BIN)/python -m pip install -q -e . -c $(CONSTRAINTS)
+	touch $@
+
+$(VENV)/dev: $(VENV)/package
+	$(BIN)/python -m pip install -q -e '.[dev]' -c $(CONSTRAINTS)
+	touch $@
+
+install: $(VENV)/dev  ## make .venv with the package and its dev tools
+
+demo: $(VENV)/package  ## head, prompt and fine-tuning on real sentences, compared; a table and runs/demo.png
+	$(BIN)/prompt-packing compare --model smollm2-135m --task movie_reviews --train-rows 512 --epochs 2 --output-dir runs/demo --plot runs/demo.png
+
+test: install  ## every notebook's tests
+	$(BIN)/nbdev_test --n_workers $(WORKERS) --timing
+
+run: install  ## execute the notebooks and keep their outputs (ALL=1: the slow cells and the stories and benchmarks too)
+	$(BIN)/python .ci/execute.py $(if $(ALL),--flags slow --force) $(or $(NB),$$(find nbs -name '*.ipynb' -not -path '*/.*' | sort))
+
+docs: install  ## build the site into _docs
+	$(BIN)/python .ci/docs.py
+
+prepare: install  ## export the modules, clean the notebooks, write README.md
+	$(BIN)/nbdev_export
+	$(BIN)/nbdev_clean
+	$(BIN)/python .ci/docs.py --readme
+
+ci:  ## all that the continuous integration checks
+	bash .ci/run
+
+clean:  ## remove what was built (not .venv)
+	rm -rf _docs _proc build dist runs
