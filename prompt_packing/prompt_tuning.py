@@ -403,16 +403,24 @@ class PromptClassifier(PromptFeatures):
         head = PromptHead(config.num_prompts, config.num_labels, config.hidden_size, config.bias)
         self.head = head.to(backbone.device)
 
-    def _from_cache(self, states, features, mask, ids, made_by):
-        if made_by is not None and int(made_by[0]) != text_id(self.config.backbone_fingerprint):
+    def cached_features(
+        self,
+        text_states:torch.Tensor, # [rows, columns, width], texts at the right end
+        attention_mask:torch.Tensor, # [rows, columns]
+        text_features:torch.Tensor=None, # [rows, hidden], last states of the texts
+        text_made_by:torch.Tensor=None, # [rows], `text_id` of the weights that made the states
+        prompt_ids:torch.Tensor=None # [rows]
+    ) -> torch.Tensor: # [rows, hidden]
+        "`features` from a text cache. Raises `ValueError` for states of other weights, and where they would not be exact."
+        if text_made_by is not None and int(text_made_by[0]) != text_id(self.config.backbone_fingerprint):
             raise ValueError("these cached texts were computed with other weights than this model's backbone "
                              f"{self.config.backbone_name!r}; build the cache again with it")
-        if self.config.prompt_tokens == 0 and features is not None: return features
         if not self.text_is_constant: raise ValueError("cached texts are exact for a causal decoder with the prompt after the text only")
-        mask = mask.long()
+        if not self.config.prompt_tokens: return text_features
+        mask = attention_mask.long()
         check_mask(mask, self.config.prompt_tokens, self.limit)
-        ids = self.rows_of(ids, len(mask), mask.device)
-        return self.prompt_pass(unpack_states(states, self.state_shapes), mask, ids)
+        ids = self.rows_of(prompt_ids, len(mask), mask.device)
+        return self.prompt_pass(unpack_states(text_states, self.state_shapes), mask, ids)
 
     def forward(
         self,
@@ -427,7 +435,7 @@ class PromptClassifier(PromptFeatures):
     ) -> SequenceClassifierOutput:
         "Logits [rows, labels], and their mean cross-entropy where labels are given."
         if text_states is None: pooled = self.features(input_ids, attention_mask, token_type_ids, prompt_ids)
-        else: pooled = self._from_cache(text_states, text_features, attention_mask, prompt_ids, text_made_by)
+        else: pooled = self.cached_features(text_states, attention_mask, text_features, text_made_by, prompt_ids)
         logits = self.head(pooled, self.rows_of(prompt_ids, len(pooled), pooled.device))
         if labels is not None: check_labels(labels, self.config.num_labels)
         loss = None if labels is None else F.cross_entropy(logits, labels)
@@ -442,7 +450,7 @@ def load_text_model(name_or_model):
             raise ValueError(f"{type(model).__name__} is an encoder-decoder; give a decoder or an encoder")
         if "position_ids" not in inspect.signature(model.forward).parameters:
             raise ValueError(f"{type(model).__name__} takes no position_ids, so padding would move its prompt")
-        return model, None
+        return model.eval(), None
     from prompt_packing.tasks import load_backbone
     model, tokenizer = load_backbone(name_or_model)
     return load_text_model(model)[0], tokenizer
