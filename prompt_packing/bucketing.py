@@ -10,9 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 # %% auto #0
-__all__ = ['FILLS', 'as_lengths', 'positive', 'BatchPlan', 'batch_shapes', 'cut_finer', 'even_sizes', 'lots', 'sort_rows',
-           'shuffle_groups', 'deal_batches', 'take_batches', 'rows_for', 'check_budget', 'plan_batches',
-           'count_windows', 'shape_plan', 'PlannedBatchSampler', 'pad_rows', 'PaddedCollator']
+__all__ = ['FILLS', 'as_lengths', 'BatchPlan', 'plan_batches', 'plot_plan', 'PlannedBatchSampler', 'PaddedCollator', 'pack_sequences', 'PackedCollator', 'collator_for_packing']
 
 # %% ../nbs/bucketing.ipynb #aaf389f0
 def as_lengths(
@@ -30,7 +28,7 @@ def as_lengths(
     return array.astype(np.int64, copy=False)
 
 # %% ../nbs/bucketing.ipynb #fa1ad999
-def positive(name, value, least=1):
+def _positive(name, value, least=1):
     "`value` as an int, or an error that names the argument."
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer; got {value!r}")
@@ -44,9 +42,9 @@ class BatchPlan(Sequence):
         indices:np.ndarray, # row numbers, batch after batch
         offsets:np.ndarray, # batch i is `indices[offsets[i]:offsets[i + 1]]`
         lengths:np.ndarray, # tokens in each row of the data set
-        capacity:int | None=None, # packed plans only: tokens computed for each batch
+        computed:np.ndarray | None=None, # tokens computed for each batch; None: rows x longest row
     ):
-        self.indices, self.offsets, self.lengths, self.capacity = indices, offsets, lengths, capacity
+        self.indices, self.offsets, self.lengths, self._computed = indices, offsets, lengths, computed
 
     def __len__(self): return len(self.offsets) - 1
 
@@ -71,13 +69,32 @@ class BatchPlan(Sequence):
 
     @property
     def computed(self): # tokens computed for each batch, padding included
-        return self.rows * self.longest if self.capacity is None else np.full(len(self), self.capacity)
+        return self.rows * self.longest if self._computed is None else self._computed
 
     @property
     def padding(self): return 1 - float(self.tokens.sum() / self.computed.sum())
 
+    @property
+    def length_correlation(self): # 0: lengths in a batch are independent, 1: all the same
+        apart = self.lengths - self.lengths[self.indices].mean()
+        sums = self._reduce(np.add, apart[self.indices])
+        squares = self._reduce(np.add, apart[self.indices] ** 2)
+        pairs, variance = (self.rows * (self.rows - 1)).sum(), squares.sum() / len(self.indices)
+        return float((sums ** 2 - squares).sum() / (variance * pairs)) if variance * pairs > 0 else 0.
+
+    def report(self) -> dict: # plain numbers
+        "What the plan costs, how even its batches are, and how random."
+        tokens, computed = int(self.tokens.sum()), self.computed
+        return {"batches": len(self), "rows": len(self.indices), "rows_per_batch": (int(self.rows.min()), int(self.rows.max())),
+                "tokens": tokens, "computed_tokens": int(computed.sum()), "padding": self.padding,
+                "cost_spread": float(computed.std() / computed.mean()), "length_correlation": self.length_correlation}
+
+    def plot(self, ax=None):
+        "`plot_plan` of this plan."
+        return plot_plan(self, ax)
+
 # %% ../nbs/bucketing.ipynb #6eb959d1
-def batch_shapes(
+def _batch_shapes(
     longest_first:np.ndarray, # lengths in descending order
     rows_at, # function: longest length in a batch -> rows in it
     windows:int, # batches that share one shape
@@ -92,8 +109,8 @@ def batch_shapes(
     return np.array(groups)
 
 # %% ../nbs/bucketing.ipynb #ade56fb0
-def cut_finer(
-    groups:np.ndarray, # from `batch_shapes`
+def _cut_finer(
+    groups:np.ndarray, # from `_batch_shapes`
     multiple:int, # the number of batches becomes a multiple of this
 ) -> np.ndarray: # groups with as many more batches as needed
     "Split batches, never duplicate them, until their number divides. Raises `ValueError` when there are too few rows."
@@ -108,36 +125,39 @@ def cut_finer(
     return np.stack([rows, batches], 1)
 
 # %% ../nbs/bucketing.ipynb #7c08480b
-def even_sizes(groups:np.ndarray) -> np.ndarray:
+def _even_sizes(groups:np.ndarray) -> np.ndarray:
     "Rows of each batch: the rows of a group in equal parts, larger parts first."
     rows, batches = groups.T
     place = np.arange(batches.sum()) - np.repeat(np.cumsum(batches) - batches, batches)
     return np.repeat(rows // batches, batches) + (place < np.repeat(rows % batches, batches))
 
 # %% ../nbs/bucketing.ipynb #5edb5562
-def lots(seed, epoch):
+def _lots(seed, epoch):
     "The random stream of one epoch."
-    words = [positive("seed", seed, 0), positive("epoch", epoch, 0)]
+    words = [_positive("seed", seed, 0), _positive("epoch", epoch, 0)]
     return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(words)))
 
 # %% ../nbs/bucketing.ipynb #1f26b713
-def sort_rows(lengths, random=None):
+def _stable_order(keys):
+    "Stable argsort of integers below 2**32, by 16 bits at a time: numpy sorts 16-bit keys by radix."
+    if keys.max() < 2**16: return np.argsort(keys.astype(np.uint16), kind="stable")
+    low = np.argsort((keys & 0xFFFF).astype(np.uint16), kind="stable")
+    return low[np.argsort((keys >> 16).astype(np.uint16)[low], kind="stable")]
+
+def _sort_rows(lengths, random=None):
     "Row numbers, longest first; rows of equal length in random order (or in their own)."
     keys = lengths.max() - lengths
-    keys = keys.astype(np.uint16 if keys.max() < 2**16 else np.uint32) # 16 bits: numpy sorts by radix
-    if random is None: return np.argsort(keys, kind="stable")
+    if random is None: return _stable_order(keys)
     mixed = random.permutation(len(lengths))
-    return mixed[np.argsort(keys[mixed], kind="stable")]
+    return mixed[_stable_order(keys[mixed])]
 
-def shuffle_groups(order, groups, random):
+def _shuffle_groups(order, groups, random):
     "Shuffle the rows inside each group."
-    group = np.repeat(np.arange(len(groups)), groups[:, 0])
-    group = group.astype(np.uint16 if len(groups) < 2**16 else np.uint32)
     mixed = random.permutation(len(order))
-    return order[mixed[np.argsort(group[mixed], kind="stable")]]
+    return order[mixed[_stable_order(np.repeat(np.arange(len(groups)), groups[:, 0])[mixed])]]
 
 # %% ../nbs/bucketing.ipynb #7974e69e
-def deal_batches(computed, world_size, random=None):
+def _deal_batches(computed, world_size, random=None):
     "Batch numbers, shape (steps, world_size): each step has batches of like cost; steps and ranks by lot."
     if random is None: return np.argsort(-computed, kind="stable").reshape(-1, world_size)
     mixed = random.permutation(len(computed))
@@ -146,25 +166,24 @@ def deal_batches(computed, world_size, random=None):
     turn = random.randint(world_size, size=(len(steps), 1))
     return np.take_along_axis(steps, (np.arange(world_size) + turn) % world_size, axis=1)
 
-def take_batches(indices, offsets, chosen):
+def _take_batches(indices, offsets, chosen):
     "The chosen batches' rows, one after the other, and their offsets."
     sizes = np.diff(offsets)[chosen]
     new = np.concatenate([[0], np.cumsum(sizes)])
     return indices[np.repeat(offsets[chosen] - new[:-1], sizes) + np.arange(new[-1])], new
 
 # %% ../nbs/bucketing.ipynb #399f4c92
-def rows_for(token_budget, batch_size):
+def _rows_for(token_budget, batch_size):
     "Function from the longest length of a batch to its number of rows."
     if token_budget is None: return lambda longest: batch_size
     if batch_size is None: return lambda longest: token_budget // longest
     return lambda longest: min(batch_size, token_budget // longest)
 
-def check_budget(lengths, token_budget):
-    "Raise a `ValueError` that names the first row longer than the budget."
-    if int(lengths.max()) > token_budget:
-        row = int(np.argmax(lengths > token_budget))
-        raise ValueError(f"row {row} has {lengths[row]} tokens, more than token_budget={token_budget}: "
-            "truncate it, leave it out, or raise the budget")
+def _check_budget(lengths, most, name="token_budget"):
+    "Raise a `ValueError` that names the first row longer than allowed."
+    if int(lengths.max()) > most:
+        row = int(np.argmax(lengths > most))
+        raise ValueError(f"row {row} has {lengths[row]} tokens, more than {name}={most}: truncate it, leave it out, or raise {name}")
 
 # %% ../nbs/bucketing.ipynb #754158b1
 def plan_batches(
@@ -185,35 +204,47 @@ def plan_batches(
     Raises `ValueError` for a row longer than the budget (names it), for fewer rows than ranks,
     and when rows that fill the budget alone cannot be dealt evenly."""
     lengths = as_lengths(lengths)
-    budget = None if token_budget is None else positive("token_budget", token_budget)
-    most = None if batch_size is None else positive("batch_size", batch_size)
+    budget = None if token_budget is None else _positive("token_budget", token_budget)
+    most = None if batch_size is None else _positive("batch_size", batch_size)
     if budget is None and most is None: raise ValueError("give token_budget=, batch_size= or both")
-    if budget is not None: check_budget(lengths, budget)
-    world_size, rank = positive("world_size", world_size), positive("rank", rank, 0)
+    if budget is not None: _check_budget(lengths, budget)
+    world_size, rank = _positive("world_size", world_size), _positive("rank", rank, 0)
     if rank >= world_size: raise ValueError(f"rank {rank} of world_size {world_size}: ranks count from 0")
-    random = lots(seed, epoch) if shuffle else None
-    order = sort_rows(lengths, random)
-    groups = shape_plan(lengths[order], rows_for(budget, most), count_windows(len(lengths), window, shuffle),
-                        world_size * positive("multiple", multiple))
-    if shuffle: order = shuffle_groups(order, groups, random)
-    offsets = np.concatenate([[0], np.cumsum(even_sizes(groups))])
+    random = _lots(seed, epoch) if shuffle else None
+    order = _sort_rows(lengths, random)
+    groups = _shape_plan(lengths[order], _rows_for(budget, most), _count_windows(len(lengths), window, shuffle),
+                        world_size * _positive("multiple", multiple))
+    if shuffle: order = _shuffle_groups(order, groups, random)
+    offsets = np.concatenate([[0], np.cumsum(_even_sizes(groups))])
     computed = BatchPlan(order, offsets, lengths).computed
-    mine = deal_batches(computed, world_size, random)[:, rank]
-    return BatchPlan(*take_batches(order, offsets, mine), lengths)
+    mine = _deal_batches(computed, world_size, random)[:, rank]
+    return BatchPlan(*_take_batches(order, offsets, mine), lengths)
 
 # %% ../nbs/bucketing.ipynb #90da55ee
-def count_windows(rows, window, shuffle):
+def _count_windows(rows, window, shuffle):
     "Number of windows of at most `window` rows."
     if window is None: window = min(100_000, -(-rows // 4))
-    return -(-rows // positive("window", window)) if shuffle else 1
+    return -(-rows // _positive("window", window)) if shuffle else 1
 
-def shape_plan(longest_first, rows_at, windows, multiple):
+def _shape_plan(longest_first, rows_at, windows, multiple):
     "Groups whose number of batches is a multiple of `multiple`; one window where several leave too few rows."
     for tried in (windows, 1):
-        groups = cut_finer(batch_shapes(longest_first, rows_at, tried), multiple)
+        groups = _cut_finer(_batch_shapes(longest_first, rows_at, tried), multiple)
         if groups is not None: return groups
     raise ValueError(f"{len(longest_first)} rows cannot be dealt in batches whose number is a multiple of {multiple} "
         "(ranks x multiple), none of them empty: use fewer ranks, more rows, or a larger budget")
+
+# %% ../nbs/bucketing.ipynb #4502f64b
+def plot_plan(plan:BatchPlan, ax=None, most=200):
+    "Real and padding tokens of (up to `most`) batches, in the order of the plan."
+    import matplotlib.pyplot as plt
+    ax = plt.subplots(figsize=(6, 2.5))[1] if ax is None else ax
+    tokens, computed = plan.tokens[:most], plan.computed[:most]
+    ax.bar(range(len(tokens)), tokens, width=1, label="text")
+    ax.bar(range(len(tokens)), computed - tokens, bottom=tokens, width=1, color="C3", label="padding")
+    ax.set(xlabel="batch", ylabel="tokens", title=f"{plan.padding:.1%} padding")
+    ax.legend(loc="lower right", fontsize="small")
+    return ax
 
 # %% ../nbs/bucketing.ipynb #fc4698cc
 class PlannedBatchSampler:
@@ -249,7 +280,7 @@ class PlannedBatchSampler:
 import torch
 
 # %% ../nbs/bucketing.ipynb #77eed1c3
-def pad_rows(
+def _pad_rows(
     rows, # a batch of 1-D sequences
     fill=0, # value of the padding
     side="right", # where the padding goes
@@ -296,7 +327,241 @@ class PaddedCollator:
         "One column as a tensor, and its mask."
         if isinstance(values[0], str): raise TypeError(f"column {name!r} holds text: tokenize it or remove the column")
         if np.ndim(values[0]) == 0: array, mask = np.asarray(values), None
-        elif np.ndim(values[0]) == 1: array, mask = pad_rows(values, self.fills.get(name, 0), self.padding_side)
+        elif np.ndim(values[0]) == 1: array, mask = _pad_rows(values, self.fills.get(name, 0), self.padding_side)
         else: array, mask = np.stack(values), None
         if array.dtype == np.float64: array = array.astype(np.float32)
         return torch.from_numpy(array if array.dtype.kind in "fb" else array.astype(np.int64, copy=False)), mask
+
+# %% ../nbs/packing.ipynb #c0a243c6
+def _best_fit(
+    counts:np.ndarray, # counts[n]: sequences of length n, up to the capacity
+    rooms:np.ndarray, # rooms[r]: rows that have room for r tokens already
+) -> list: # of (room at the start or None, lengths added, number of such rows)
+    "Best-fit decreasing on a histogram of lengths. After Krell et al., arXiv:2107.02027."
+    capacity = len(counts) - 1
+    groups = [[(r, int(n))] if n and r else [] for r, n in enumerate(rooms)]
+    has = np.array([bool(g) for g in groups])
+    for length in np.flatnonzero(counts)[::-1].tolist():
+        left = int(counts[length])
+        while left:
+            room = length + int(has[length:].argmax())
+            if not has[room]: room, found = capacity, (None, -(-left // (capacity // length)))
+            else: found = groups[room].pop()
+            left -= _fill(groups, has, room, found, length, left)
+            has[room] = bool(groups[room])
+    return [(*_contents(chain), n) for group in groups for chain, n in group]
+
+# %% ../nbs/packing.ipynb #6864ef08
+def _fill(groups, has, room, found, length, left):
+    "Add sequences of one length to a group of rows; returns how many were placed."
+    chain, rows = found
+    each = min(room // length, left)
+    filled = min(rows, left // each)
+    groups[room - each * length].append(((chain, length, each), filled))
+    has[room - each * length] = True
+    if rows > filled and chain is not None: groups[room].append((chain, rows - filled))
+    return filled * each
+
+def _contents(chain):
+    "What a chain started from, and the lengths that were added to it."
+    added = []
+    while isinstance(chain, tuple): chain, added = chain[0], added + [chain[1]] * chain[2]
+    return chain, added
+
+# %% ../nbs/packing.ipynb #5b998d06
+def _deal(
+    longest_first:np.ndarray, # lengths in descending order
+    rows:int, # number of rows to deal to
+    rounds:int, # sequences dealt to each row
+    capacity:int,
+    random,
+) -> tuple[np.ndarray, np.ndarray]: # row of each sequence, -1 where none; room left in each row
+    "Deal sequences to rows by lot; what does not fit is left over."
+    room, where = np.full(rows, capacity), np.full(len(longest_first), -1)
+    for start in range(0, min(rounds * rows, len(longest_first)), rows):
+        hand = longest_first[start:start + rows]
+        to = random.permutation(rows)[:len(hand)]
+        fits = hand <= room[to]
+        room[to[fits]] -= hand[fits]
+        where[start:start + rows][fits] = to[fits]
+    return where, room
+
+# %% ../nbs/packing.ipynb #a5b8d58e
+def _close_gaps(longest_first, where, room, capacity):
+    "Best fit for what was not dealt: completes `where` and returns the number of rows."
+    rest = np.flatnonzero(where < 0)
+    groups = _best_fit(np.bincount(longest_first[rest], minlength=capacity + 1), np.bincount(room, minlength=capacity + 1))
+    by_room, start = _stable_order(room), np.cumsum(np.bincount(room, minlength=capacity + 1))
+    rows, ids, added = len(room), [], []
+    for at, more, n in groups:
+        if at is None: rows, taken = rows + n, np.arange(rows, rows + n)
+        else: start[at], taken = start[at] - n, by_room[start[at] - n:start[at]]
+        ids.append(np.repeat(taken, len(more)))
+        added.append(np.tile(np.array(more, int), n))
+    if len(rest): where[rest] = np.concatenate(ids)[_stable_order(capacity - np.concatenate(added))]
+    return rows
+
+# %% ../nbs/packing.ipynb #73b5c62c
+def _pack(longest_first, capacity, random):
+    "Row of each sequence, as random as full rows allow, and the number of rows that every epoch may have."
+    counts = np.bincount(longest_first, minlength=capacity + 1)
+    most = int(1.0002 * sum(n for *_, n in _best_fit(counts, np.zeros(capacity + 1, int))))
+    bound = -(-int(longest_first.sum()) // capacity)
+    for share in ((.7, .5, .3, 0) if len(longest_first) > 8 * bound else (.4, .2, 0)):
+        where, room = _deal(longest_first, bound, round(share * len(longest_first) / bound), capacity, random)
+        if _close_gaps(longest_first, where, room, capacity) <= most: break
+    return where, most
+
+# %% ../nbs/packing.ipynb #a8fa3c90
+def _split_rows(where, rows):
+    "Cut rows with several sequences in two until there are `rows` of them; None if that cannot be."
+    if len(where) < rows: return None
+    while (have := len(sizes := np.bincount(where))) < rows:
+        big = np.argsort(-sizes, kind="stable")[:rows - have]
+        big = big[sizes[big] > 1]
+        new = np.zeros(have, int)
+        new[big] = np.arange(have, have + len(big))
+        cut = np.flatnonzero(new[where])
+        moved = cut[_stable_order(where[cut])][::2]
+        where[moved] = new[where[moved]]
+    return where
+
+# %% ../nbs/packing.ipynb #4497739f
+def pack_sequences(
+    lengths, # tokens in each sequence: integers of at least 1
+    capacity:int, # tokens in a packed row
+    *,
+    rows:int=1, # packed rows in a batch
+    seed:int=0, # the same seed and epoch give the same plan everywhere
+    epoch:int=0, # another epoch draws other lots, with the same number of batches
+    rank:int=0, # this process, of
+    world_size:int=1, # so many, which all get the same number of batches
+    multiple:int=1, # batches of each rank a multiple of this
+) -> BatchPlan: # costs count whole rows
+    """Plan packed batches of one rank for one epoch: every sequence in exactly one row, at most `capacity` tokens in a row.
+
+    Raises `ValueError` for a sequence longer than the capacity (names it), and for fewer sequences than ranks need."""
+    lengths, capacity, rows = as_lengths(lengths), _positive("capacity", capacity), _positive("rows", rows)
+    world_size, rank = _positive("world_size", world_size), _positive("rank", rank, 0)
+    if rank >= world_size: raise ValueError(f"rank {rank} of world_size {world_size}: ranks count from 0")
+    _check_budget(lengths, capacity, "capacity")
+    random, step = _lots(seed, epoch), world_size * _positive("multiple", multiple)
+    order = _sort_rows(lengths, random)
+    where, most = _pack(lengths[order], capacity, random)
+    batches = -(-most // (rows * step)) * step
+    where = _split_rows(where, max(batches, most if rows == 1 else 0))
+    if where is None: raise ValueError(f"{len(lengths)} sequences cannot fill {batches} batches, a multiple of {step} "
+        "(ranks x multiple): use fewer ranks or more sequences")
+    return _rows_to_batches(lengths, order, where, batches, capacity, random, world_size)[rank]
+
+# %% ../nbs/packing.ipynb #5d2c33a3
+def _rows_to_batches(lengths, order, where, batches, capacity, random, world_size):
+    "Packed rows in random order, in `batches` equal parts, dealt to ranks: one plan for each."
+    packed = random.permutation(where.max() + 1)
+    ends = np.cumsum(np.bincount(packed[where], minlength=len(packed)))
+    parts = np.linspace(0, len(packed), batches + 1).round().astype(int)
+    offsets = np.concatenate([[0], ends])[parts]
+    indices, computed = order[_stable_order(packed[where])], np.diff(parts) * capacity
+    ranks = _deal_batches(np.add.reduceat(lengths[indices], offsets[:-1]), world_size, random).T
+    return [BatchPlan(*_take_batches(indices, offsets, mine), lengths, computed[mine]) for mine in ranks]
+
+# %% ../nbs/packing.ipynb #316b9fe6
+def _assign_rows(sizes, capacity):
+    "Next fit: the packed row of each sequence, and where in the row it starts."
+    rows, starts, row, used = [], [], 0, 0
+    for size in sizes:
+        if used + size > capacity: row, used = row + 1, 0
+        rows.append(row)
+        starts.append(used)
+        used += size
+    return np.array(rows), np.array(starts)
+
+# %% ../nbs/packing.ipynb #75219790
+def _block_mask(segments, causal):
+    "True where a token may look: at its own sequence, and if `causal`, not ahead. Shape (rows, 1, capacity, capacity)."
+    mask = segments[:, :, None] == segments[:, None, :]
+    if causal: mask &= np.tri(segments.shape[1], dtype=bool)
+    return mask[:, None]
+
+# %% ../nbs/packing.ipynb #218fefd9
+class PackedCollator:
+    "Features with `input_ids` (and `labels` for each token) -> packed rows; without `labels`, a causal model's are the ids."
+    def __init__(self,
+        capacity:int | None=None, # tokens in a row; None: all in one row, as long as it needs to be
+        *,
+        pad_token_id:int=0, # fills what is left of a row
+        causal:bool=True, # a decoder: its first token has no label, and it does not look ahead
+        mask:str="boundaries", # "boundaries" (cu_seq_lens), "bool" or "float" (a block mask)
+        first_position:int=0, # position of the first token of each sequence
+    ):
+        if mask not in ("boundaries", "bool", "float"): raise ValueError(f"mask is {mask!r}: 'boundaries', 'bool' or 'float'")
+        self.capacity, self.pad_token_id, self.causal, self.mask, self.first_position = capacity, pad_token_id, causal, mask, first_position
+
+    def __call__(self, features):
+        sizes = [len(f["input_ids"]) for f in features]
+        capacity = sum(sizes) if self.capacity is None else self.capacity
+        if max(sizes) > capacity: raise ValueError(f"a sequence of {max(sizes)} tokens does not fit into rows of {capacity}")
+        rows, starts = _assign_rows(sizes, capacity)
+        offset = np.arange(sum(sizes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        at = np.repeat(rows * capacity + starts, sizes) + offset
+        shape = (rows[-1] + 1, capacity)
+        return self.tensors(features, sizes, at, offset, shape)
+
+    def tensors(self, features, sizes, at, offset, shape):
+        "Write the flat values to their places `at` in rows of `shape`."
+        def laid_out(values, fill):
+            flat = np.full(shape[0] * shape[1], fill, np.int64)
+            flat[at] = values
+            return flat.reshape(shape)
+        ids = np.concatenate([np.asarray(f["input_ids"]) for f in features])
+        batch = {"input_ids": laid_out(ids, self.pad_token_id), "position_ids": laid_out(offset, 0) + self.first_position}
+        if self.causal or "labels" in features[0]:
+            labels = np.concatenate([np.asarray(f["labels"]) for f in features]) if "labels" in features[0] else ids
+            if len(labels) != len(ids): raise ValueError("packed sequences need one label for each token; got one for each sequence")
+            batch["labels"] = laid_out(np.where(offset == 0, -100, labels) if self.causal else labels, -100)
+        segments = laid_out(np.repeat(np.arange(1, len(sizes) + 1), sizes), 0)
+        return {k: torch.from_numpy(v) for k, v in batch.items()} | self.boundaries(segments)
+
+    def boundaries(self, segments):
+        "What tells the attention kernel where sequences end."
+        if self.mask != "boundaries":
+            mask = torch.from_numpy(_block_mask(segments, self.causal))
+            return {"attention_mask": mask if self.mask == "bool" else torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)}
+        changes = np.flatnonzero(np.diff(segments.ravel(), prepend=-1, append=-1)).astype(np.int32)
+        bounds, longest = torch.from_numpy(changes), int(np.diff(changes).max())
+        return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+
+# %% ../nbs/packing.ipynb #283df1fc
+@torch.no_grad()
+def _packing_error(model, collator, sizes=(7, 12, 5)):
+    "Largest difference of logits, packed against alone, over the largest logit."
+    random, device = np.random.RandomState(0), next(model.parameters()).device
+    features = [{"input_ids": random.randint(model.config.vocab_size // 2, model.config.vocab_size, size=n)} for n in sizes]
+    batch = {k: v.to(device) if hasattr(v, "to") else v for k, v in collator(features).items() if k != "labels"}
+    alone = [model(input_ids=torch.from_numpy(f["input_ids"])[None].to(device)).logits[0] for f in features]
+    packed = model(**batch).logits
+    if packed.dim() != 3: raise ValueError(f"its logits have shape {tuple(packed.shape)}, not one for each token")
+    return float((packed.flatten(0, 1)[:sum(sizes)] - torch.cat(alone)).abs().max() / torch.cat(alone).abs().max())
+
+# %% ../nbs/packing.ipynb #d2150ca2
+def collator_for_packing(
+    model, # a `PreTrainedModel` with logits for each token
+    capacity:int | None=None, # tokens in a packed row; None: one row
+) -> PackedCollator: # with the mask and positions this model needs
+    "Try the ways to keep sequences apart and take the one with the logits of each alone. Raises `ValueError` if none has."
+    attention, pad = getattr(model.config, "_attn_implementation", "") or "", getattr(model.config, "pad_token_id", None) or 0
+    mask = "boundaries" if "flash" in attention else "float" if attention == "eager" else "bool"
+    training, errors, why = model.training, {}, ""
+    model.eval()
+    for causal in (True, False):
+        for first in sorted({0, pad + 1}):
+            collator = PackedCollator(capacity, pad_token_id=pad, causal=causal, mask=mask, first_position=first)
+            try: errors[collator] = _packing_error(model, PackedCollator(**(vars(collator) | {"capacity": None})))
+            except Exception as error: why = f" ({error})"
+    model.train(training)
+    best = min(errors, key=errors.get, default=None)
+    if best is None or not errors[best] < (1e-4 if model.dtype == torch.float32 else 3e-2):
+        far = why if best is None else f": logits of packed sequences are off by {errors[best]:.1e} of the largest"
+        raise ValueError(f"{type(model).__name__} with attention {attention!r} cannot be trained on packed rows{far}. "
+            "Use token_budget without pack, or another attn_implementation")
+    return best

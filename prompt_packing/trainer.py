@@ -13,7 +13,7 @@ import transformers
 from datasets import Dataset
 from torch.utils.data import DataLoader
 
-from .bucketing import PaddedCollator, PlannedBatchSampler, as_lengths, positive
+from .bucketing import PaddedCollator, PlannedBatchSampler, as_lengths, _positive
 from .packed_sequence import PackedSequenceMixin
 
 # %% auto #0
@@ -31,7 +31,7 @@ class BudgetArguments:
     def __post_init__(self):
         super().__post_init__()
         for name in ("token_budget", "bucket_window"):
-            if getattr(self, name) is not None: setattr(self, name, positive(name, getattr(self, name)))
+            if getattr(self, name) is not None: setattr(self, name, _positive(name, getattr(self, name)))
         if self.bucket_window is not None and self.token_budget is None:
             raise ValueError("bucket_window needs token_budget: set both or neither")
 
