@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 # %% auto #0
-__all__ = ['FILLS', 'as_lengths', 'BatchPlan', 'plan_batches', 'plot_plan', 'PlannedBatchSampler', 'PaddedCollator', 'pack_sequences', 'PackedCollator', 'collator_for_packing']
+__all__ = ['FILLS', 'as_lengths', 'BatchPlan', 'plan_batches', 'plot_plan', 'PlannedBatchSampler', 'dataset_lengths', 'TokenRows', 'PaddedCollator', 'pack_sequences', 'PackedCollator', 'collator_for_packing']
 
 # %% ../nbs/bucketing.ipynb #aaf389f0
 def as_lengths(
@@ -276,6 +276,75 @@ class PlannedBatchSampler:
 
     def load_state_dict(self, state): self.epoch, self.batch, self._start = state["epoch"], state["batch"], state["batch"]
 
+# %% ../nbs/bucketing.ipynb #b110f259
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+# %% ../nbs/bucketing.ipynb #109fc6cb
+class _ListColumn:
+    "A column of lists, read in place: `column[i]` is a numpy view."
+    def __init__(self, name, chunked:pa.ChunkedArray, picked=None):
+        kind = chunked.type
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_primitive(kind.value_type):
+            raise TypeError(f"column {name!r} is of type {kind}; lists of numbers are needed")
+        offsets = [c.offsets.to_numpy() for c in chunked.chunks if len(c)]
+        self.values = [c.values.to_numpy(zero_copy_only=False) for c in chunked.chunks if len(c)]
+        self.starts = np.concatenate([o[:-1] for o in offsets]) if offsets else np.zeros(0, int)
+        self.lengths = (np.concatenate([np.diff(o) for o in offsets]) if offsets else np.zeros(0)).astype(np.int64)
+        self.chunks = np.repeat(np.arange(len(offsets)), [len(o) - 1 for o in offsets])
+        if picked is not None: self.starts, self.lengths, self.chunks = self.starts[picked], self.lengths[picked], self.chunks[picked]
+
+    def __len__(self): return len(self.lengths)
+    def __getitem__(self, i): return self.values[self.chunks[i]][self.starts[i]:self.starts[i] + self.lengths[i]]
+
+    def rows(self, picked):
+        starts, lengths, chunks = self.starts[picked], self.lengths[picked], self.chunks[picked]
+        return [self.values[c][s:e] for c, s, e in zip(chunks.tolist(), starts.tolist(), (starts + lengths).tolist())]
+
+# %% ../nbs/bucketing.ipynb #b149494e
+def _list_column(dataset, name):
+    "One column of lists of a `datasets.Dataset`, its order of rows respected."
+    picked = None if dataset._indices is None else dataset._indices.column(0).to_numpy()
+    return _ListColumn(name, dataset.data.column(name), picked)
+
+def dataset_lengths(
+    dataset, # a `datasets.Dataset`, a list of features, or anything with an attribute `lengths`
+    column:str="length", # name of a column that holds lengths
+) -> np.ndarray: # shape (rows,)
+    "Tokens in each row: from `lengths`, the column, or the sizes of `input_ids`. Raises `ValueError` where none is there."
+    names = getattr(dataset, "column_names", None) or ()
+    if getattr(dataset, "lengths", None) is not None: return as_lengths(dataset.lengths)
+    if column in names: return as_lengths(np.asarray(dataset.with_format("numpy")[column]))
+    if "input_ids" in names: return as_lengths(_list_column(dataset, "input_ids").lengths)
+    if isinstance(dataset, (list, tuple)) and dataset and "input_ids" in dataset[0]: return as_lengths([len(row["input_ids"]) for row in dataset])
+    raise ValueError(f"the length of every row is needed, and {type(dataset).__name__} does not say it: "
+        f"give it an attribute `lengths`, a column {column!r}, or a column 'input_ids'")
+
+# %% ../nbs/bucketing.ipynb #e07dfcce
+class TokenRows:
+    "A `datasets.Dataset` as a map-style data set that hands out whole batches of numpy views, column by column."
+    def __init__(self,
+        dataset, # a `datasets.Dataset` with columns of numbers or of lists of numbers, without a transform
+    ):
+        if dataset.format["type"] == "custom": raise TypeError("the data set has a transform: its columns cannot be read in place")
+        self.columns = {name: self._column(dataset, name) for name in dataset.column_names}
+
+    @staticmethod
+    def _column(dataset, name):
+        if pa.types.is_nested(dataset.data.column(name).type): return _list_column(dataset, name)
+        return np.asarray(dataset.with_format("numpy", columns=[name])[:][name])
+
+    @property
+    def lengths(self): return self.columns["input_ids"].lengths
+
+    def __len__(self): return len(next(iter(self.columns.values())))
+    def __getitem__(self, i): return {name: column[i] for name, column in self.columns.items()}
+
+    def __getitems__(self, picked): # one list (or array) of values for each column
+        picked = np.asarray(picked)
+        return {name: column[picked] if isinstance(column, np.ndarray) else column.rows(picked) for name, column in self.columns.items()}
+
 # %% ../nbs/bucketing.ipynb #265427cc
 import torch
 
@@ -297,8 +366,12 @@ def _pad_rows(
 # %% ../nbs/bucketing.ipynb #d456fbf3
 FILLS = {"labels": -100, "attention_mask": 0, "token_type_ids": 0, "position_ids": 0, "special_tokens_mask": 1}
 
+def _by_column(features):
+    "A list of dicts as a dict of lists; what is one already, as it is."
+    return features if isinstance(features, Mapping) else {key: [f[key] for f in features] for key in features[0]}
+
 class PaddedCollator:
-    "Features (dicts of lists, arrays or numbers) -> a dict of tensors; ragged columns padded to the longest row of the batch."
+    "Features (dicts of lists, arrays or numbers, or a dict of columns) -> a dict of tensors; ragged columns padded to the longest row of the batch."
     def __init__(self,
         tokenizer=None, # its `pad_token_id` and `padding_side` are taken
         *,
@@ -315,11 +388,11 @@ class PaddedCollator:
 
     def __call__(self, features):
         if len(features) == 0: raise ValueError("an empty batch")
-        batch = {}
-        for key in features[0]:
+        columns, batch = _by_column(features), {}
+        for key, values in columns.items():
             name = "labels" if key in ("label", "label_ids") else key
-            batch[name], mask = self.column(name, [f[key] for f in features])
-            if key == "input_ids" and "attention_mask" not in features[0]:
+            batch[name], mask = self.column(name, values)
+            if key == "input_ids" and "attention_mask" not in columns:
                 batch["attention_mask"] = torch.from_numpy(mask.astype(np.int64))
         return batch
 
@@ -498,25 +571,26 @@ class PackedCollator:
         self.capacity, self.pad_token_id, self.causal, self.mask, self.first_position = capacity, pad_token_id, causal, mask, first_position
 
     def __call__(self, features):
-        sizes = [len(f["input_ids"]) for f in features]
+        columns = _by_column(features)
+        sizes = [len(ids) for ids in columns["input_ids"]]
         capacity = sum(sizes) if self.capacity is None else self.capacity
         if max(sizes) > capacity: raise ValueError(f"a sequence of {max(sizes)} tokens does not fit into rows of {capacity}")
         rows, starts = _assign_rows(sizes, capacity)
         offset = np.arange(sum(sizes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         at = np.repeat(rows * capacity + starts, sizes) + offset
         shape = (rows[-1] + 1, capacity)
-        return self.tensors(features, sizes, at, offset, shape)
+        return self.tensors(columns, sizes, at, offset, shape)
 
-    def tensors(self, features, sizes, at, offset, shape):
+    def tensors(self, columns, sizes, at, offset, shape):
         "Write the flat values to their places `at` in rows of `shape`."
         def laid_out(values, fill):
             flat = np.full(shape[0] * shape[1], fill, np.int64)
             flat[at] = values
             return flat.reshape(shape)
-        ids = np.concatenate([np.asarray(f["input_ids"]) for f in features])
+        ids = np.concatenate(columns["input_ids"])
         batch = {"input_ids": laid_out(ids, self.pad_token_id), "position_ids": laid_out(offset, 0) + self.first_position}
-        if self.causal or "labels" in features[0]:
-            labels = np.concatenate([np.asarray(f["labels"]) for f in features]) if "labels" in features[0] else ids
+        if self.causal or "labels" in columns:
+            labels = np.concatenate([np.atleast_1d(l) for l in columns["labels"]]) if "labels" in columns else ids
             if len(labels) != len(ids): raise ValueError("packed sequences need one label for each token; got one for each sequence")
             batch["labels"] = laid_out(np.where(offset == 0, -100, labels) if self.causal else labels, -100)
         segments = laid_out(np.repeat(np.arange(1, len(sizes) + 1), sizes), 0)

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 import transformers
 from datasets import Dataset
 from torch.utils.data import DataLoader
 
-from .bucketing import PaddedCollator, PlannedBatchSampler, as_lengths, _positive
+from .bucketing import PaddedCollator, PlannedBatchSampler, _positive, dataset_lengths
 from .packed_sequence import PackedSequenceMixin
 
 # %% auto #0
-__all__ = ['BudgetArguments', 'TrainingArguments', 'Seq2SeqTrainingArguments', 'dataset_lengths', 'PlannedLoader',
-           'TokenBudgetMixin', 'Trainer', 'Seq2SeqTrainer']
+__all__ = ['BudgetArguments', 'TrainingArguments', 'Seq2SeqTrainingArguments', 'PlannedLoader', 'TokenBudgetMixin', 'Trainer',
+           'Seq2SeqTrainer']
 
 # %% ../nbs/trainer.ipynb #eeb25227
 @dataclass
@@ -42,20 +41,6 @@ class TrainingArguments(BudgetArguments, transformers.TrainingArguments):
 @dataclass
 class Seq2SeqTrainingArguments(BudgetArguments, transformers.Seq2SeqTrainingArguments):
     "`transformers.Seq2SeqTrainingArguments` with `token_budget`, `bucket_window` and `pack`."
-
-# %% ../nbs/trainer.ipynb #a2ef21fb
-def dataset_lengths(
-    dataset, # a `datasets.Dataset`, a list of features, or any data set with an attribute `lengths`
-    column:str="length", # name of the column that holds lengths
-) -> np.ndarray: # shape (rows,)
-    "Tokens in each row. Raises `ValueError` for a data set that does not say."
-    if getattr(dataset, "lengths", None) is not None: return as_lengths(dataset.lengths)
-    names = getattr(dataset, "column_names", None)
-    if names and column in names: return as_lengths(np.asarray(dataset[column]))
-    if names and "input_ids" in names: return as_lengths([len(ids) for ids in dataset["input_ids"]])
-    if isinstance(dataset, (list, tuple)) and "input_ids" in dataset[0]: return as_lengths([len(row["input_ids"]) for row in dataset])
-    raise ValueError(f"token_budget needs the length of every row, and {type(dataset).__name__} does not say: "
-        f"give it an attribute `lengths`, a column {column!r}, or a column 'input_ids'")
 
 # %% ../nbs/trainer.ipynb #dfc9f9ed
 class PlannedLoader(DataLoader):
