@@ -7,7 +7,8 @@ __all__ = ['align_columns', 'real_positions', 'is_causal', 'text_pass', 'FrozenT
            'PromptTuningConfig', 'check_choices', 'FrozenBackboneModel', 'PromptHead', 'initial_prompt',
            'decoder_layers', 'added_to_layers', 'pool', 'position_offset', 'check_mask', 'check_labels', 'state_shapes',
            'unpack_states', 'PromptedBackbone', 'OnePass', 'TwoPasses', 'PromptFeatures', 'backbone_digest', 'text_id',
-           'PromptClassifier', 'load_text_model', 'PromptMaking', 'PromptForSequenceClassification']
+           'PromptClassifier', 'load_text_model', 'PromptMaking', 'model_card', 'PromptForSequenceClassification',
+           'combine_prompts']
 
 # %% ../nbs/prompt_tuning.ipynb #ec47b9bc
 import contextlib
@@ -500,6 +501,32 @@ class PromptMaking(PromptClassifier):
             if self.head.bias is not None: self.head.bias[prompt].copy_(0 if bias is None else bias)
         return self
 
+# %% ../nbs/prompt_tuning.ipynb #138b6770
+def _markdown(table): # a DataFrame as Markdown
+    lines = [list(map(str, table.columns)), ["---"] * len(table.columns), *table.astype(str).values.tolist()]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+def model_card(
+    model, # a prompt model
+    comparison=None # a DataFrame with the comparison that the model comes from
+) -> str: # Markdown with the hub's front matter
+    "What was trained, on what, and how to use it."
+    c, count = model.config, sum(p.numel() for p in model.parameters() if p.requires_grad)
+    front = f"---\nlibrary_name: prompt_packing\nbase_model: {c.backbone_name}\npipeline_tag: text-classification\n---\n"
+    what = f"a head with {c.num_labels} labels" if not c.prompt_tokens else (
+        f"{c.num_prompts} prompt of {c.prompt_tokens} tokens ({c.placement}, {'deep, ' if c.deep else ''}started from {c.init!r}) and a head")
+    text = f"""# Prompt for {c.backbone_name}
+
+This folder holds {what}: {count:,} trained numbers. The backbone `{c.backbone_name}` is frozen and not included; its weights must have
+the fingerprint `{c.backbone_fingerprint[:12]}`. Labels: {', '.join(c.id2label.values())}.
+
+```python
+from prompt_packing.prompt_tuning import PromptForSequenceClassification
+model = PromptForSequenceClassification.from_pretrained("this/folder")
+```
+"""
+    return front + text + ("" if comparison is None else f"\n## Comparison\n\n{_markdown(comparison)}\n")
+
 # %% ../nbs/prompt_tuning.ipynb #6f558bb3
 class PromptForSequenceClassification(PromptMaking):
     "A trained prompt and head on a frozen backbone. Make one with `from_backbone`, or `from_pretrained` from a folder."
@@ -515,6 +542,7 @@ class PromptForSequenceClassification(PromptMaking):
         self.config.save_pretrained(folder)
         save_file(state, folder / f"{SAFE_WEIGHTS_NAME}.part", metadata={"format": "pt"})
         os.replace(folder / f"{SAFE_WEIGHTS_NAME}.part", folder / SAFE_WEIGHTS_NAME)
+        (folder / "README.md").write_text(model_card(self, comparison), encoding="utf-8")
 
     @classmethod
     def from_pretrained(
@@ -539,3 +567,28 @@ class PromptForSequenceClassification(PromptMaking):
 # %% ../nbs/prompt_tuning.ipynb #ee1ce2d1
 AutoConfig.register("prompt_tuning", PromptTuningConfig)
 AutoModelForSequenceClassification.register(PromptTuningConfig, PromptForSequenceClassification)
+
+# %% ../nbs/prompt_tuning.ipynb #4e9851f8
+def _check_alike(models):
+    for field in ("backbone_fingerprint", "prompt_tokens", "placement", "pooling", "deep", "bias"):
+        values = [getattr(m.config, field) for m in models]
+        if len(set(values)) > 1: raise ValueError(f"prompts in one model need the same {field}; these have {values}")
+
+def combine_prompts(
+    models:list # prompt models on the same backbone, with prompts of one length
+) -> PromptForSequenceClassification: # with as many prompts, to be chosen by `prompt_ids`
+    "One model with all prompts and heads. Raises `ValueError` where they differ in backbone, placement or length."
+    _check_alike(models)
+    first, labels = models[0], max(m.config.num_labels for m in models)
+    if not first.config.bias and len({m.config.num_labels for m in models}) > 1:
+        raise ValueError("heads without bias can only be combined if they have the same number of labels")
+    config = PromptTuningConfig.from_dict(first.config.to_dict() | {"num_prompts": sum(m.config.num_prompts for m in models)})
+    config.num_labels = labels
+    together = type(first)(config, first.backbone)
+    pad = lambda t, dim, value: F.pad(t, [0, 0] * (t.ndim - 1 - dim) + [0, labels - t.shape[dim]], value=value)
+    state = {n: torch.cat([m.state_dict()[n] for m in models]) for n in ("prompt",) if n in first.state_dict()}
+    if first.config.deep: state["deep_prompt"] = torch.cat([m.deep_prompt for m in models], dim=1)
+    state["head.weight"] = torch.cat([pad(m.head.weight, 1, 0.0) for m in models])
+    if first.config.bias: state["head.bias"] = torch.cat([pad(m.head.bias, 1, -torch.inf) for m in models])
+    together.load_state_dict(state)
+    return together.eval()
