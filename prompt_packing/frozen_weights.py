@@ -51,19 +51,18 @@ def named_tensors(
     model:nn.Module,
 ) -> dict[str, tuple[torch.Tensor, str]]: # name -> tensor and its kind: "parameter", "buffer", or "computed", a buffer that no checkpoint holds
     "Every parameter and every buffer of `model`, under each of its names."
-    computed = {f"{module}.{name}" if module else name for module, m in model.named_modules(remove_duplicate=False) for name in m._non_persistent_buffers_set}
+    computed = {f"{path}.{name}" if path else name
+                for path, module in model.named_modules(remove_duplicate=False) for name in module._non_persistent_buffers_set}
     parameters = {n: (p, "parameter") for n, p in model.named_parameters(remove_duplicate=False)}
     buffers = {n: (b, "computed" if n in computed else "buffer") for n, b in model.named_buffers(remove_duplicate=False)}
     return parameters | buffers
 
 # %% ../nbs/frozen_weights.ipynb #50bc7174
-@dataclass(eq=True)
+@dataclass
 class Fingerprint:
-    "Hash, shape, dtype, device and kind of every tensor of a model, by name."
+    "Hash, shape, dtype, device and kind of every tensor of a model, by name; saved as JSON."
     tensors: dict # name -> {"hash", "shape", "dtype", "device", "kind"}
     algorithm: str # "crc32" or "sha256"
-
-    def __len__(self) -> int: return len(self.tensors)
 
     @property
     def digest(self) -> str:
@@ -78,21 +77,11 @@ class Fingerprint:
     @classmethod
     def from_dict(cls, d:dict) -> "Fingerprint":
         "Back from `to_dict`. ValueError: it is not one, or its digest does not fit its tensors."
-        try: found = cls(d["tensors"], d["algorithm"])
-        except (KeyError, TypeError) as error: raise ValueError("not a fingerprint: it needs the keys algorithm, digest and tensors") from error
-        if found.digest != d.get("digest"): raise ValueError("the fingerprint is damaged: its digest does not fit its tensors")
-        return found
+        return _checked_print(cls, d)
 
-    def save(self,
-        path:str|Path, # a .json file
-    ) -> Path:
+    def save(self, path:str|Path) -> Path:
         "Write as JSON, whole or not at all."
-        path = Path(path)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, suffix=".part", delete=False) as file:
-            try: json.dump(self.to_dict(), file, indent=0); file.flush(); os.fsync(file.fileno())
-            except BaseException: os.unlink(file.name); raise
-        os.replace(file.name, path)
-        return path
+        return _write_json(Path(path), self.to_dict())
 
     @classmethod
     def load(cls, path:str|Path) -> "Fingerprint":
@@ -100,50 +89,78 @@ class Fingerprint:
         try: return cls.from_dict(json.loads(Path(path).read_text()))
         except ValueError as error: raise ValueError(f"{path}: {error}") from error
 
+    def __len__(self) -> int: return len(self.tensors)
+
     def __repr__(self):
         values = sum(int(np.prod(t["shape"])) for t in self.tensors.values())
         return f"Fingerprint of {len(self)} tensors, {values:,} values ({self.algorithm}): {self.digest[:16]}"
 
+# %% ../nbs/frozen_weights.ipynb #6e1fabdf
+def _write_json(path, content):
+    "Write `content` to `path`, whole or not at all."
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, suffix=".part", delete=False) as file:
+        try: json.dump(content, file, indent=0); file.flush(); os.fsync(file.fileno())
+        except BaseException: os.unlink(file.name); raise
+    os.replace(file.name, path)
+    return path
+
+def _checked_print(cls, content):
+    try: found, digest = cls(content["tensors"], content["algorithm"]), content["digest"]
+    except (KeyError, TypeError) as error: raise ValueError("not a fingerprint: it needs the keys algorithm, digest and tensors") from error
+    if found.digest != digest: raise ValueError("the fingerprint is damaged: its digest does not fit its tensors")
+    return found
+
 # %% ../nbs/frozen_weights.ipynb #78b491f1
-def _describe(tensor, kind, algorithm, memo=None):
+def _describe(tensor, kind, algorithm, memo):
     "One line of a fingerprint; `memo` remembers the hash of memory that was seen before."
     place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device))
-    memo = {} if memo is None else memo
     if place not in memo: memo[place] = tensor_hash(tensor, algorithm)
-    return {"hash": memo[place], "shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch."),
-            "device": str(tensor.device), "kind": kind}
+    return {"hash": memo[place], **_outside(tensor), "kind": kind}
 
+def _outside(tensor):
+    "Shape, dtype and device as they stand in JSON."
+    return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch."), "device": str(tensor.device)}
+
+# %% ../nbs/frozen_weights.ipynb #2ad71425
 def fingerprint(
     model:nn.Module,
-    algorithm:str="crc32", # or "sha256", three times slower and proof against intent
+    algorithm:str="crc32", # or "sha256": slower, and proof against intent too
 ) -> Fingerprint:
     "Fingerprint of every parameter and every buffer of `model`, shared memory hashed once, nothing copied. ValueError: a model on the meta device."
     memo = {}
     return Fingerprint({n: _describe(t, kind, algorithm, memo) for n, (t, kind) in named_tensors(model).items()}, algorithm)
 
 # %% ../nbs/frozen_weights.ipynb #a41a1b5b
-_SAFE_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32", "I16": "int16",
-                "I8": "int8", "U8": "uint8", "BOOL": "bool"}
-
 @dataclass
 class _Weights:
-    "One side of a comparison: lines without hashes by name, and how to get at values or hashes."
-    lines: dict # name -> {"shape", "dtype", "device", "kind"}
+    "One side of a comparison."
+    lines: dict # name -> {"shape", "dtype", "device", "kind"}; device and kind are None in a file
     value: object = None # name -> tensor; None where only hashes are known
     hashes: Fingerprint|None = None
+
+def _open_model(model):
+    tensors = named_tensors(model)
+    return _Weights({n: {**_outside(t), "kind": kind} for n, (t, kind) in tensors.items()}, lambda name: tensors[name][0].detach())
 
 def _safetensors_files(path):
     "The safetensors files of a checkpoint."
     if path.is_file(): return [path]
     index = path/"model.safetensors.index.json"
-    files = [path/f for f in sorted(set(json.loads(index.read_text())["weight_map"].values()))] if index.is_file() else sorted(path.glob("*.safetensors"))
-    if files: return files
-    pickled = [f.name for f in path.iterdir() if f.suffix in (".bin", ".pt", ".pth", ".ckpt")]
-    if pickled: raise ValueError(f"{path} holds {pickled[0]}, a pickle, which can run code when it is read: save the model as safetensors (`save_pretrained`)")
+    if index.is_file(): return [path/f for f in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    if files := sorted(path.glob("*.safetensors")): return files
+    for file in path.iterdir(): _refuse_pickle(file)
     raise FileNotFoundError(f"{path} holds no .safetensors file")
 
+def _refuse_pickle(path):
+    if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
+        raise ValueError(f"{path} is a pickle, which can run code when it is read: save the model as safetensors (`save_pretrained`)")
+
+# %% ../nbs/frozen_weights.ipynb #cddcbca3
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+           "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"}
+
 def _open_files(path, stack):
-    "Tensors of a checkpoint, read one at a time."
+    "Tensors of a checkpoint, read when they are asked for."
     owner, lines = {}, {}
     for file in _safetensors_files(path):
         try: opened = stack.enter_context(safe_open(file, framework="pt"))
@@ -151,50 +168,48 @@ def _open_files(path, stack):
         for name in opened.keys():
             part = opened.get_slice(name)
             owner[name] = opened
-            lines[name] = {"shape": list(part.get_shape()), "dtype": _SAFE_DTYPES.get(part.get_dtype(), part.get_dtype()), "device": None, "kind": None}
+            lines[name] = {"shape": list(part.get_shape()), "dtype": _DTYPES.get(part.get_dtype(), part.get_dtype()), "device": None, "kind": None}
     return _Weights(lines, lambda name: owner[name].get_tensor(name))
 
 def _open(source, stack):
     "Any of the forms as `_Weights`."
-    if isinstance(source, nn.Module):
-        tensors = named_tensors(source)
-        lines = {n: {"shape": list(t.shape), "dtype": str(t.dtype).removeprefix("torch."), "device": str(t.device), "kind": k} for n, (t, k) in tensors.items()}
-        return _Weights(lines, lambda name: tensors[name][0].detach())
+    if isinstance(source, nn.Module): return _open_model(source)
     if isinstance(source, Fingerprint): return _Weights(source.tensors, hashes=source)
-    if not isinstance(source, (str, Path)): raise TypeError(f"weights are a model, a folder, a .safetensors file or a Fingerprint, not a {type(source).__name__}")
+    if not isinstance(source, (str, Path)):
+        raise TypeError(f"weights are a model, a folder, a .safetensors file or a Fingerprint, not a {type(source).__name__}")
     path = Path(source)
     if not path.exists(): raise FileNotFoundError(f"{path} does not exist: give a folder, a .safetensors file or a fingerprint's .json")
-    if path.suffix in (".bin", ".pt", ".pth", ".ckpt"): raise ValueError(f"{path} is a pickle, which can run code when it is read: save the model as safetensors (`save_pretrained`)")
+    _refuse_pickle(path)
     return _open(Fingerprint.load(path), stack) if path.suffix == ".json" else _open_files(path, stack)
 
 # %% ../nbs/frozen_weights.ipynb #807d7475
 def _size(a, b):
-    "Largest absolute difference, NaN where values are not at hand or not numbers; in pieces, so that no large copy is made."
+    "Largest absolute difference, in pieces, so that no large copy is made; NaN where a value became NaN."
     pieces = zip(a.reshape(-1).split(2**22), b.reshape(-1).split(2**22))
     return max((float((x.cpu().double() - y.cpu().double()).abs().max()) for x, y in pieces if x.numel()), default=0.0)
 
-def _same_bytes(a, b):
-    return all(np.array_equal(x, y) for x, y in zip(tensor_bytes(a), tensor_bytes(b)))
+def _same_bytes(a, b): return all(np.array_equal(x, y) for x, y in zip(tensor_bytes(a), tensor_bytes(b)))
 
-def _compare_tensor(a, b, name, other):
-    "How tensor `name` of `a` differs from `other` of `b`: a word and a size, or None."
+def _hash(side, name, algorithm):
+    return side.hashes.tensors[name]["hash"] if side.hashes else tensor_hash(side.value(name), algorithm)
+
+def _compare_tensor(a, name, b, other):
+    "How tensor `other` of `b` differs from `name` of `a`: a word and a size, or None."
     x, y = a.lines[name], b.lines[other]
-    values = a.value and b.value
     if x["shape"] != y["shape"]: return "shape", np.nan
-    if x["dtype"] != y["dtype"]: return "dtype", _size(a.value(name), b.value(other)) if values else np.nan
-    if values:
+    if a.value and b.value:
         s, t = a.value(name), b.value(other)
+        if x["dtype"] != y["dtype"]: return "dtype", _size(s, t)
         if not _same_bytes(s, t): return "value", _size(s, t)
-    elif _hash(a, name, b) != _hash(b, other, a): return "value", np.nan
+    elif x["dtype"] != y["dtype"]: return "dtype", np.nan
+    else:
+        algorithm = (a.hashes or b.hashes).algorithm
+        if _hash(a, name, algorithm) != _hash(b, other, algorithm): return "value", np.nan
     if None not in (x["device"], y["device"]) and x["device"] != y["device"]: return "device", 0.0
-
-def _hash(side, name, other):
-    if side.hashes: return side.hashes.tensors[name]["hash"]
-    return tensor_hash(side.value(name), other.hashes.algorithm)
 
 # %% ../nbs/frozen_weights.ipynb #296b09ba
 def _match(a, b):
-    "Names of `a` -> names of `b`, equal or equal after a prefix on either side, whichever fits most."
+    "Names of `a` -> names of `b`: equal, or equal but for a prefix on either side, whichever fits most."
     options = [{n: n for n in a if n in b}]
     for prefix in _prefixes(a, b): options.append({n: prefix + n for n in a if prefix + n in b})
     for prefix in _prefixes(b, a): options.append({n: n[len(prefix):] for n in a if n.startswith(prefix) and n[len(prefix):] in b})
@@ -202,18 +217,32 @@ def _match(a, b):
 
 def _prefixes(short, long):
     "What stands before names of `short` in names of `long`."
-    probe = sorted(short, key=len)[-3:] # long names are the telling ones
-    return {n[:-len(p)] for p in probe for n in long if n.endswith("." + p)}
+    some = list(short)[::max(1, len(short) // 50)]
+    return sorted({n[:-len(p)] for p in some for n in long if n.endswith("." + p)})
 
-# %% ../nbs/frozen_weights.ipynb #12ef1fab
+# %% ../nbs/frozen_weights.ipynb #7add369c
+def _unpaired(side, other, paired):
+    "Names of `side` without a counterpart in `other`."
+    left = [n for n in side.lines if n not in set(paired)]
+    from_file = all(line["kind"] is None for line in other.lines.values())
+    if not from_file: return left
+    seen = {_place(side, n) for n in paired}
+    return [n for n in left if side.lines[n]["kind"] != "computed" and _place(side, n) not in seen]
+
+def _place(side, name):
+    "What tells that two names are one tensor: its memory, or its hash; in a file every name is its own."
+    if side.hashes: return side.hashes.tensors[name]["hash"], *side.lines[name]["shape"]
+    return (side.value(name).data_ptr(), *side.lines[name]["shape"]) if side.lines[name]["kind"] else name
+
+# %% ../nbs/frozen_weights.ipynb #d6f0094f
 def compare_weights(
     a:nn.Module|Fingerprint|str|Path, # the reference: a model, a folder, a .safetensors file, a fingerprint or its .json
     b:nn.Module|Fingerprint|str|Path, # what is compared with it, in any of these forms
 ) -> pd.DataFrame: # a row per difference: `name` (in `b`, or in `a` where it is missing), `change` and `size`
     """What differs between two sets of weights, without loading a model.
 
-    `change` is "value", "dtype", "shape", "device", "missing" (only in `a`) or "added" (only in `b`); `size` is the largest absolute
-    difference, NaN where only hashes are known. Buffers that no checkpoint holds are compared where both sides have them.
+    `change` is "value", "dtype", "shape", "device", "missing" (only in `a`) or "added" (only in `b`); `size` is the largest
+    absolute difference, NaN where only hashes are known. Buffers that no checkpoint holds are compared where both sides have them.
     TypeError, ValueError, FileNotFoundError: what is given is no weights, a pickle, a damaged file, or has no name in common.
     """
     with ExitStack() as stack:
@@ -222,56 +251,59 @@ def compare_weights(
             raise ValueError(f"a {a.hashes.algorithm} and a {b.hashes.algorithm} fingerprint cannot be compared: make both with one algorithm")
         pairs = _match(a.lines, b.lines)
         if not pairs: raise ValueError(f"no tensor of one has a name in the other (the first: {next(iter(a.lines), 'none')} and {next(iter(b.lines), 'none')})")
-        found = [(other, *change) for name, other in pairs.items() if (change := _compare_tensor(a, b, name, other))]
-        found += [(n, "missing", np.nan) for n in _unpaired(a, b, pairs.keys())] + [(n, "added", np.nan) for n in _unpaired(b, a, pairs.values())]
+        found = [(other, *change) for name, other in pairs.items() if (change := _compare_tensor(a, name, b, other))]
+        found += [(n, "missing", np.nan) for n in _unpaired(a, b, pairs.keys())]
+        found += [(n, "added", np.nan) for n in _unpaired(b, a, pairs.values())]
     return pd.DataFrame(found, columns=["name", "change", "size"])
-
-def _unpaired(side, other, paired):
-    "Names without a counterpart, but for computed buffers and second names where the other side is a checkpoint, which holds neither."
-    checkpoint = all(line["kind"] is None for line in other.lines.values())
-    left = [n for n in side.lines if n not in set(paired)]
-    if not checkpoint: return left
-    seen = {_place(side, n) for n in paired}
-    return [n for n in left if side.lines[n]["kind"] != "computed" and _place(side, n) not in seen]
-
-def _place(side, name):
-    "What tells whether two names are one tensor: its memory, or its hash."
-    if side.value is None: return side.hashes.tensors[name]["hash"], tuple(side.lines[name]["shape"])
-    tensor = side.value(name)
-    return (tensor.data_ptr(), tuple(tensor.shape)) if side.lines[name]["kind"] else name
 
 # %% ../nbs/frozen_weights.ipynb #02ce4583
 def changed_layers(
     model:nn.Module, # as it is now
-    reference:nn.Module|Fingerprint|str|Path, # as it was: a model, a folder, a .safetensors file, a fingerprint, or the name of a checkpoint on the hub
-) -> list[str]: # names of the tensors of `model` whose values, dtype or shape differ
-    """Names of what changed since `reference`. A moved tensor has not changed; one that `reference` lacks, such as a new head, neither.
+    reference:nn.Module|Fingerprint|str|Path, # as it was: a model, a folder, a .safetensors file, a fingerprint, or a checkpoint's name on the hub
+) -> list[str]: # names of the tensors of `model` whose values or shape differ
+    """Names of what changed since `reference`. What moved or was cast without loss has not changed, nor has what `reference` lacks, such as a new head.
 
     TypeError, ValueError, FileNotFoundError: as `compare_weights`; OSError: a name that the hub does not know.
     """
-    if isinstance(reference, str) and not Path(reference).exists():
-        if not isinstance(model, PreTrainedModel): raise TypeError(f"{reference!r} is no file or folder, and a checkpoint's name needs a transformers model, not a {type(model).__name__}")
-        reference = type(model).from_pretrained(reference, dtype=model.dtype, use_safetensors=True)
-    found = compare_weights(reference, model)
-    return found.loc[found.change.isin(["value", "dtype", "shape"]), "name"].tolist()
+    named = isinstance(reference, str) and not Path(reference).exists()
+    if named and not isinstance(model, PreTrainedModel):
+        raise TypeError(f"{reference!r} is no file or folder, and a checkpoint's name needs a transformers model, not a {type(model).__name__}")
+    found, new = _reload(model, reference) if named else (compare_weights(reference, model), ())
+    if not named and {"missing", "added"} <= set(found.change) and _is_checkpoint(model, reference): found, new = _reload(model, reference)
+    differs = found.change.isin(["value", "shape"]) | (found.change == "dtype") & (found["size"] != 0)
+    return [n for n in found.loc[differs, "name"] if n not in new]
 
-# %% ../nbs/frozen_weights.ipynb #96fc9655
+# %% ../nbs/frozen_weights.ipynb #60593fc0
+def _is_checkpoint(model, reference):
+    return isinstance(model, PreTrainedModel) and isinstance(reference, (str, Path)) and (Path(reference)/"config.json").is_file()
+
+def _reload(model, reference):
+    "Differences from the checkpoint as the model's own class loads it, and the names it initialised anew."
+    loaded, info = type(model).from_pretrained(reference, dtype=model.dtype, use_safetensors=True, output_loading_info=True)
+    return compare_weights(loaded, model), set(info["missing_keys"])
+
+# %% ../nbs/frozen_weights.ipynb #8f41c633
 def _matches(name, patterns):
     "Whether `name` is one of `patterns`, lies in a module that is, or fits one with a `*`."
     return any(name == p or name.startswith(p + ".") or fnmatchcase(name, p) for p in patterns)
+
+def _patterns(given, names, model):
+    "`given` as a list; ValueError for one that fits none of `names`."
+    patterns = [given] if isinstance(given, str) else list(given)
+    for p in patterns:
+        if not any(_matches(n, [p]) for n in names):
+            raise ValueError(f"nothing in the model has the name {p!r}; its modules are {', '.join(n for n, _ in model.named_children())}")
+    return patterns
 
 def freeze(
     model:nn.Module,
     except_:str|Sequence[str]=(), # modules or parameters that stay as they are, by name or with `*`: "classifier", "*.bias"
 ) -> list[str]: # names of the parameters now frozen
     "Stop gradients for all parameters but those named, and drop gradients left over. ValueError: a name that nothing has."
-    patterns = [except_] if isinstance(except_, str) else list(except_)
-    names = [n for n, _ in model.named_parameters()]
-    lost = [p for p in patterns if not any(_matches(n, [p]) for n in names)]
-    if lost: raise ValueError(f"no parameter has the name {lost[0]!r}; the modules are {', '.join(n for n, _ in model.named_children())}")
-    frozen = [n for n in names if not _matches(n, patterns)]
-    for n, p in model.named_parameters():
-        if n in set(frozen): p.requires_grad, p.grad = False, None
+    parameters = dict(model.named_parameters())
+    patterns = _patterns(except_, parameters, model)
+    frozen = [n for n in parameters if not _matches(n, patterns)]
+    for n in frozen: parameters[n].requires_grad, parameters[n].grad = False, None
     return frozen
 
 # %% ../nbs/frozen_weights.ipynb #5dc48987
@@ -281,11 +313,9 @@ def frozen_tensors(
     ignore:str|Sequence[str]=(), # names left out, for instance of a buffer that is meant to count
 ) -> dict[str, torch.Tensor]:
     "Parameters and buffers that must not change. ValueError: a name that nothing has, or nothing is frozen."
-    frozen, ignore = [[p] if isinstance(p, str) else p for p in (frozen, ignore)]
     tensors = {n: t for n, (t, _) in named_tensors(model).items()}
-    lost = [p for p in [*(frozen or ()), *ignore] if not any(_matches(n, [p]) for n in tensors)]
-    if lost: raise ValueError(f"no tensor has the name {lost[0]!r}; the modules are {', '.join(n for n, _ in model.named_children())}")
-    chosen = {n: t for n, t in tensors.items() if not _matches(n, ignore) and (_holds_frozen(model, n, t) if frozen is None else _matches(n, frozen))}
+    ignored, wanted = _patterns(ignore, tensors, model), None if frozen is None else _patterns(frozen, tensors, model)
+    chosen = {n: t for n, t in tensors.items() if not _matches(n, ignored) and (_matches(n, wanted) if wanted else _holds_frozen(model, n, t))}
     if not chosen: raise ValueError("nothing is frozen in this model: call freeze(model, except_=...) first, or leave the callback out")
     return chosen
 
@@ -294,30 +324,66 @@ def _holds_frozen(model, name, tensor):
     if isinstance(tensor, nn.Parameter): return not tensor.requires_grad
     while name:
         name = name.rpartition(".")[0]
-        parameters = list(model.get_submodule(name).parameters())
-        if parameters: return any(not p.requires_grad for p in parameters)
+        if parameters := list(model.get_submodule(name).parameters()): return any(not p.requires_grad for p in parameters)
     return False
 
 # %% ../nbs/frozen_weights.ipynb #e927b86d
 def _sample(tensor, n=1024):
     "At most `n` values of `tensor` at even distances, copied to the CPU."
     flat = tensor.detach().reshape(-1)
-    return flat[:: max(1, -(-flat.numel() // n))].cpu().clone()
+    return flat[::max(1, -(-flat.numel() // n))].cpu().clone()
 
-@dataclass
-class _Watched:
-    "What is remembered of one frozen tensor."
-    line: dict # as in a fingerprint
-    version: int
-    sample: torch.Tensor
-    values: torch.Tensor|None = None # a whole copy, where it was asked for
+def _change(was, sample, values, tensor, algorithm, memo):
+    "In words how `tensor` differs from its line `was`, or None."
+    if tensor is None: return "is gone"
+    now = _describe(tensor, was["kind"], algorithm, memo)
+    for key in ("shape", "dtype", "device"):
+        if now[key] != was[key]: return f"changed its {key} from {was[key]} to {now[key]}"
+    if now["hash"] == was["hash"]: return None
+    if values is not None: return f"changed by {_size(values, tensor):.3g}"
+    size = _size(sample, _sample(tensor))
+    return f"changed by {size:.3g} or more" if size else "changed, outside the sample of its values"
 
-# %% ../nbs/frozen_weights.ipynb #cb229fc9
+# %% ../nbs/frozen_weights.ipynb #bca84175
+class _Watch:
+    "Some tensors of a model as they are now, and what became of them later."
+    def __init__(self, model, names, algorithm, keep_values=False):
+        memo, tensors = {}, named_tensors(model)
+        self.prints = Fingerprint({n: _describe(*tensors[n], algorithm, memo) for n in names}, algorithm)
+        self.versions = {n: tensors[n][0]._version for n in names}
+        self.samples = {n: _sample(tensors[n][0]) for n in names}
+        self.values = {n: tensors[n][0].detach().cpu().clone() for n in names} if keep_values else {}
+
+    def changes(self, model, whole=True):
+        "Name -> words for what changed: every byte compared, or only where version counter, sample or form look different."
+        memo, now = {}, {n: t for n, (t, _) in named_tensors(model).items()}
+        suspects = [n for n in self.versions if whole or n not in now or self._suspicious(n, now[n])]
+        found = {n: _change(self.prints.tensors[n], self.samples[n], self.values.get(n), now.get(n), self.prints.algorithm, memo) for n in suspects}
+        return {n: change for n, change in found.items() if change}
+
+    def _suspicious(self, name, tensor):
+        line = self.prints.tensors[name]
+        if tensor._version != self.versions[name] or any(line[k] != v for k, v in _outside(tensor).items()): return True
+        return not _same_bytes(_sample(tensor), self.samples[name])
+
+# %% ../nbs/frozen_weights.ipynb #2238c44d
+def _refuse_optimizer(optimizer, tensors):
+    "ValueError where the optimizer holds one of `tensors`."
+    groups = {id(p): group for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
+    for name, tensor in tensors.items():
+        if id(tensor) not in groups: continue
+        decay = groups[id(tensor)].get("weight_decay", 0)
+        raise ValueError(f"{name} should be frozen but the optimizer holds it{f' with weight decay {decay}' if decay else ''}: "
+                         "freeze before the optimizer is made, or give it trainable parameters only")
+
+# %% ../nbs/frozen_weights.ipynb #aa48b13a
+MANIFEST = "frozen_weights.json"
+
 class FrozenWeightsCallback(TrainerCallback):
     """Proves that frozen weights and buffers did not change while a Trainer ran.
 
-    Refuses to start (ValueError) when the optimizer holds a frozen tensor. Checks a sample of each at every epoch, and every byte at
-    the start, at each save and at the end; RuntimeError names what changed and by how much. `statement` says how it ended.
+    Refuses to start (ValueError) when the optimizer holds a frozen tensor. Looks at a sample of each at every epoch, and at every byte
+    at the start, at each save and at the end; RuntimeError names what changed and by how much. `statement` says how it ended.
     Each checkpoint gets the manifest `frozen_weights.json`, with which a resumed run is compared.
     """
     def __init__(self,
@@ -329,75 +395,44 @@ class FrozenWeightsCallback(TrainerCallback):
     ):
         if algorithm not in ALGORITHMS: raise ValueError(f"unknown algorithm {algorithm!r}: allowed are {' and '.join(ALGORITHMS)}")
         self.frozen, self.ignore, self.algorithm, self.keep_values, self.verbose = frozen, ignore, algorithm, keep_values, verbose
-        self.statement, self.changed, self.watched = "training has not ended", [], {}
+        self.statement, self.changed, self.watch = "training has not started", [], None
 
     @property
-    def checked(self) -> int:
-        "Number of tensors that are watched."
-        return len(self.watched)
-
-    def manifest(self) -> Fingerprint:
-        "Fingerprint of the frozen tensors as they were at the start."
-        return Fingerprint({n: w.line for n, w in self.watched.items()}, self.algorithm)
+    def checked(self) -> int: return 0 if self.watch is None else len(self.watch.prints)
 
     def on_train_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
         tensors = frozen_tensors(model, self.frozen, self.ignore)
         _refuse_optimizer(optimizer, tensors)
-        memo, kinds = {}, {n: k for n, (_, k) in named_tensors(model).items()}
-        self.watched = {n: _Watched(_describe(t, kinds[n], self.algorithm, memo), t._version, _sample(t), t.detach().cpu().clone() if self.keep_values else None)
-                        for n, t in tensors.items()}
-        earlier = Path(args.output_dir)/f"checkpoint-{state.global_step}"/MANIFEST
-        if state.global_step and earlier.is_file(): self._compare_with(earlier)
+        self.watch, self.changed, self.statement = _Watch(model, list(tensors), self.algorithm, self.keep_values), [], "training has not ended"
+        if state.global_step: _compare_with(_checkpoint(args, state)/MANIFEST, self.watch.prints)
 
-    def on_epoch_end(self, args, state, control, model=None, **kwargs): self._check(model, state, whole=False)
+    def on_epoch_end(self, args, state, control, model=None, **kwargs): _check(self, model, state, whole=False)
 
     def on_save(self, args, state, control, model=None, **kwargs):
-        self._check(model, state)
-        folder = Path(args.output_dir)/f"checkpoint-{state.global_step}"
-        if state.is_world_process_zero and folder.is_dir(): self.manifest().save(folder/MANIFEST)
+        _check(self, model, state)
+        if state.is_world_process_zero and _checkpoint(args, state).is_dir(): self.watch.prints.save(_checkpoint(args, state)/MANIFEST)
 
     def on_train_end(self, args, state, control, model=None, **kwargs):
-        self._check(model, state)
-        values = sum(int(np.prod(w.line["shape"])) for w in self.watched.values())
+        _check(self, model, state)
+        values = sum(int(np.prod(line["shape"])) for line in self.watch.prints.tensors.values())
         self.statement = f"0 of {self.checked} frozen tensors changed ({values:,} values, {self.algorithm})"
         if self.verbose and state.is_world_process_zero: print(self.statement)
 
-    def _check(self, model, state, whole=True):
-        "Compare every watched tensor with what is remembered of it; RuntimeError names those that changed."
-        now, memo = named_tensors(model), {}
-        found = {n: change for n, w in self.watched.items() if (change := _change(w, now.get(n, (None,))[0], self.algorithm, memo, whole))}
-        self.changed = list(found)
-        if not found: return
-        first = ", ".join(f"{n} {change}" for n, change in list(found.items())[:3]) + (", ..." if len(found) > 3 else "")
-        self.statement = f"{len(found)} of {self.checked} frozen tensors changed by step {state.global_step}: {first}"
-        raise RuntimeError(self.statement)
+# %% ../nbs/frozen_weights.ipynb #eedca97b
+def _checkpoint(args, state): return Path(args.output_dir)/f"checkpoint-{state.global_step}"
 
-    def _compare_with(self, earlier):
-        found = compare_weights(Fingerprint.load(earlier), self.manifest()) 
-        found = found[found.change != "device"]
-        if len(found): raise RuntimeError(f"the run cannot go on: {found['name'][0]} is not the frozen tensor that {earlier} recorded ({found.change[0]}); "
-                                          f"{len(found)} of {self.checked} differ")
+def _check(callback, model, state, whole=True):
+    "RuntimeError where watched tensors changed."
+    found = callback.watch.changes(model, whole)
+    if not found: return
+    named = "; ".join(f"{n} {change}" for n, change in list(found.items())[:3]) + ("; ..." if len(found) > 3 else "")
+    callback.changed, callback.statement = list(found), f"{len(found)} of {callback.checked} frozen tensors changed by step {state.global_step}: {named}"
+    raise RuntimeError(callback.statement)
 
-MANIFEST = "frozen_weights.json"
-
-def _refuse_optimizer(optimizer, tensors):
-    "ValueError where the optimizer holds one of `tensors`, with its weight decay."
-    held = {id(p): group for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
-    for name, tensor in tensors.items():
-        if id(tensor) in held:
-            decay = held[id(tensor)].get("weight_decay", 0)
-            raise ValueError(f"{name} should be frozen but the optimizer holds it" + (f" with weight decay {decay}" if decay else "") +
-                             ": freeze before the Trainer makes its optimizer, or give the optimizer trainable parameters only")
-
-def _change(watched, tensor, algorithm, memo, whole):
-    "In words how `tensor` differs from what is remembered, or None."
-    if tensor is None: return "is gone"
-    line, was = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch."), "device": str(tensor.device)}, watched.line
-    for key in ("shape", "dtype", "device"):
-        if line[key] != was[key]: return f"changed its {key} from {was[key]} to {line[key]}"
-    sample = _sample(tensor)
-    if not whole and tensor._version == watched.version and _same_bytes(sample, watched.sample): return None
-    if _describe(tensor, None, algorithm, memo)["hash"] == was["hash"]: return None
-    if watched.values is not None: return f"by {_size(watched.values, tensor):.3g}"
-    size = _size(watched.sample, sample)
-    return f"by at least {size:.3g}" if size else "outside the sample of its values"
+def _compare_with(manifest, now):
+    "RuntimeError where a run is resumed with other frozen weights than those in its checkpoint's manifest."
+    if not manifest.is_file(): return
+    found = compare_weights(Fingerprint.load(manifest), now).query("change != 'device'")
+    if len(found):
+        name, change, _ = found.iloc[0]
+        raise RuntimeError(f"the run cannot go on: {len(found)} of {len(now)} frozen tensors are not those of {manifest.parent.name}, the first: {name} ({change})")
