@@ -251,15 +251,16 @@ class PlannedBatchSampler:
     "A `batch_sampler` for `torch.utils.data.DataLoader`: the plan of one epoch after the other."
     def __init__(self,
         lengths, # tokens in each row
-        **plan, # arguments of `plan_batches`: token_budget, window, seed, rank, world_size ...
+        planner=plan_batches, # or `pack_sequences`
+        **plan, # arguments of the planner: token_budget, window, seed, rank, world_size ...
     ):
-        self.lengths, self.options = as_lengths(lengths), plan
+        self.lengths, self.planner, self.options = as_lengths(lengths), planner, plan
         self.epoch, self.batch, self._start, self._plan = plan.pop("epoch", 0), 0, 0, (None, None)
 
     @property
     def plan(self) -> BatchPlan: # of the present epoch
         if self._plan[0] != self.epoch:
-            self._plan = self.epoch, plan_batches(self.lengths, epoch=self.epoch, **self.options)
+            self._plan = self.epoch, self.planner(self.lengths, epoch=self.epoch, **self.options)
         return self._plan[1]
 
     def __len__(self): return len(self.plan)

@@ -5,19 +5,31 @@
 # %% ../nbs/trainer.ipynb #92700180
 from __future__ import annotations
 
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+import numpy as np
 import torch
 import transformers
-from datasets import Dataset
+from accelerate.utils import recursively_apply
 from torch.utils.data import DataLoader
+from transformers.trainer_callback import TrainerState
+from transformers.trainer_utils import rotate_checkpoints, seed_worker
+from transformers.utils import logging
 
-from .bucketing import PaddedCollator, PlannedBatchSampler, _positive, dataset_lengths
+from .accumulation_loss import ExactLossMixin
+from .bucketing import (PackedCollator, PaddedCollator, PlannedBatchSampler, TokenRows, collator_for_packing,
+                                      dataset_lengths, pack_sequences, plan_batches)
 from .packed_sequence import PackedSequenceMixin
 
 # %% auto #0
-__all__ = ['BudgetArguments', 'TrainingArguments', 'Seq2SeqTrainingArguments', 'PlannedLoader', 'TokenBudgetMixin', 'Trainer',
-           'Seq2SeqTrainer']
+__all__ = ['logger', 'UNFINISHED', 'BudgetArguments', 'TrainingArguments', 'Seq2SeqTrainingArguments', 'ReadyBatches',
+           'TokenBudgetMixin', 'ExactResumeMixin', 'Trainer', 'Seq2SeqTrainer']
 
 # %% ../nbs/trainer.ipynb #eeb25227
 @dataclass
@@ -25,15 +37,24 @@ class BudgetArguments:
     "The arguments that `prompt_packing` adds. None of them set: batches are as transformers makes them."
     token_budget: int | None = field(default=None, metadata={"help": "Most tokens in a batch on each device, padding included."})
     bucket_window: int | None = field(default=None, metadata={"help": "Rows whose lengths are sorted together; None: a quarter of the rows, at most 100,000."})
-    pack: int | None = field(default=None, metadata={"help": "Pack sequences into rows of this many tokens, without padding."})
+    pack: int | None = field(default=None, metadata={"help": "Pack training sequences into rows of this many tokens; token_budget (else per_device_train_batch_size) says how many rows."})
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("token_budget", "bucket_window"):
-            if getattr(self, name) is not None: setattr(self, name, _positive(name, getattr(self, name)))
-        if self.bucket_window is not None and self.token_budget is None:
-            raise ValueError("bucket_window needs token_budget: set both or neither")
+        if self.pack is True: self.pack = self.token_budget
+        for name in ("token_budget", "bucket_window", "pack"): self._check(name, getattr(self, name))
+        if self.bucket_window and not self.token_budget: raise ValueError("bucket_window needs token_budget")
+        if self.bucket_window and self.pack: raise ValueError("bucket_window is for padded batches: with pack the whole data set is packed together")
+        if self.pack and self.token_budget and self.pack > self.token_budget:
+            raise ValueError(f"rows of pack={self.pack} tokens do not fit into token_budget={self.token_budget}")
 
+    @staticmethod
+    def _check(name, value):
+        if value is None or value is False: return
+        if isinstance(value, bool) or not isinstance(value, int): raise TypeError(f"{name} must be a whole number of tokens or rows; got {value!r}")
+        if value < 1: raise ValueError(f"{name} must be at least 1; got {value}")
+
+# %% ../nbs/trainer.ipynb #6ecc74a1
 @dataclass
 class TrainingArguments(BudgetArguments, transformers.TrainingArguments):
     "`transformers.TrainingArguments` with `token_budget`, `bucket_window` and `pack`."
@@ -42,43 +63,399 @@ class TrainingArguments(BudgetArguments, transformers.TrainingArguments):
 class Seq2SeqTrainingArguments(BudgetArguments, transformers.Seq2SeqTrainingArguments):
     "`transformers.Seq2SeqTrainingArguments` with `token_budget`, `bucket_window` and `pack`."
 
-# %% ../nbs/trainer.ipynb #dfc9f9ed
-class PlannedLoader(DataLoader):
-    "A `DataLoader` whose batch sampler is told the epoch."
-    def set_epoch(self, epoch): self.batch_sampler.set_epoch(epoch)
-
 # %% ../nbs/trainer.ipynb #613bb685
-class TokenBudgetMixin:
-    "Batches of a data set with lengths follow `args.token_budget`."
+class _OwnLoader(DataLoader):
+    "A loader over batches that are ready for this rank. `order`: rows as all ranks together read them."
+    order = None
+    stream = None
+
+    def rows_between(self, start, stop): # rows in batches start ... stop - 1 of this epoch; None: count what was read
+        return None
+
+    def set_epoch(self, epoch): pass
+
+class _PlannedLoader(_OwnLoader):
+    def set_epoch(self, epoch): self.batch_sampler.set_epoch(epoch)
+    def rows_between(self, start, stop): return int(self.batch_sampler.plan.rows[start:stop].sum())
+
+# %% ../nbs/trainer.ipynb #0c095ec4
+class ReadyBatches(Sequence):
+    "A list of ready-made batches as a data set: shuffled as wholes, dealt to the ranks, never cut."
+    batch_size = None
+
+    def __init__(self, batches): # a sequence of dicts of tensors
+        if len(batches) == 0: raise ValueError("no batches")
+        self.batches = batches
+
+    def __len__(self): return len(self.batches)
+    def __getitem__(self, i): return self.batches[i]
+
+# %% ../nbs/trainer.ipynb #26bbd348
+class _ReadySampler:
+    "Numbers of ready batches for one rank. `len` is the same on every rank, though the last ranks may lack one batch."
+    def __init__(self, batches, seed, rank, world_size, shuffle):
+        if batches < world_size: raise ValueError(f"{batches} ready batches cannot be dealt to {world_size} processes: each needs one")
+        self.batches, self.seed, self.rank, self.world_size, self.shuffle, self.epoch = batches, seed, rank, world_size, shuffle, 0
+
+    def __len__(self): return -(-self.batches // self.world_size)
+    def set_epoch(self, epoch): self.epoch = epoch
+
+    def __iter__(self):
+        order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([self.seed, self.epoch]))).permutation(self.batches)
+        if not self.shuffle: order = np.arange(self.batches)
+        for i in order[self.rank::self.world_size].tolist(): yield [i]
+
+def _first(batches): return batches[0]
+
+# %% ../nbs/trainer.ipynb #0fc05a9d
+class _Tickets:
+    "A stream as a map-style data set: ticket i is exchanged for batch i of this pass."
+    def __init__(self, stream, endless):
+        self.stream, self.endless, self.next, self.batches = stream, endless, None, None
+
+    def __getitem__(self, i):
+        if self.batches is None or i == 0: self.next, self.batches = (self.next or 0) if i else 0, iter(self.stream)
+        while True:
+            batch = next(self.batches, None)
+            if batch is None and not (self.endless and self.next): raise IndexError(f"the stream ended after {self.next} batches; {i + 1} were wanted")
+            if batch is None: self.batches = iter(self.stream)
+            else: self.next += 1
+            if self.next > i and batch is not None: return batch
+
+    def seek(self, i, state):
+        self.stream.load_state_dict(state)
+        self.next, self.batches = i, None
+
+class _TicketSampler:
+    "Tickets 0, 1, 2 ...; `count` of them, or without end."
+    def __init__(self, count): self.count = count
+    def __iter__(self): return ([i] for i in (itertools.count() if self.count is None else range(self.count)))
+    def __len__(self):
+        if self.count is None: raise TypeError("a stream without end has no length")
+        return self.count
+
+# %% ../nbs/trainer.ipynb #5b5fceae
+logger = logging.get_logger(__name__)
+
+class _Loaders:
+    "Which loader for which data set."
     def __init__(self, model=None, args=None, data_collator=None, *rest, **kwargs):
         self._collator_given = data_collator
+        self._check_settings(args)
         super().__init__(model, args, data_collator, *rest, **kwargs)
 
+    @staticmethod
+    def _check_settings(args):
+        "Settings of transformers and accelerate that would cut planned batches again."
+        if not (getattr(args, "token_budget", None) or getattr(args, "pack", None)): return
+        cuts = {"auto_find_batch_size": args.auto_find_batch_size, "split_batches": args.accelerator_config.split_batches,
+                "dispatch_batches": args.accelerator_config.dispatch_batches, "dataloader_drop_last": args.dataloader_drop_last}
+        cuts[f"train_sampling_strategy={str(args.train_sampling_strategy)!r}"] = args.train_sampling_strategy != "random" if hasattr(args, "train_sampling_strategy") else False
+        if wrong := [name for name, value in cuts.items() if value]:
+            raise ValueError(f"token_budget and pack decide what is in a batch; leave {', '.join(wrong)} at its default")
+
     def _get_dataloader(self, dataset, description, batch_size, sampler_fn=None, is_training=False, dataloader_key=None):
-        if getattr(self.args, "token_budget", None) is None:
-            return super()._get_dataloader(dataset, description, batch_size, sampler_fn, is_training, dataloader_key)
-        return self._planned_loader(dataset, description, is_training)
+        if getattr(dataset, "batch_size", 0) is None: return self._ready_loader(dataset, is_training)
+        if getattr(self.args, "token_budget", None) or (is_training and getattr(self.args, "pack", None)):
+            return self._planned_loader(dataset, description, is_training)
+        usual, self.data_collator = self.data_collator, self._collator_for(dataset, self.data_collator)
+        try: return super()._get_dataloader(dataset, description, batch_size, sampler_fn, is_training, dataloader_key)
+        finally: self.data_collator = usual
 
-    def _planned_loader(self, dataset, description, is_training):
-        args, collate = self.args, self._collator_for(dataset)
-        sampler = PlannedBatchSampler(dataset_lengths(dataset, args.length_column_name), token_budget=args.token_budget,
-            window=args.bucket_window, seed=args.seed if args.data_seed is None else args.data_seed,
-            rank=args.process_index, world_size=args.world_size, shuffle=is_training)
-        if isinstance(dataset, Dataset): dataset = self._remove_unused_columns(dataset, description)
-        else: collate = self._get_collator_with_removed_columns(collate, description)
-        return PlannedLoader(dataset, batch_sampler=sampler, collate_fn=collate, num_workers=args.dataloader_num_workers,
-            pin_memory=args.dataloader_pin_memory, prefetch_factor=args.dataloader_prefetch_factor, generator=torch.Generator())
-
-    def _collator_for(self, dataset):
-        "The collator given, else the data set's own, else padding."
-        if self._collator_given is not None: return self._collator_given
-        if getattr(dataset, "data_collator", None) is not None: return dataset.data_collator
+    def _collator_for(self, dataset, usual=None):
+        "The collator given, else the data set's own, else the usual one, else padding."
+        own = getattr(dataset, "data_collator", None)
+        if self._collator_given is not None or own is not None or usual is not None: return self._collator_given or own or usual
         if getattr(self.processing_class, "pad_token_id", None) is not None: return PaddedCollator(self.processing_class)
         return PaddedCollator(pad_token_id=getattr(self.model.config, "pad_token_id", None))
 
-# %% ../nbs/trainer.ipynb #fd122ed3
-class Trainer(PackedSequenceMixin, TokenBudgetMixin, transformers.Trainer):
-    "`transformers.Trainer` with token budgets."
+# %% ../nbs/trainer.ipynb #a276d76a
+class _PlannedLoaders(_Loaders):
+    "Loaders by plan."
+    def _data_seed(self): return self.args.seed if self.args.data_seed is None else self.args.data_seed
 
-class Seq2SeqTrainer(PackedSequenceMixin, TokenBudgetMixin, transformers.Seq2SeqTrainer):
-    "`transformers.Seq2SeqTrainer` with token budgets."
+    def _plan_for(self, lengths, is_training):
+        args = self.args
+        place = dict(seed=self._data_seed(), rank=args.process_index, world_size=args.world_size)
+        if not (is_training and args.pack): return dict(token_budget=args.token_budget, window=args.bucket_window, shuffle=is_training, **place)
+        rows = args.token_budget // args.pack if args.token_budget else args.per_device_train_batch_size
+        return dict(planner=pack_sequences, capacity=args.pack, rows=rows, **place)
+
+    def _planned_loader(self, dataset, description, is_training):
+        args, lengths = self.args, dataset_lengths(dataset, getattr(self.args, "length_column_name", "length"))
+        collate = self._packed_collator() if is_training and args.pack else self._collator_for(dataset)
+        sampler = PlannedBatchSampler(lengths, **self._plan_for(lengths, is_training))
+        if hasattr(dataset, "remove_columns"): dataset = self._in_place(self._remove_unused_columns(dataset, description), collate)
+        else: collate = self._get_collator_with_removed_columns(collate, description)
+        loader = _PlannedLoader(dataset, batch_sampler=sampler, collate_fn=collate, **self._reading(is_training))
+        if not is_training: loader.order = self._read_order(lengths)
+        return loader
+
+    def _packed_collator(self):
+        return self._collator_given if self._collator_given is not None else collator_for_packing(self.model, self.args.pack)
+
+    @staticmethod
+    def _in_place(dataset, collate):
+        "The data set as it stands in memory, where it and the collator allow."
+        if not isinstance(collate, (PaddedCollator, PackedCollator)): return dataset
+        try: return TokenRows(dataset)
+        except TypeError as reason: logger.info(f"rows are read one by one: {reason}")
+        return dataset
+
+    def _reading(self, is_training):
+        "How a `DataLoader` reads, from the arguments."
+        args, own = self.args, torch.Generator()
+        own.manual_seed(self._data_seed())
+        options = dict(num_workers=args.dataloader_num_workers, prefetch_factor=args.dataloader_prefetch_factor, generator=own,
+            pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(), persistent_workers=args.dataloader_persistent_workers)
+        if is_training: options["worker_init_fn"] = partial(seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index)
+        return options
+
+    def _read_order(self, lengths):
+        "Row numbers as evaluation gathers them: step after step, rank after rank."
+        options = self._plan_for(lengths, False) | {"rank": 0}
+        plans = [plan_batches(lengths, **(options | {"rank": r})) for r in range(self.args.world_size)]
+        return np.concatenate([plan[step] for step in range(len(plans[0])) for plan in plans])
+
+# %% ../nbs/trainer.ipynb #5cd623c3
+class _ReadyLoaders(_PlannedLoaders):
+    "Loaders of ready-made batches."
+    def _ready_loader(self, dataset, is_training):
+        if not hasattr(dataset, "load_state_dict"): return self._list_loader(dataset, is_training)
+        if self.args.dataloader_num_workers: logger.warning_once("A stream reads ahead by itself: dataloader_num_workers is not used for it.")
+        finite = getattr(dataset, "finite", True)
+        count = self._count(dataset) if finite and (not is_training or self.args.max_steps <= 0) else None
+        loader = _OwnLoader(_Tickets(dataset, endless=count is None), batch_sampler=_TicketSampler(count), collate_fn=_first)
+        loader.stream = dataset
+        return loader
+
+    def _list_loader(self, dataset, is_training):
+        args = self.args
+        sampler = _ReadySampler(len(dataset), self._data_seed(), args.process_index, args.world_size, is_training)
+        loader = _OwnLoader(dataset, batch_sampler=sampler, collate_fn=_first, **self._reading(is_training))
+        loader.set_epoch = sampler.set_epoch
+        return loader
+
+    def _count(self, stream):
+        "Batches in a pass of a finite stream."
+        if hasattr(stream, "__len__"): return len(stream)
+        logger.warning_once("Counting the batches of a pass of the stream (once); with max_steps set this is not needed.")
+        return stream.count_batches()
+
+# %% ../nbs/trainer.ipynb #2c55fabe
+def _take_rows(data, index):
+    "Rows of every array in a nest, in the order of `index`."
+    if isinstance(data, np.ndarray): return data[index] if len(data) == len(index) else data
+    if isinstance(data, dict): return {k: _take_rows(v, index) for k, v in data.items()}
+    return type(data)(_take_rows(v, index) for v in data) if isinstance(data, (list, tuple)) else data
+
+# %% ../nbs/trainer.ipynb #2a2d0684
+class _RowOrder(_ReadyLoaders):
+    "Gathers uneven ranks; puts predictions back into the order of the data set."
+    def _gather_rows(self, data):
+        if self.args.world_size == 1: return data
+        def gather(tensor):
+            sizes = self.accelerator.gather(torch.tensor([len(tensor)], device=tensor.device)).tolist()
+            padded = torch.cat([tensor, tensor.new_zeros(max(sizes) - len(tensor), *tensor.shape[1:])])
+            return torch.cat([part[:n] for part, n in zip(self.accelerator.gather(padded).split(max(sizes)), sizes)])
+        return recursively_apply(gather, data)
+
+    def evaluation_loop(self, dataloader, *args, **kwargs):
+        if not isinstance(dataloader, _OwnLoader): return super().evaluation_loop(dataloader, *args, **kwargs)
+        usual, self.gather_function, self._steps_evaluated = self.compute_metrics, self._gather_rows, len(dataloader)
+        back = None if dataloader.order is None or not self.args.eval_do_concat_batches else np.argsort(dataloader.order)
+        if usual is not None and back is not None and not self.args.batch_eval_metrics:
+            self.compute_metrics = lambda evaluated: usual(self._in_order(evaluated, back))
+        try: output = super().evaluation_loop(dataloader, *args, **kwargs)
+        finally: self.compute_metrics = usual
+        if back is None: return output
+        return output._replace(predictions=_take_rows(output.predictions, back), label_ids=_take_rows(output.label_ids, back))
+
+    @staticmethod
+    def _in_order(evaluated, back):
+        for name in ("predictions", "label_ids", "inputs"): setattr(evaluated, name, _take_rows(getattr(evaluated, name), back))
+        evaluated.elements = tuple(_take_rows(list(evaluated.elements), back))
+        return evaluated
+
+# %% ../nbs/trainer.ipynb #110a2310
+class TokenBudgetMixin(_RowOrder):
+    "Batches by `args.token_budget` or `args.pack`, ready-made batches and streams, over any Trainer."
+    _steps_evaluated = None
+
+    def get_train_dataloader(self):
+        self._train_loader = super().get_train_dataloader()
+        return self._train_loader
+
+    def _inner_training_loop(self, *args, **kwargs):
+        self._rows_trained = 0
+        return super()._inner_training_loop(*args, **kwargs)
+
+    def _run_epoch(self, *args, **kwargs):
+        resumed = kwargs["resume_from_checkpoint"] is not None and kwargs["epoch"] == kwargs["epochs_trained"]
+        self._batches_taken = kwargs["steps_trained_in_current_epoch"] if resumed else 0
+        return super()._run_epoch(*args, **kwargs)
+
+    def get_batch_samples(self, epoch_iterator, num_batches, *args):
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, *args)
+        start, self._batches_taken = self._batches_taken, self._batches_taken + len(batches)
+        if isinstance(self._train_loader, _OwnLoader):
+            rows = self._train_loader.rows_between(start, self._batches_taken)
+            self._rows_trained += sum(map(_rows_in, batches)) if rows is None else rows
+        return batches, items
+
+    def _finalize_training(self, trial, num_train_samples, start_time):
+        "Rows that all ranks trained, as the share of the whole schedule that transformers expects."
+        if self._rows_trained:
+            rows = int(self.accelerator.gather(torch.tensor([self._rows_trained], device=self.args.device)).sum())
+            num_train_samples = rows * self.state.max_steps / max(self.state.global_step - self._initial_global_step, 1)
+        return super()._finalize_training(trial, num_train_samples, start_time)
+
+    def log(self, logs, *args, **kwargs):
+        for key in [k for k in logs if k.endswith("_steps_per_second") and self._steps_evaluated and k != "train_steps_per_second"]:
+            logs[key] = round(self._steps_evaluated / max(logs[key.replace("steps_per_second", "runtime")], 1e-4), 3)
+        super().log(logs, *args, **kwargs)
+
+def _rows_in(batch):
+    "Rows of a batch: of its first tensor or packed sequence."
+    first = next((v for v in batch.values() if getattr(v, "ndim", 0) or hasattr(v, "batch_sizes")), ())
+    return int(first.batch_sizes[0]) if hasattr(first, "batch_sizes") else len(first)
+
+# %% ../nbs/trainer.ipynb #0da29168
+UNFINISHED = "_unfinished" # folder under output_dir where checkpoints are written
+
+class _WholeCheckpoints:
+    "Checkpoints are written aside and moved into place when complete."
+    _writing = False
+
+    def _get_output_dir(self, trial):
+        folder = super()._get_output_dir(trial)
+        return os.path.join(folder, UNFINISHED) if self._writing else folder
+
+    def _save_checkpoint(self, model, trial):
+        self._writing, self._to_push = True, False
+        try:
+            super()._save_checkpoint(model, trial)
+            aside = self._get_output_dir(trial)
+        finally: self._writing = False
+        self._save_place(os.path.join(aside, f"checkpoint-{self.state.global_step}"))
+        self._publish(aside, self._get_output_dir(trial), f"checkpoint-{self.state.global_step}")
+
+    def _push_from_checkpoint(self, checkpoint_folder):
+        if self._writing: self._to_push = True
+        else: super()._push_from_checkpoint(checkpoint_folder)
+
+    def _publish(self, aside, folder, name):
+        "Move a checkpoint that all ranks have written; then delete what `save_total_limit` says."
+        if self.args.should_save: self._correct_state(aside, folder, name)
+        self.accelerator.wait_for_everyone()
+        if self.is_world_process_zero(): _move(aside, folder, name)
+        self.accelerator.wait_for_everyone()
+        if self.is_local_process_zero() and os.path.isdir(os.path.join(aside, name)): _move(aside, folder, name)
+        if self.args.should_save:
+            rotate_checkpoints(output_dir=folder, save_total_limit=self.args.save_total_limit,
+                               best_model_checkpoint=self.state.best_model_checkpoint, use_mtime=True)
+        self.accelerator.wait_for_everyone()
+        if self._to_push: super()._push_from_checkpoint(os.path.join(folder, name))
+
+    def _correct_state(self, aside, folder, name):
+        "The best checkpoint by its final name."
+        best = os.path.join(folder, f"checkpoint-{self.state.best_global_step}")
+        if self.state.best_global_step and (best == os.path.join(folder, name) or os.path.isdir(best)):
+            self.state.best_model_checkpoint = best
+            self.state.save_to_json(os.path.join(aside, name, "trainer_state.json"))
+
+# %% ../nbs/trainer.ipynb #983e9f26
+def _move(aside, folder, name):
+    "Put a finished checkpoint in place of one of the same step, if there is one."
+    target, old = os.path.join(folder, name), os.path.join(aside, f"old-{name}")
+    if os.path.isdir(target): os.replace(target, old)
+    os.replace(os.path.join(aside, name), target)
+    shutil.rmtree(aside, ignore_errors=True)
+
+def _last_whole_checkpoint(folder):
+    "The newest checkpoint with a readable `trainer_state.json`, which is written last; raises `ValueError` if there is none."
+    names = [n for n in (os.listdir(folder) if os.path.isdir(folder) else ()) if n.startswith("checkpoint-") and n[11:].isdigit()]
+    for name in sorted(names, key=lambda n: -int(n[11:])):
+        try:
+            TrainerState.load_from_json(os.path.join(folder, name, "trainer_state.json"))
+            return os.path.join(folder, name)
+        except (OSError, ValueError, TypeError): logger.warning(f"{name} was not written to its end and is passed over.")
+    raise ValueError(f"no complete checkpoint in {folder}: train without resume_from_checkpoint first")
+
+# %% ../nbs/trainer.ipynb #c72b650c
+class _Place(_WholeCheckpoints):
+    "Each checkpoint says where in the data it was made."
+    _sums = ("_tr_loss", "_loss_sum", "_target_sum", "_all_losses", "_all_targets", "_globalstep_last_logged")
+
+    def _place_file(self, checkpoint): return os.path.join(checkpoint, f"data_state_{self.args.process_index}.json")
+
+    def _data_settings(self):
+        "Settings that decide which rows are in batch n."
+        args, loader = self.args, self._train_loader
+        names = ("token_budget", "bucket_window", "pack", "world_size", "gradient_accumulation_steps")
+        settings = {name: getattr(args, name, None) for name in names} | {"seed": self._data_seed()}
+        if isinstance(loader, _PlannedLoader): settings["rows"] = len(loader.batch_sampler.lengths)
+        return settings
+
+    def _save_place(self, checkpoint):
+        if not isinstance(getattr(self, "_train_loader", None), _OwnLoader): return
+        stream = self._train_loader.stream
+        place = {"settings": self._data_settings(), "batch": self._batches_taken, "rows_trained": self._rows_trained,
+                 "sums": {name: float(getattr(self, name)) for name in self._sums if hasattr(self, name)},
+                 "stream": None if stream is None else stream.state_dict()}
+        os.makedirs(checkpoint, exist_ok=True)
+        with open(self._place_file(checkpoint), "w", encoding="utf-8") as file: json.dump(place, file)
+
+    def _load_place(self, checkpoint):
+        "What this rank saved; raises `ValueError` if the settings have changed since, None if nothing was saved."
+        if not os.path.isfile(self._place_file(checkpoint)): return None
+        with open(self._place_file(checkpoint), encoding="utf-8") as file: place = json.load(file)
+        now = self._data_settings()
+        changed = [f"{k}: {place['settings'].get(k)} then, {v} now" for k, v in now.items() if place["settings"].get(k) != v]
+        if changed: raise ValueError(f"{checkpoint} was trained on other batches ({'; '.join(changed)}): batch {place['batch']} is another one now. "
+            "Use the settings of the checkpoint, or ignore_data_skip=True to begin an epoch anew")
+        return place
+
+# %% ../nbs/trainer.ipynb #903f2ea0
+class ExactResumeMixin(_Place):
+    "Checkpoints whole or not at all; a resumed run computes the numbers that an undisturbed one would have."
+    _place = _random_from = None
+
+    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+        if resume_from_checkpoint is True: resume_from_checkpoint = _last_whole_checkpoint(self.args.output_dir)
+        self._place = self._random_from = None
+        if self.is_world_process_zero(): shutil.rmtree(os.path.join(self.args.output_dir, UNFINISHED), ignore_errors=True)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _init_training_state(self, max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial):
+        done, steps = super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial)
+        if resume_from_checkpoint is None or self.args.ignore_data_skip or not isinstance(self._train_loader, _OwnLoader): return done, steps
+        self._random_from, self._place = resume_from_checkpoint, self._load_place(resume_from_checkpoint)
+        if self._place is None: logger.warning(f"{resume_from_checkpoint} does not say where in the data it was made: batches are counted off instead.")
+        elif self._place["stream"] is not None and steps: self._train_loader.dataset.seek(steps, self._place["stream"])
+        return done, steps
+
+    def _load_rng_state(self, checkpoint):
+        if self._random_from is None: super()._load_rng_state(checkpoint)
+
+    def get_batch_samples(self, epoch_iterator, *args):
+        if self._random_from: super()._load_rng_state(self._random_from)
+        if self._place: self._load_sums(self._place["sums"])
+        self._random_from, self._place = self._random_from and "", None
+        return super().get_batch_samples(epoch_iterator, *args)
+
+    def _load_sums(self, sums):
+        for name, value in sums.items():
+            old = getattr(self, name, None)
+            if old is not None: setattr(self, name, old.fill_(value) if torch.is_tensor(old) else type(old)(value))
+        self._total_loss_scalar -= sums["_tr_loss"]
+
+# %% ../nbs/trainer.ipynb #2e167c21
+class Trainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin, ExactResumeMixin, transformers.Trainer):
+    """`transformers.Trainer` with exact losses, packed sequences, token budgets and exact resume.
+
+    With none of `token_budget`, `bucket_window` and `pack` set it makes the batches that transformers makes.
+    Data sets may bring their own collator (attribute `data_collator`) and ready-made batches (attribute `batch_size = None`)."""
+
+class Seq2SeqTrainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin, ExactResumeMixin, transformers.Seq2SeqTrainer):
+    "`transformers.Seq2SeqTrainer` with exact losses, packed sequences, token budgets and exact resume."
