@@ -20,6 +20,7 @@ from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import broadcast_object_list
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence, pad_sequence
 from torch.utils.data import DataLoader, IterableDataset
+from transformers.trainer_pt_utils import LabelSmoother
 
 # %% ../nbs/packed_sequence.ipynb #8c509f9f
 def _is_namedtuple(data): return isinstance(data, tuple) and hasattr(data, "_fields")
@@ -135,12 +136,18 @@ def _find_label_names(trainer, batch):
             f"{type(trainer.model).__name__} does not name are dropped unless remove_unused_columns=False. "
             "To run without labels, call predict().")
 
+# %% ../nbs/packed_sequence.ipynb #e9aabce5
+class _PaddedLabelSmoother(LabelSmoother):
+    def __call__(self, model_output, labels, *args, **kwargs):
+        return super().__call__(_padded(model_output), _padded(labels), *args, **kwargs)
+
 # %% ../nbs/packed_sequence.ipynb #aa878abb
 class _PackedEvaluation:
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in signature(self.model.forward).parameters.values())
         if not self.label_names and self.args.label_names is None and takes_any: self.label_names = ["labels"]
+        if type(self.label_smoother) is LabelSmoother: self.label_smoother = _PaddedLabelSmoother(epsilon=self.label_smoother.epsilon)
 
     def _get_num_items_in_batch(self, batch_samples, device):
         batches = [{**b, "labels": _padded(b["labels"])} if "labels" in b else b for b in batch_samples]
@@ -191,7 +198,7 @@ class _RowsFromMain(IterableDataset):
         size = 1 if self.accelerator.split_batches else self.accelerator.num_processes
         source = iter(self.source) if self.accelerator.is_main_process else None
         while True:
-            box = [[row for _ in range(size) for row in next(source, ())]] if source else [None]
+            box = [None if source is None else [row for _ in range(size) for row in next(source, ())]]
             broadcast_object_list(box)
             if not box[0]: return
             yield box[0]

@@ -8,6 +8,7 @@ __all__ = ['RecurrentState', 'RecurrentConfig', 'RecurrentPreTrainedModel', 'Rec
            'RecurrentEncoderDecoder']
 
 # %% ../nbs/recurrent.ipynb #6173f87a
+import copy
 import math
 import os
 
@@ -44,9 +45,8 @@ def _check_lengths(lengths, input_ids):
 def _check_mask(mask, input_ids):
     "First token and length of each row of a mask, or the reason why it is none."
     rows, steps = input_ids.shape[:2]
-    if mask.ndim != 2 or len(mask) != rows or mask.shape[1] < steps:
-        raise ValueError(f"attention_mask must have the shape of input_ids, {(rows, steps)}, not {tuple(mask.shape)}.")
-    mask = mask[:, -steps:].bool().to(input_ids.device)
+    if mask.shape != (rows, steps): raise ValueError(f"attention_mask must have the shape of input_ids, {(rows, steps)}, not {tuple(mask.shape)}.")
+    mask = mask.bool().to(input_ids.device)
     lengths, starts = mask.sum(1), mask.int().argmax(1)
     ends = steps - mask.flip(1).int().argmax(1)
     if (lengths == 0).any(): raise ValueError(f"Row {_first(lengths == 0)} is empty: its attention_mask is 0 everywhere. Filter empty rows out.")
@@ -79,7 +79,7 @@ class _Layout:
         elif (spans := _spans(input_ids, attention_mask, input_lengths)) is not None: self._plan(input_ids, *spans)
 
     def _plan(self, input_ids, starts, lengths):
-        self.shape, steps = input_ids.shape[:2], torch.arange(input_ids.shape[1], device=input_ids.device)
+        self.shape, self.ends, steps = input_ids.shape[:2], starts + lengths, torch.arange(input_ids.shape[1], device=input_ids.device)
         rows = torch.arange(self.shape[0], device=input_ids.device)[:, None] * self.shape[1]
         self.packed = pack_padded_sequence(rows + starts[:, None] + steps, lengths.cpu(), batch_first=True, enforce_sorted=False)
         self.order = self.packed.data
@@ -95,38 +95,50 @@ class _Layout:
         return flat.index_copy(0, self.order, packed.data).unflatten(0, self.shape)
 
 # %% ../nbs/recurrent.ipynb #d7271a86
+def _check_width(labels, shape, ends):
+    "Refuse labels that are not one a token; `ends` says where the tokens of each row end."
+    if labels.shape[:2] == tuple(shape): return
+    if len(labels) != shape[0]: raise ValueError(f"{shape[0]} rows of tokens have {len(labels)} rows of labels.")
+    if labels.ndim < 2: raise ValueError(f"Labels must be (rows, steps), {tuple(shape)}, one a token, not {tuple(labels.shape)}.")
+    lacking = (ends > labels.shape[1]).nonzero()
+    raise ValueError((f"Row {int(lacking[0, 0])} has tokens up to step {int(ends[lacking[0, 0]])} and labels for {labels.shape[1]} steps. " if len(lacking) else "")
+                     + f"Labels of shape {tuple(labels.shape)} do not fit input_ids of shape {tuple(shape)}: each token needs a label, -100 where none counts.")
+
+# %% ../nbs/recurrent.ipynb #a281523a
 def _lengths_of(packed):
-    return pad_packed_sequence(packed._replace(data=packed.data[:, None] if packed.data.ndim == 1 else packed.data), batch_first=True)[1]
+    lengths = (torch.arange(int(packed.batch_sizes[0]))[:, None] < packed.batch_sizes).sum(1)
+    return lengths if packed.unsorted_indices is None else lengths[packed.unsorted_indices.cpu()]
 
-def _same_order(a, b): return (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b.to(a.device)))
+def _check_packed(tokens, labels):
+    "Refuse packed labels that differ from the packed tokens in number, length or order of rows."
+    ours, theirs = _lengths_of(tokens), _lengths_of(labels)
+    if len(ours) != len(theirs): raise ValueError(f"{len(ours)} rows of tokens have {len(theirs)} rows of labels.")
+    if (bad := ours != theirs).any():
+        row = _first(bad)
+        raise ValueError(f"Row {row} has {int(ours[row])} tokens and {int(theirs[row])} labels: each token needs one, -100 where none counts.")
+    orders = [p.sorted_indices if p.sorted_indices is not None else torch.arange(len(ours)) for p in (tokens, labels)]
+    if not torch.equal(orders[0].cpu(), orders[1].cpu()):
+        raise ValueError("Labels and input_ids are packed in different orders of rows: pack both with the same enforce_sorted.")
 
+# %% ../nbs/recurrent.ipynb #7decbc06
 def _labels_in(layout, labels, shape):
     "`labels` as one flat tensor in the order of the tokens; `shape` is that of padded input."
-    if isinstance(labels, PackedSequence) and layout.packed is not None and layout.order is None:
-        ours, theirs = _lengths_of(layout.packed), _lengths_of(labels)
-        if len(ours) != len(theirs): raise ValueError(f"The labels have {len(theirs)} rows and input_ids {len(ours)}.")
-        if (bad := ours != theirs).any():
-            row = _first(bad)
-            raise ValueError(f"Row {row} has {int(ours[row])} tokens and {int(theirs[row])} labels.")
-        if not _same_order(layout.packed.sorted_indices, labels.sorted_indices):
-            raise ValueError("The labels are packed in another order of rows than input_ids: pack both with the same enforce_sorted.")
+    if layout.packed is None:
+        _check_width(labels, shape, torch.full((shape[0],), shape[1]))
+        return labels.flatten()
+    if layout.order is None:
+        if isinstance(labels, PackedSequence): _check_packed(layout.packed, labels)
+        else: labels = _packed_like(layout.packed, labels)
         return labels.data
     if isinstance(labels, PackedSequence): raise ValueError("The labels are a PackedSequence and input_ids are not: give both as rows, or pack both.")
-    if layout.packed is not None and layout.order is None: return _pack_rows_like(layout.packed, labels).data
-    if labels.shape != shape: raise ValueError(_unequal(labels, shape))
-    return layout.pack(labels).data if layout.order is not None else labels.flatten()
+    _check_width(labels, shape, layout.ends)
+    return layout.pack(labels).data
 
-# %% ../nbs/recurrent.ipynb #334143f7
-def _unequal(labels, shape):
-    row = f"row {min(len(labels), shape[0] - 1)}" if labels.ndim != 2 or len(labels) != shape[0] else "row 0"
-    return (f"Labels of shape {tuple(labels.shape)} do not fit input_ids of shape {tuple(shape)} (first at {row}): "
-            "each token needs a label, -100 where none counts.")
-
-def _pack_rows_like(packed, rows):
-    "Right-padded rows packed as `packed` is."
+def _packed_like(packed, rows):
+    "Rows of labels, padded on the right, packed as `packed` is."
     lengths = _lengths_of(packed)
-    if rows.shape[:2] != (len(lengths), int(lengths.max())): raise ValueError(_unequal(rows, (len(lengths), int(lengths.max()))))
-    if packed.sorted_indices is not None: rows, lengths = rows[packed.sorted_indices], lengths[packed.sorted_indices.cpu()]
+    _check_width(rows, (len(lengths), int(lengths.max())), lengths)
+    if (order := packed.sorted_indices) is not None: rows, lengths = rows[order], lengths[order.cpu()]
     return packed._replace(data=pack_padded_sequence(rows, lengths, batch_first=True).data)
 
 # %% ../nbs/recurrent.ipynb #f33c7970
@@ -465,6 +477,7 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, _Generation, GenerationM
     _tied_weights_keys = {"lm_head.weight": "encoder.embed_tokens.weight"}
 
     def __init__(self, config):
+        config = copy.deepcopy(config)
         config.is_encoder_decoder = True
         super().__init__(config)
         for name in ("decoder_start_token_id", "pad_token_id"):
