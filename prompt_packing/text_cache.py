@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['shared_prefixes', 'TextPlan', 'unpadded', 'bytes_of', 'compute_batch', 'compute_checked', 'TextStore',
            'TextCacheCollator', 'CachedTexts', 'map_file', 'refusal', 'gather_identity', 'check_room',
-           'build_in_memory', 'held_by', 'build_on_disk', 'open_store', 'TextCache', 'choose_penalty', 'solve_head',
-           'prompt_features']
+           'build_in_memory', 'held_by', 'build_on_disk', 'open_store', 'TextCache', 'class_scores', 'log_loss',
+           'choose_penalty', 'solve_head', 'prompt_features']
 
 # %% ../nbs/text_cache.ipynb #afe5bef6
 import hashlib
@@ -130,11 +130,18 @@ class TextStore:
                 raise ValueError(f"{self.path} holds a cache with {what} {found.get(key)!r}, not {mine!r}; "
                                  "give another path, or delete the folder")
         self.done, self.sizes, self.sums = found["batches_done"], found["sizes"], found["crc32"]
-        for file, size in zip((self.states, self.features), self.sizes):
-            if not file.exists() or file.stat().st_size < size:
-                there = file.stat().st_size if file.exists() else 0
-                raise ValueError(f"{file} has {there} bytes, its manifest says {size}: it was cut; delete the folder and build again")
+        for column, (file, size) in enumerate(zip((self.states, self.features), self.sizes)):
+            there = file.stat().st_size if file.exists() else 0
+            if there < size: raise ValueError(f"{file} has {there} bytes, its manifest says {size}: it was cut; delete {self.path} and build again")
+            self.check_sums(file, column)
         return self.done
+
+    def check_sums(self, file, column):
+        "Raises `ValueError` if a batch in the file has another crc32 than when it was written."
+        with open(file, "rb") as f:
+            for i, sums in enumerate(self.sums):
+                if zlib.crc32(f.read(sums[column][0])) != sums[column][1]:
+                    raise ValueError(f"batch {i} in {file} is damaged; delete {self.path} and build again")
 
     def append(self, *parts): # arrays of bytes: states, features
         "Adds one batch; after an error the files are as they were before it."
@@ -144,7 +151,7 @@ class TextStore:
                 f.seek(size)
                 f.write(part)
         self.sizes = [size + part.nbytes for size, part in zip(self.sizes, parts)]
-        self.sums.append([zlib.crc32(part) for part in parts])
+        self.sums.append([(part.nbytes, zlib.crc32(part)) for part in parts])
         self.done += 1
         self.write()
 
@@ -322,9 +329,13 @@ class TextCache(CachedTexts):
         return cls(plan, *open_store(plan, store, width, backbone.config.hidden_size, dtype), identity, str(path))
 
 # %% ../nbs/text_cache.ipynb #c7d01620
-def _log_loss(solver, x, y): # mean over rows
-    columns = np.searchsorted(solver.classes_, y)
-    return -solver.predict_log_proba(x)[np.arange(len(y)), columns].mean()
+def class_scores(solver, x): # [rows, classes]
+    "Scores whose softmax are the probabilities, for two classes too."
+    scores = solver.decision_function(x)
+    return np.stack([-scores / 2, scores / 2], axis=1) if scores.ndim == 1 else scores
+
+def log_loss(scores, y): # mean over rows
+    return float(torch.nn.functional.cross_entropy(torch.from_numpy(scores), torch.from_numpy(y).long()))
 
 def choose_penalty(
     x:np.ndarray, # [rows, features], standardised
@@ -338,7 +349,8 @@ def choose_penalty(
     for train, test in StratifiedKFold(folds, shuffle=True, random_state=seed).split(x, y):
         solver = LogisticRegression(warm_start=True, max_iter=1000)
         for i, strength in enumerate(strengths):
-            losses[i] += _log_loss(solver.set_params(C=strength).fit(x[train], y[train]), x[test], y[test])
+            scores = class_scores(solver.set_params(C=strength).fit(x[train], y[train]), x[test])
+            losses[i] += log_loss(scores, y[test])
     return float(strengths[losses.argmin()])
 
 # %% ../nbs/text_cache.ipynb #4d14b2a6
