@@ -12,7 +12,6 @@ __all__ = ['align_columns', 'real_positions', 'is_causal', 'text_pass', 'FrozenT
 
 # %% ../nbs/prompt_tuning.ipynb #ec47b9bc
 import contextlib
-import hashlib
 import inspect
 import os
 from pathlib import Path
@@ -25,6 +24,8 @@ from transformers import (AutoConfig, AutoModelForSequenceClassification, Pretra
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import SAFE_WEIGHTS_NAME, cached_file
+from .frozen_weights import fingerprint, freeze
+from .tasks import load_backbone
 
 # %% ../nbs/prompt_tuning.ipynb #c46ca44f
 def align_columns(
@@ -144,7 +145,8 @@ class FrozenBackboneModel(PreTrainedModel):
 
     def __init__(self, config:PromptTuningConfig, backbone:PreTrainedModel):
         super().__init__(config)
-        self.backbone = backbone.requires_grad_(False).eval()
+        freeze(backbone)
+        self.backbone = backbone.eval()
         self.register_state_dict_post_hook(_leave_out_backbone)
         self.register_load_state_dict_post_hook(_ignore_backbone)
 
@@ -385,12 +387,8 @@ class PromptFeatures(TwoPasses):
 
 # %% ../nbs/prompt_tuning.ipynb #6b9f884a
 def backbone_digest(backbone:PreTrainedModel) -> str: # 64 hexadecimal digits
-    "sha256 over names, dtypes, shapes and values of all parameters."
-    digest = hashlib.sha256()
-    for name, p in sorted(backbone.named_parameters()):
-        digest.update(f"{name} {p.dtype} {tuple(p.shape)}".encode())
-        digest.update(p.detach().cpu().contiguous().view(torch.uint8).numpy())
-    return digest.hexdigest()
+    "One digest of names, shapes, dtypes and values of all parameters and persistent buffers, by [`fingerprint`](frozen_weights.html)."
+    return fingerprint(backbone, "sha256").digest
 
 def text_id(fingerprint:str) -> int:
     "The first 15 digits of a fingerprint as an integer, which travels with cached batches."
@@ -452,7 +450,6 @@ def load_text_model(name_or_model):
         if "position_ids" not in inspect.signature(model.forward).parameters:
             raise ValueError(f"{type(model).__name__} takes no position_ids, so padding would move its prompt")
         return model.eval(), None
-    from prompt_packing.tasks import load_backbone
     model, tokenizer = load_backbone(name_or_model)
     return load_text_model(model)[0], tokenizer
 
@@ -512,12 +509,13 @@ def model_card(
 ) -> str: # Markdown with the hub's front matter
     "What was trained, on what, and how to use it."
     c, count = model.config, sum(p.numel() for p in model.parameters() if p.requires_grad)
+    name = c.backbone_name or "a backbone without a name"
     front = f"---\nlibrary_name: prompt_packing\nbase_model: {c.backbone_name}\npipeline_tag: text-classification\n---\n"
     what = f"a head with {c.num_labels} labels" if not c.prompt_tokens else (
         f"{c.num_prompts} prompt of {c.prompt_tokens} tokens ({c.placement}, {'deep, ' if c.deep else ''}started from {c.init!r}) and a head")
-    text = f"""# Prompt for {c.backbone_name}
+    text = f"""# Prompt for {name}
 
-This folder holds {what}: {count:,} trained numbers. The backbone `{c.backbone_name}` is frozen and not included; its weights must have
+This folder holds {what}: {count:,} trained numbers. The backbone, {name}, is frozen and not included; its weights must have
 the fingerprint `{c.backbone_fingerprint[:12]}`. Labels: {', '.join(c.id2label.values())}.
 
 ```python
