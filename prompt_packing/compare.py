@@ -270,10 +270,8 @@ def _correct(records): # [seeds, sentences] of 0 and 1
     return np.array([np.equal(r["predictions"], r["references"]) for r in records], dtype=float)
 
 # %% ../nbs/compare.ipynb #67f9188c
-def _signs_test(differences, rounds=10_000): # p of a mean at least so far from 0 if each difference had the other sign as likely
-    signs = np.random.default_rng(0).integers(0, 2, (rounds, len(differences)), dtype=np.int8) * 2 - 1
-    means = np.abs(signs @ differences) / len(differences)
-    return (1 + np.sum(means >= abs(differences.mean()) - 1e-12)) / (1 + rounds)
+def _signs_test(differences, rounds=9_999): # p of a mean at least so far from 0, if each difference had the other sign as likely
+    return float(stats.permutation_test((differences,), np.mean, permutation_type="samples", n_resamples=rounds, vectorized=True, batch=100, rng=0).pvalue)
 
 # %% ../nbs/compare.ipynb #eb563cac
 def _seeds_test(a, b): # p of the paired t-test over seeds; of the one-sample test where one method has a single value
@@ -287,6 +285,11 @@ class Comparison:
         self.records = list(records)
         if not self.records: raise ValueError("A comparison needs at least one record.")
         self.metric = self.records[0]["metric"]
+
+    @classmethod
+    def load(cls, output_dir): # the folder that `compare` wrote
+        "The comparison of all records in a folder."
+        return cls(json.loads(p.read_text()) for p in sorted(Path(output_dir).glob("records/*.json")))
 
     @property
     def runs(self)->pd.DataFrame: # one row a run, without its predictions
