@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 # %% auto #0
-__all__ = ['FILLS', 'as_lengths', 'BatchPlan', 'plan_batches', 'plot_plan', 'PlannedBatchSampler', 'dataset_lengths', 'TokenRows', 'PaddedCollator', 'pack_sequences', 'PackedCollator', 'collator_for_packing']
+__all__ = ['FILLS', 'as_lengths', 'BatchPlan', 'plan_batches', 'plot_plan', 'PlannedBatchSampler', 'dataset_lengths', 'TokenRows', 'PaddedCollator', 'pack_sequences', 'PackedCollator', 'collator_for_packing', 'plot_lengths', 'compare_plans', 'plot_tradeoff', 'recommend_setting', 'file_lengths', 'padding_report']
 
 # %% ../nbs/bucketing.ipynb #aaf389f0
 def as_lengths(
@@ -379,13 +379,14 @@ class PaddedCollator:
         pad_token_id:int | None=None, # fills `input_ids`
         padding_side:str | None=None, # "right" or "left"
         fills:dict | None=None, # further columns' padding values; labels: -100, others: 0
+        labels_from_ids:bool=False, # for language models: `labels` are the ids, -100 where there is padding
     ):
         self.pad_token_id = getattr(tokenizer, "pad_token_id", None) if pad_token_id is None else pad_token_id
         if self.pad_token_id is None:
             raise ValueError("no padding token: set tokenizer.pad_token (often = tokenizer.eos_token) or give pad_token_id=")
         self.padding_side = padding_side or getattr(tokenizer, "padding_side", "right")
         if self.padding_side not in ("right", "left"): raise ValueError(f"padding_side is {self.padding_side!r}: 'right' or 'left'")
-        self.fills = FILLS | {"input_ids": self.pad_token_id} | (fills or {})
+        self.fills, self.labels_from_ids = FILLS | {"input_ids": self.pad_token_id} | (fills or {}), labels_from_ids
 
     def __call__(self, features):
         if len(features) == 0: raise ValueError("an empty batch")
@@ -395,6 +396,7 @@ class PaddedCollator:
             batch[name], mask = self.column(name, values)
             if key == "input_ids" and "attention_mask" not in columns:
                 batch["attention_mask"] = torch.from_numpy(mask.astype(np.int64))
+        if self.labels_from_ids: batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
         return batch
 
     def column(self, name, values):
@@ -640,3 +642,180 @@ def collator_for_packing(
         raise ValueError(f"{type(model).__name__} with attention {attention!r} cannot be trained on packed rows{far}. "
             "Use token_budget without pack, or another attn_implementation")
     return best
+
+# %% ../nbs/padding_report.ipynb #f1bedd02
+def plot_lengths(
+    lengths, # tokens in each row
+    ax=None, # matplotlib axes to draw on
+):
+    "Histogram of lengths, and the share of all tokens in rows up to each length."
+    import matplotlib.pyplot as plt
+    lengths = as_lengths(lengths)
+    ax = plt.subplots(figsize=(6, 2.5))[1] if ax is None else ax
+    ax.hist(lengths, bins=min(100, int(lengths.max())))
+    ax.set(xlabel="tokens in a row", ylabel="rows", title=f"{len(lengths):,} rows, mean {lengths.mean():.0f}, longest {lengths.max()}")
+    share = ax.twinx()
+    ordered = np.sort(lengths)
+    share.plot(ordered, np.cumsum(ordered) / ordered.sum(), color="C1")
+    share.set(ylabel="share of tokens", ylim=(0, 1))
+    return ax
+
+# %% ../nbs/padding_report.ipynb #18ab6cb3
+def _by_rows(order, lengths, batch_size):
+    "Batches of `batch_size` rows in the given order."
+    return BatchPlan(order, np.append(np.arange(0, len(order), batch_size), len(order)), lengths)
+
+def compare_plans(
+    lengths, # tokens in each row
+    *,
+    token_budget:int=16_384, # tokens in a batch, padding included
+    batch_size:int=32, # rows in a batch where rows are counted
+    capacity:int | None=None, # tokens in a packed row; None: as long as the longest row
+    seed:int=0,
+): # pandas DataFrame, one row a plan
+    "Padding, batches, evenness and randomness of every way to batch these lengths."
+    import pandas as pd
+    lengths, capacity = as_lengths(lengths), capacity or int(max(lengths))
+    rows, n = min(_positive("batch_size", batch_size), len(lengths)), len(lengths)
+    _check_budget(lengths, _positive("token_budget", token_budget))
+    plans = {f"{rows} rows, file order": _by_rows(np.arange(n), lengths, rows),
+             f"{rows} rows, shuffled": _by_rows(_lots(seed, 0).permutation(n), lengths, rows),
+             f"{rows} rows, sorted in windows of {10 * rows}": plan_batches(lengths, batch_size=rows, window=10 * rows, seed=seed),
+             f"{token_budget} tokens, window 10,000": plan_batches(lengths, token_budget=token_budget, window=10_000, seed=seed),
+             f"{token_budget} tokens, default window": plan_batches(lengths, token_budget=token_budget, seed=seed),
+             f"{token_budget} tokens, packed rows of {capacity}": pack_sequences(lengths, capacity, rows=max(1, token_budget // capacity), seed=seed)}
+    table = pd.DataFrame([_line(plan, token_budget) for plan in plans.values()], index=list(plans))
+    bound = -(-int(lengths.sum()) // token_budget)
+    table.loc[f"bound: tokens / {token_budget}"] = [0., bound, bound * token_budget, 1., 0., np.nan]
+    return table.astype({"batches": int, "computed_tokens": int})
+
+# %% ../nbs/padding_report.ipynb #63ba4eba
+def _line(plan, token_budget):
+    "A plan in the table; `steps_of_budget`: what it computes, in batches of the budget, over the bound."
+    report = plan.report()
+    return {"padding": report["padding"], "batches": report["batches"], "computed_tokens": report["computed_tokens"],
+            "compute": report["computed_tokens"] / report["tokens"], "cost_spread": report["cost_spread"],
+            "length_correlation": report["length_correlation"]}
+
+# %% ../nbs/padding_report.ipynb #e475d945
+def _windows_to_try(rows):
+    "Windows from 100 rows to all of them, about 3 for each power of ten."
+    return sorted({int(w) for w in np.geomspace(min(100, rows), rows, 3 * max(1, len(str(rows)) - 2) + 1).round()})
+
+def plot_tradeoff(
+    lengths, # tokens in each row
+    *,
+    token_budget:int=16_384, # tokens in a batch
+    ax=None, # matplotlib axes to draw on
+):
+    "Padding and correlation of lengths over the window."
+    import matplotlib.pyplot as plt
+    lengths, windows = as_lengths(lengths), _windows_to_try(len(lengths))
+    plans = [plan_batches(lengths, token_budget=token_budget, window=w) for w in windows]
+    ax = plt.subplots(figsize=(6, 2.5))[1] if ax is None else ax
+    ax.plot(windows, [100 * p.padding for p in plans], "o-", color="C3")
+    ax.set(xscale="log", xlabel="window, rows", ylim=(0, None))
+    ax.set_ylabel("padding, %", color="C3")
+    other = ax.twinx()
+    other.plot(windows, [p.length_correlation for p in plans], "s--", color="C0")
+    other.set_ylabel("length correlation", color="C0")
+    other.set_ylim(0, 1.02)
+    return ax
+
+# %% ../nbs/padding_report.ipynb #542c8a64
+def recommend_setting(
+    lengths, # tokens in each row
+    token_budget:int=16_384, # tokens in a batch
+) -> dict: # token_budget, bucket_window, padding, length_correlation
+    "The most random window with at most 2% padding, as arguments for a Trainer; the default window where none is."
+    lengths = as_lengths(lengths)
+    default = plan_batches(lengths, token_budget=token_budget)
+    choice = None, default
+    for window in (w for w in _windows_to_try(len(lengths)) if w <= min(100_000, -(-len(lengths) // 4))):
+        plan = plan_batches(lengths, token_budget=token_budget, window=window)
+        if plan.padding <= .02 and window * 4 <= len(lengths): choice = window, plan; break
+    return {"token_budget": token_budget, "bucket_window": choice[0], "padding": choice[1].padding, "length_correlation": choice[1].length_correlation}
+
+# %% ../nbs/padding_report.ipynb #5a653bda
+def _text_lines(path):
+    "(line number, line) of a text or gzip file. Raises `ValueError` with the line for a broken one."
+    import gzip
+    import zlib
+    opened, number = gzip.open if str(path).endswith(".gz") else open, 0
+    try:
+        with opened(path, "rt", encoding="utf-8", newline="") as file:
+            for number, line in enumerate(file, 1): yield number, line
+    except FileNotFoundError: raise FileNotFoundError(f"no file {path}") from None
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is broken after line {number}: {error}") from error
+
+def _no_column(path, column, names):
+    return ValueError(f"{path} has no column {column!r}; it has {', '.join(map(str, names)) or 'none'}: name one with column=")
+
+# %% ../nbs/padding_report.ipynb #33508cf8
+def _json_texts(path, column):
+    import json
+    for number, line in _text_lines(path):
+        if not line.strip(): continue
+        try: record = json.loads(line)
+        except ValueError as error: raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
+        if not isinstance(record, dict) or column not in record: raise _no_column(f"{path}, line {number}", column, record if isinstance(record, dict) else ())
+        yield str(record[column])
+
+def _csv_texts(path, column):
+    import csv
+    reader = csv.DictReader((line for _, line in _text_lines(path)), delimiter="\t" if ".tsv" in str(path) else ",")
+    if column not in (reader.fieldnames or ()): raise _no_column(path, column, reader.fieldnames or ())
+    for record in reader: yield record[column] or ""
+
+def _parquet_texts(path, column):
+    import pyarrow.parquet as parquet
+    try: file = parquet.ParquetFile(path)
+    except FileNotFoundError: raise FileNotFoundError(f"no file {path}") from None
+    except OSError as error: raise ValueError(f"{path} is no parquet file: {error}") from None
+    if column not in file.schema_arrow.names: raise _no_column(path, column, file.schema_arrow.names)
+    for batch in file.iter_batches(10_000, columns=[column]): yield from map(str, batch.column(0).to_pylist())
+
+# %% ../nbs/padding_report.ipynb #9ff3bc55
+def _texts(path, column):
+    "Texts of a file, by its name's ending."
+    name = str(path).removesuffix(".gz")
+    for endings, read in (((".jsonl", ".json"), _json_texts), ((".csv", ".tsv"), _csv_texts), ((".parquet",), _parquet_texts)):
+        if name.endswith(endings): return read(path, column)
+    return (line for _, line in _text_lines(path))
+
+def file_lengths(
+    files, # paths of text, .gz, .jsonl, .csv, .tsv and .parquet files
+    tokenizer, # of transformers, or a function from a list of strings to lists of ids
+    *,
+    column:str="text", # which column, where a file has columns
+    max_length:int | None=None, # cut longer examples
+    progress=None, # called with the number of examples read so far
+) -> np.ndarray: # shape (examples,); blank ones are left out
+    "Tokens in each example of files of any size, read in blocks. Errors name the file and the line."
+    import itertools
+    cut = dict(truncation=True, max_length=max_length) if max_length else {}
+    blocks = []
+    for path in files:
+        texts, before = (t.strip() for t in _texts(path, column)), len(blocks)
+        texts = filter(None, texts)
+        while block := list(itertools.islice(texts, 10_000)):
+            blocks.append(np.fromiter(map(len, tokenizer(block, **cut)["input_ids"] if hasattr(tokenizer, "pad_token_id") else tokenizer(block)), np.uint32, len(block)))
+            if progress: progress(sum(map(len, blocks)))
+        if len(blocks) == before: raise ValueError(f"{path} is empty: no text in it")
+    return as_lengths(np.concatenate(blocks)) if blocks else as_lengths([])
+
+# %% ../nbs/padding_report.ipynb #7642ae5a
+def padding_report(
+    lengths, # tokens in each row
+    *,
+    token_budget:int=16_384, # tokens in a batch
+    batch_size:int=32, # rows in a batch, for the plans that count rows
+) -> dict: # plain numbers and lists: rows, tokens, lengths, plans, setting
+    "Everything about the padding of these lengths, ready for JSON."
+    lengths = as_lengths(lengths)
+    table = compare_plans(lengths, token_budget=token_budget, batch_size=batch_size)
+    records = [{"plan": name} | {k: None if v != v else v for k, v in row.items()} for name, row in table.to_dict("index").items()]
+    quantiles = {f"p{q}": int(np.percentile(lengths, q)) for q in (5, 50, 95)}
+    return {"rows": len(lengths), "tokens": int(lengths.sum()), "lengths": quantiles | {"mean": float(lengths.mean()), "longest": int(lengths.max())},
+            "plans": records, "setting": recommend_setting(lengths, token_budget)}
