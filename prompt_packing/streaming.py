@@ -192,7 +192,7 @@ class StreamingBatches(IterableDataset):
         self.tokenizer, self.token_budget, self.window, self.max_length = tokenizer, token_budget, window, max_length
         self.finite, self.seed, self.rank, self.world_size = not shuffle, seed, rank, world_size
         self.collator = PaddedCollator(tokenizer) if collator is None else collator
-        self._restored = self._place = self._windows = None
+        self._restored = self._place = self._windows = self._count = None
 
     def _tokenize(self, texts):
         if not hasattr(self.tokenizer, "pad_token_id"): return self.tokenizer(texts)
@@ -262,9 +262,14 @@ class StreamingBatches(IterableDataset):
         return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
     def count_batches(self) -> int: # of one rank
-        "Batches in a finite pass; reads and tokenizes everything once."
+        "Batches in a finite pass; reads and tokenizes everything, once. `len` works from then on."
         if not self.finite: raise ValueError("a shuffled stream has no end: use shuffle=False")
-        return sum(len(plan) for _, _, plan, _ in self._planned(*self._ranks(), None))
+        if self._count is None: self._count = sum(len(plan) for _, _, plan, _ in self._planned(*self._ranks(), None))
+        return self._count
+
+    def __len__(self):
+        if self._count is None: raise TypeError("a stream has no length; count_batches() reads a finite one through to find it")
+        return self._count
 
     def _settings(self):
         return {"shards": [os.path.basename(s) for s in self.shards], "token_budget": self.token_budget, "window": self.window,

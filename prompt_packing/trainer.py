@@ -142,7 +142,15 @@ class _Loaders:
     def __init__(self, model=None, args=None, data_collator=None, *rest, **kwargs):
         self._collator_given = data_collator
         self._check_settings(args)
+        self._count_stream(rest[0] if rest else kwargs.get("train_dataset"), args)
         super().__init__(model, args, data_collator, *rest, **kwargs)
+
+    @staticmethod
+    def _count_stream(stream, args):
+        "A finite stream that is to be trained for epochs has its batches counted, once."
+        if not getattr(stream, "finite", False) or args is None or args.max_steps > 0: return
+        logger.warning_once("Counting the batches of a pass of the stream, which reads it once; with max_steps set this is not needed.")
+        stream.count_batches()
 
     @staticmethod
     def _check_settings(args):
@@ -224,7 +232,7 @@ class _ReadyLoaders(_PlannedLoaders):
         if not hasattr(dataset, "load_state_dict"): return self._list_loader(dataset, is_training)
         if self.args.dataloader_num_workers: logger.warning_once("A stream reads ahead by itself: dataloader_num_workers is not used for it.")
         finite = getattr(dataset, "finite", True)
-        count = self._count(dataset) if finite and (not is_training or self.args.max_steps <= 0) else None
+        count = dataset.count_batches() if finite and (not is_training or self.args.max_steps <= 0) else None
         loader = _OwnLoader(_Tickets(dataset, endless=count is None), batch_sampler=_TicketSampler(count), collate_fn=_first)
         loader.stream = dataset
         return loader
@@ -235,12 +243,6 @@ class _ReadyLoaders(_PlannedLoaders):
         loader = _OwnLoader(dataset, batch_sampler=sampler, collate_fn=_first, **self._reading(is_training))
         loader.set_epoch = sampler.set_epoch
         return loader
-
-    def _count(self, stream):
-        "Batches in a pass of a finite stream."
-        if hasattr(stream, "__len__"): return len(stream)
-        logger.warning_once("Counting the batches of a pass of the stream (once); with max_steps set this is not needed.")
-        return stream.count_batches()
 
 # %% ../nbs/trainer.ipynb #2c55fabe
 def _take_rows(data, index):
@@ -383,9 +385,11 @@ def _last_whole_checkpoint(folder):
     raise ValueError(f"no complete checkpoint in {folder}: train without resume_from_checkpoint first")
 
 # %% ../nbs/trainer.ipynb #c72b650c
+def _plain(value): return value.item() if torch.is_tensor(value) else value
+
 class _Place(_WholeCheckpoints):
     "Each checkpoint says where in the data it was made."
-    _sums = ("_tr_loss", "_loss_sum", "_target_sum", "_all_losses", "_all_targets", "_globalstep_last_logged")
+    _carried = ("_tr_loss", "_sums", "_all_sums", "_globalstep_last_logged") # losses trained and not yet logged
 
     def _place_file(self, checkpoint): return os.path.join(checkpoint, f"data_state_{self.args.process_index}.json")
 
@@ -401,7 +405,7 @@ class _Place(_WholeCheckpoints):
         if not isinstance(getattr(self, "_train_loader", None), _OwnLoader): return
         stream = self._train_loader.stream
         place = {"settings": self._data_settings(), "batch": self._batches_taken, "rows_trained": self._rows_trained,
-                 "sums": {name: float(getattr(self, name)) for name in self._sums if hasattr(self, name)},
+                 "carried": {name: _plain(getattr(self, name)) for name in self._carried if hasattr(self, name)},
                  "stream": None if stream is None else stream.state_dict()}
         os.makedirs(checkpoint, exist_ok=True)
         with open(self._place_file(checkpoint), "w", encoding="utf-8") as file: json.dump(place, file)
@@ -440,15 +444,15 @@ class ExactResumeMixin(_Place):
 
     def get_batch_samples(self, epoch_iterator, *args):
         if self._random_from: super()._load_rng_state(self._random_from)
-        if self._place: self._load_sums(self._place["sums"])
+        if self._place: self._load_carried(self._place["carried"])
         self._random_from, self._place = self._random_from and "", None
         return super().get_batch_samples(epoch_iterator, *args)
 
-    def _load_sums(self, sums):
-        for name, value in sums.items():
+    def _load_carried(self, carried):
+        for name, value in carried.items():
             old = getattr(self, name, None)
             if old is not None: setattr(self, name, old.fill_(value) if torch.is_tensor(old) else type(old)(value))
-        self._total_loss_scalar -= sums["_tr_loss"]
+        self._total_loss_scalar -= carried["_tr_loss"]
 
 # %% ../nbs/trainer.ipynb #2e167c21
 class Trainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin, ExactResumeMixin, transformers.Trainer):
