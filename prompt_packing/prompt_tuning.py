@@ -527,7 +527,8 @@ model = PromptForSequenceClassification.from_pretrained("this/folder")
 
 # %% ../nbs/prompt_tuning.ipynb #6f558bb3
 class PromptForSequenceClassification(PromptMaking):
-    "A trained prompt and head on a frozen backbone. Make one with `from_backbone`, or `from_pretrained` from a folder."
+    """A trained prompt and head on a frozen backbone. Make one with `from_backbone`, or `from_pretrained` from a folder.
+    Prompt tuning: Lester et al., 2021 (arXiv 2104.08691); vectors in every layer: Liu et al., 2021 (arXiv 2110.07602)."""
     def save_pretrained(self, save_directory, is_main_process=True, state_dict=None, comparison=None, **kwargs):
         """Writes prompt, head and configuration (safetensors and json), and a model card.
         `comparison`: a DataFrame to show in the card. Further arguments of transformers' method change nothing here."""

@@ -46,7 +46,8 @@ class TextPlan:
         dataset, # columns `input_ids`, `labels`; `attention_mask` if the ids are padded
         token_budget:int=4096 # most tokens in a batch of the text pass, padding included
     ):
-        columns = dataset.column_names if hasattr(dataset, "column_names") else list(dataset[0])
+        columns = getattr(dataset, "column_names", None)
+        if columns is None: raise TypeError(f"a datasets.Dataset is needed, not {type(dataset).__name__} (Dataset.from_list makes one)")
         if "input_ids" not in columns: raise ValueError(f"a column input_ids is needed; the data has {columns}")
         self.texts = unpadded(dataset, columns)
         self.lengths = np.array([len(t) for t in self.texts], dtype=np.int64)
