@@ -127,6 +127,7 @@ def _labels_in(layout, labels, shape):
         _check_width(labels, shape, torch.full((shape[0],), shape[1]))
         return labels.flatten()
     if layout.order is None:
+        if labels is layout.packed: return labels.data
         if isinstance(labels, PackedSequence): _check_packed(layout.packed, labels)
         else: labels = _packed_like(layout.packed, labels)
         return labels.data
@@ -238,7 +239,11 @@ class RecurrentPreTrainedModel(PreTrainedModel):
     config_class, base_model_prefix, main_input_name = RecurrentConfig, "model", "input_ids"
     supports_gradient_checkpointing, _is_stateful = False, True
     accepts_loss_kwargs = False
-    auto_class, pipeline_tag = "AutoModel", None
+    auto_class, pipeline_tag, default_loss = "AutoModel", None, None
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.loss_type = getattr(config, "loss_type", None) or self.default_loss # transformers guesses it from the class name
 
     @torch.no_grad()
     def _init_weights(self, module):
@@ -333,7 +338,7 @@ def _top_state(hidden, bidirectional):
 
 class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
     "A label for each row, from the last state of the top layer; regression and multi-label as `config.problem_type` says."
-    auto_class, pipeline_tag = "AutoModelForSequenceClassification", "text-classification"
+    auto_class, pipeline_tag, default_loss = "AutoModelForSequenceClassification", "text-classification", "ForSequenceClassification"
 
     def __init__(self, config):
         super().__init__(config)
@@ -355,16 +360,19 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
         return _output(SequenceClassifierOutputWithPast(loss=loss, logits=logits, past_key_values=state), return_dict, self)
 
 # %% ../nbs/recurrent.ipynb #9e73ce3e
-def _mean_loss(model, logits, targets, default):
-    "Mean cross entropy over targets that are not -100; 0 when there is none. Another `loss_type` of the model is obeyed."
-    if model.loss_type not in (None, default):
-        return model.loss_function(logits=logits[None], labels=None, shift_labels=targets[None], vocab_size=logits.shape[-1])
+def _mean_loss(logits, targets):
+    "Mean cross entropy over targets that are not -100; 0 when there is none."
     logits = logits if logits.dtype is torch.float64 else logits.float()
     return nn.functional.cross_entropy(logits, targets, ignore_index=-100, reduction="sum") / (targets != -100).sum().clamp(min=1)
 
+def _other_loss(model, logits, labels):
+    "The loss that `config.loss_type` names, called as transformers' models call it, on rows."
+    rows = [pad_packed_sequence(x, batch_first=True, padding_value=-100)[0] if isinstance(x, PackedSequence) else x for x in (logits, labels)]
+    return model.loss_function(logits=rows[0], labels=rows[1], vocab_size=model.config.vocab_size, config=model.config)
+
 class RecurrentForTokenClassification(RecurrentPreTrainedModel):
     "A label for each token."
-    auto_class, pipeline_tag = "AutoModelForTokenClassification", "token-classification"
+    auto_class, pipeline_tag, default_loss = "AutoModelForTokenClassification", "token-classification", "ForTokenClassification"
 
     def __init__(self, config):
         super().__init__(config)
@@ -381,8 +389,10 @@ class RecurrentForTokenClassification(RecurrentPreTrainedModel):
         logits, loss = _on_tokens(self.classifier, hidden), None
         if labels is not None:
             targets = _labels_in(layout, labels, getattr(input_ids, "shape", None))
-            loss = _mean_loss(self, logits.data.reshape(-1, self.num_labels), targets, "ForTokenClassification")
-        return _output(TokenClassifierOutput(loss=loss, logits=layout.restore(logits)), return_dict, self)
+            loss = _mean_loss(logits.data.reshape(-1, self.num_labels), targets) if self.loss_type == self.default_loss else None
+        logits = layout.restore(logits)
+        if labels is not None and loss is None: loss = _other_loss(self, logits, labels)
+        return _output(TokenClassifierOutput(loss=loss, logits=logits), return_dict, self)
 
 # %% ../nbs/recurrent.ipynb #76afb793
 class _Generation:
@@ -406,7 +416,7 @@ class _Generation:
 # %% ../nbs/recurrent.ipynb #242607d0
 class RecurrentForCausalLM(RecurrentPreTrainedModel, _Generation, GenerationMixin):
     "Predicts the next token of each row; `generate()` carries the state instead of rerunning the prefix."
-    auto_class, pipeline_tag = "AutoModelForCausalLM", "text-generation"
+    auto_class, pipeline_tag, default_loss = "AutoModelForCausalLM", "text-generation", "ForCausalLM"
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config):
@@ -435,8 +445,10 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, _Generation, GenerationMixi
         if labels is not None:
             shape = getattr(input_ids, "shape", None)
             targets = _next_in_row(layout, _labels_in(layout, labels, shape), shape)
-            loss = _mean_loss(self, logits.data.reshape(-1, self.config.vocab_size), targets, "ForCausalLM")
-        return _output(CausalLMOutputWithPast(loss=loss, logits=layout.restore(logits), past_key_values=self._seen(out, input_ids, past_key_values)), return_dict, self)
+            loss = _mean_loss(logits.data.reshape(-1, self.config.vocab_size), targets) if self.loss_type == self.default_loss else None
+        logits = layout.restore(logits)
+        if labels is not None and loss is None: loss = _other_loss(self, logits, labels)
+        return _output(CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=self._seen(out, input_ids, past_key_values)), return_dict, self)
 
     def _seen(self, out, input_ids, before):
         "The new state, its steps counted with the padding."
@@ -518,7 +530,7 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, _Generation, GenerationM
         state = self._start(memory, real) if past_key_values is None else past_key_values
         outputs, hidden = self.decoder(_on_tokens(self.encoder.embed_tokens, layout.pack(decoder_input_ids)), state)
         logits = self.lm_head(self.attention(layout.restore(outputs), memory, real))
-        loss = None if labels is None else _mean_loss(self, logits.flatten(0, 1), labels.flatten(), "ForConditionalGeneration")
+        loss = None if labels is None else _mean_loss(logits.flatten(0, 1), labels.flatten()) if self.loss_type is None else _other_loss(self, logits, labels)
         keep = self.config.use_cache if use_cache is None else use_cache
         state = RecurrentState(hidden, state.seen + decoder_input_ids.shape[1]) if keep else None
         return _output(Seq2SeqLMOutput(loss=loss, logits=logits, past_key_values=state, encoder_last_hidden_state=memory), return_dict, self)
