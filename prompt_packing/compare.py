@@ -8,7 +8,7 @@ __all__ = ['METHODS', 'Run', 'Kit', 'Method', 'run_one', 'plan_runs', 'Compariso
 # %% ../nbs/compare.ipynb #2d78218f
 import hashlib, json, os, tempfile, time
 from concurrent.futures import as_completed
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import groupby, product
 from pathlib import Path
