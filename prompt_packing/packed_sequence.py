@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import broadcast_object_list
-from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence, pad_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence, pad_sequence, unpack_sequence
 from torch.utils.data import DataLoader, IterableDataset
 from transformers.trainer_pt_utils import LabelSmoother
 
@@ -44,7 +44,6 @@ def _leaves(data):
     else:
         for part in parts: yield from _leaves(part)
 
-# %% ../nbs/packed_sequence.ipynb #7248ad88
 def _count_rows(batch):
     "The number of rows of a batch: that of its first tensor or `PackedSequence`; 0 if it has none."
     for leaf in _leaves(batch):
@@ -141,6 +140,16 @@ class _PaddedLabelSmoother(LabelSmoother):
     def __call__(self, model_output, labels, *args, **kwargs):
         return super().__call__(_padded(model_output), _padded(labels), *args, **kwargs)
 
+# %% ../nbs/packed_sequence.ipynb #d6ae9274
+def _rows_to_generate_from(trainer, inputs):
+    "`inputs` with a packed main input as padded rows and `attention_mask`, if `trainer` is about to generate from it."
+    main = getattr(trainer.model, "main_input_name", "input_ids")
+    if not getattr(trainer.args, "predict_with_generate", False) or not isinstance(inputs.get(main), PackedSequence): return inputs
+    config, rows = trainer.model.config, unpack_sequence(inputs[main])
+    side = "right" if config.is_encoder_decoder else "left"
+    mask = pad_sequence([torch.ones(len(r), dtype=torch.long, device=r.device) for r in rows], True, padding_side=side)
+    return {k: _padded(v) for k, v in inputs.items()} | {main: pad_sequence(rows, True, config.pad_token_id or 0, side), "attention_mask": mask}
+
 # %% ../nbs/packed_sequence.ipynb #aa878abb
 class _PackedEvaluation:
     def __init__(self, *args, **kwargs):
@@ -156,10 +165,11 @@ class _PackedEvaluation:
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **kwargs):
         self._rows_seen = getattr(self, "_rows_seen", 0) + _count_rows(inputs)
         _find_label_names(self, inputs)
-        labels = {name: _rebuildable_copy(inputs[name]) for name in self.label_names if name in inputs}
+        step = inputs if prediction_loss_only else _rows_to_generate_from(self, inputs)
+        labels = {name: _rebuildable_copy(step[name]) for name in self.label_names if name in step}
         with _padded_outputs(self, model):
             loss, logits, labels = super().prediction_step(
-                model, {**inputs, **labels}, prediction_loss_only, ignore_keys=ignore_keys, **kwargs)
+                model, {**step, **labels}, prediction_loss_only, ignore_keys=ignore_keys, **kwargs)
         if "inputs" in self.args.include_for_metrics:
             main = getattr(self.model, "main_input_name", "input_ids")
             if main in inputs: inputs[main] = _padded(inputs[main])
@@ -264,6 +274,23 @@ def _without_padding(row, key, number):
     return values
 
 # %% ../nbs/packed_sequence.ipynb #f75d2329
+def _check_rows(packed, enforce_sorted):
+    "Refuse keys whose rows differ in length and, if they must be sorted, a row longer than the one before it."
+    main, *others = packed
+    lengths = [len(v) for v in packed[main]]
+    for key in others:
+        for i, (values, n) in enumerate(zip(packed[key], lengths)):
+            if len(values) != n: raise ValueError(f"Row {i}: {key!r} has {len(values)} tokens and {main!r} {n}; features packed together need equal lengths.")
+    for i in range(1, len(lengths)) if enforce_sorted else ():
+        if lengths[i] > lengths[i - 1]:
+            raise ValueError(f"Row {i} is longer ({lengths[i]}) than row {i - 1} ({lengths[i - 1]}): sort the rows by falling length, or leave enforce_sorted=False.")
+
+def _stacked_or_padded(key, values, batch_first):
+    values = [torch.as_tensor(v) for v in values]
+    if len({v.shape for v in values}) == 1: return torch.stack(values)
+    return pad_sequence(values, batch_first, -100 if "label" in key else 0)
+
+# %% ../nbs/packed_sequence.ipynb #0e2e8eae
 class PackedSequenceCollator:
     """Makes batches whose `keys` are `PackedSequence`s, all packed in the same order of rows.
 
@@ -279,28 +306,14 @@ class PackedSequenceCollator:
     ):
         self.keys, self.batch_first, self.enforce_sorted = (keys,) if isinstance(keys, str) else tuple(keys), batch_first, enforce_sorted
 
-    def _check(self, packed):
-        lengths = {key: [len(v) for v in values] for key, values in packed.items()}
-        first = lengths[self.keys[0]]
-        for key, own in lengths.items():
-            for i, (a, b) in enumerate(zip(own, first)):
-                if a != b: raise ValueError(f"Row {i}: {key!r} has {a} tokens and {self.keys[0]!r} {b}; features packed together need equal lengths.")
-        for i in range(1, len(first)) if self.enforce_sorted else ():
-            if first[i] > first[i - 1]: raise ValueError(f"Row {i} is longer ({first[i]}) than row {i - 1} ({first[i - 1]}): sort the rows by falling length, or leave enforce_sorted=False.")
-
-    def _other(self, key, values):
-        values = [torch.as_tensor(v) for v in values]
-        if len({v.shape for v in values}) == 1: return torch.stack(values)
-        return pad_sequence(values, self.batch_first, -100 if "label" in key else 0)
-
     def __call__(self,
         features:list, # one mapping per row: lists, arrays or tensors
     )->dict: # the batch
         for i, row in enumerate(features):
             if missing := [k for k in self.keys if k not in row]: raise ValueError(f"Row {i} has no {missing}, only {list(row)}; see the argument keys.")
         packed = {k: [_without_padding(row, k, i) for i, row in enumerate(features)] for k in self.keys}
-        self._check(packed)
+        _check_rows(packed, self.enforce_sorted)
         names = {"label": "labels", "label_ids": "labels"}
         rest = [k for k in features[0] if k not in (*self.keys, "attention_mask")]
         return {**{names.get(k, k): pack_sequence(v, self.enforce_sorted) for k, v in packed.items()},
-                **{names.get(k, k): self._other(k, [row[k] for row in features]) for k in rest}}
+                **{names.get(k, k): _stacked_or_padded(k, [row[k] for row in features], self.batch_first) for k in rest}}

@@ -413,8 +413,17 @@ class _Generation:
                                      "or its full attention_mask, or start from RecurrentState(state.hidden), which has seen none.")
         return input_ids[:, -new:]
 
-# %% ../nbs/recurrent.ipynb #242607d0
-class RecurrentForCausalLM(RecurrentPreTrainedModel, _Generation, GenerationMixin):
+# %% ../nbs/recurrent.ipynb #f8951dd3
+class _Continuation(_Generation):
+    def prepare_inputs_for_generation(self, input_ids, past_key_values=None, attention_mask=None, use_cache=None, logits_to_keep=0, **kwargs):
+        if attention_mask is not None and (attention_mask[:, -1] == 0).any():
+            raise ValueError(f"Row {_first(attention_mask[:, -1] == 0)} is padded on the right: generate() continues the end of each row, so pad on the left (tokenizer.padding_side = 'left').")
+        new = self._new_ids(input_ids, past_key_values, attention_mask)
+        mask = None if attention_mask is None or new.shape[1] == 1 else attention_mask[:, -new.shape[1]:]
+        return {"input_ids": new, "attention_mask": mask, "past_key_values": past_key_values, "use_cache": use_cache, "logits_to_keep": logits_to_keep}
+
+# %% ../nbs/recurrent.ipynb #5a59d541
+class RecurrentForCausalLM(RecurrentPreTrainedModel, _Continuation, GenerationMixin):
     "Predicts the next token of each row; `generate()` carries the state instead of rerunning the prefix."
     auto_class, pipeline_tag, default_loss = "AutoModelForCausalLM", "text-generation", "ForCausalLM"
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -440,7 +449,8 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, _Generation, GenerationMixi
         out = self.model(layout.pack(input_ids), past_key_values=past_key_values, use_cache=use_cache, return_dict=True)
         hidden, loss = out.last_hidden_state, None
         if labels is None and logits_to_keep and not isinstance(input_ids, PackedSequence):
-            return _output(CausalLMOutputWithPast(logits=self.lm_head(layout.restore(hidden)[:, -logits_to_keep:]), past_key_values=self._seen(out, input_ids, past_key_values)), return_dict, self)
+            hidden = layout.restore(hidden)[:, -logits_to_keep:]
+            layout = _Layout(hidden) # nothing is packed any more
         logits = _on_tokens(self.lm_head, hidden)
         if labels is not None:
             shape = getattr(input_ids, "shape", None)
@@ -454,13 +464,6 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, _Generation, GenerationMixi
         "The new state, its steps counted with the padding."
         if out.past_key_values is None or isinstance(input_ids, PackedSequence): return out.past_key_values
         return RecurrentState(out.past_key_values.hidden, input_ids.shape[1] + getattr(before, "seen", 0))
-
-    def prepare_inputs_for_generation(self, input_ids, past_key_values=None, attention_mask=None, use_cache=None, logits_to_keep=0, **kwargs):
-        if attention_mask is not None and (attention_mask[:, -1] == 0).any():
-            raise ValueError(f"Row {_first(attention_mask[:, -1] == 0)} is padded on the right: generate() continues the end of each row, so pad on the left (tokenizer.padding_side = 'left').")
-        new = self._new_ids(input_ids, past_key_values, attention_mask)
-        mask = None if attention_mask is None or new.shape[1] == 1 else attention_mask[:, -new.shape[1]:]
-        return {"input_ids": new, "attention_mask": mask, "past_key_values": past_key_values, "use_cache": use_cache, "logits_to_keep": logits_to_keep}
 
 # %% ../nbs/recurrent.ipynb #8d4b61a8
 class _Attention(nn.Module):
@@ -480,12 +483,8 @@ def _real(layout, input_ids):
     return layout.restore(layout.packed._replace(data=torch.ones_like(layout.packed.data, dtype=torch.bool)))
 
 # %% ../nbs/recurrent.ipynb #909b70ea
-class RecurrentEncoderDecoder(RecurrentPreTrainedModel, _Generation, GenerationMixin):
-    """Sequence to sequence: an encoder in one or two directions, a decoder in one, attention between them.
-
-    The decoder's first state is a map of the mean encoder output (Sennrich et al. 2017, Nematus). Both sides share
-    one vocabulary and its embeddings. Needs `decoder_start_token_id` and `pad_token_id`."""
-    auto_class, pipeline_tag = "AutoModelForSeq2SeqLM", "text2text-generation"
+class _EncoderDecoder(RecurrentPreTrainedModel):
+    "The parts of an encoder-decoder and the decoder's first state."
     _tied_weights_keys = {"lm_head.weight": "encoder.embed_tokens.weight"}
 
     def __init__(self, config):
@@ -506,35 +505,29 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, _Generation, GenerationM
     def get_output_embeddings(self): return self.lm_head
     def set_output_embeddings(self, value): self.lm_head = value
 
-    def prepare_decoder_input_ids_from_labels(self, labels):
-        "The labels one step later, after `decoder_start_token_id`; -100 becomes padding."
-        start = labels.new_full((len(labels), 1), self.config.decoder_start_token_id)
-        return torch.cat([start, labels[:, :-1]], 1).masked_fill(torch.cat([start, labels[:, :-1]], 1) == -100, self.config.pad_token_id)
-
     def _start(self, memory, real):
         mean = (memory * real[..., None]).sum(1) / real.sum(1, keepdim=True)
         states = torch.tanh(self.first_state(mean)).unflatten(1, (-1, self.config.num_layers, self.config.hidden_size)).permute(1, 2, 0, 3).contiguous()
         return RecurrentState(tuple(states) if self.config.cell == "lstm" else states[0])
 
-    def forward(self, input_ids=None, attention_mask=None, input_lengths=None, decoder_input_ids=None, decoder_attention_mask=None,
-        labels=None, # (rows, target steps), not shifted; -100 does not count
-        encoder_outputs=None, past_key_values=None, use_cache:bool=None, return_dict:bool=None,
-    ):
-        memory, real = self._memory(input_ids, attention_mask, input_lengths, encoder_outputs)
-        if decoder_input_ids is None:
-            if labels is None: raise ValueError("The decoder needs labels or decoder_input_ids.")
-            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-            decoder_attention_mask = _up_to_last_target(labels)
-        if len(decoder_input_ids) != len(memory): raise ValueError(f"{len(memory)} source rows have {len(decoder_input_ids)} target rows.")
-        layout = _Layout(decoder_input_ids, decoder_attention_mask)
-        state = self._start(memory, real) if past_key_values is None else past_key_values
-        outputs, hidden = self.decoder(_on_tokens(self.encoder.embed_tokens, layout.pack(decoder_input_ids)), state)
-        logits = self.lm_head(self.attention(layout.restore(outputs), memory, real))
-        loss = None if labels is None else _mean_loss(logits.flatten(0, 1), labels.flatten()) if self.loss_type is None else _other_loss(self, logits, labels)
-        keep = self.config.use_cache if use_cache is None else use_cache
-        state = RecurrentState(hidden, state.seen + decoder_input_ids.shape[1]) if keep else None
-        return _output(Seq2SeqLMOutput(loss=loss, logits=logits, past_key_values=state, encoder_last_hidden_state=memory), return_dict, self)
+# %% ../nbs/recurrent.ipynb #d738a9b6
+def _up_to_last_target(labels):
+    "A mask that ends with each row's last label that counts; rows without any keep one step."
+    steps = torch.arange(1, labels.shape[1] + 1, device=labels.device)
+    return steps <= (steps * (labels != -100)).amax(1).clamp(min=1)[:, None]
 
+class _Targets(_EncoderDecoder):
+    def prepare_decoder_input_ids_from_labels(self, labels):
+        "The labels one step later, after `decoder_start_token_id`; -100 becomes padding."
+        late = torch.cat([labels.new_full((len(labels), 1), self.config.decoder_start_token_id), labels[:, :-1]], 1)
+        return late.masked_fill(late == -100, self.config.pad_token_id)
+
+    def _decoder_inputs(self, labels):
+        if labels is None: raise ValueError("The decoder needs labels or decoder_input_ids.")
+        return self.prepare_decoder_input_ids_from_labels(labels), _up_to_last_target(labels)
+
+# %% ../nbs/recurrent.ipynb #68b958f5
+class _Memory(_Targets):
     def _memory(self, input_ids, attention_mask, input_lengths, encoder_outputs):
         "The encoder's outputs as padded rows, and which of their positions are real."
         if encoder_outputs is None: encoder_outputs = self.encoder(input_ids, attention_mask, input_lengths, use_cache=False, return_dict=True)
@@ -548,10 +541,34 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, _Generation, GenerationM
         return {"decoder_input_ids": self._new_ids(input_ids, past_key_values), "past_key_values": past_key_values, "attention_mask": attention_mask,
                 "input_lengths": kwargs.get("input_lengths"), "encoder_outputs": encoder_outputs, "use_cache": use_cache}
 
-def _up_to_last_target(labels):
-    "A mask that ends with each row's last label that counts; rows without any keep one step."
-    steps = torch.arange(1, labels.shape[1] + 1, device=labels.device)
-    return steps <= (steps * (labels != -100)).amax(1).clamp(min=1)[:, None]
+# %% ../nbs/recurrent.ipynb #33d111ce
+class RecurrentEncoderDecoder(_Memory, _Generation, GenerationMixin):
+    """Sequence to sequence: an encoder in one or two directions, a decoder in one, attention between them.
+
+    The decoder's first state is a map of the mean encoder output (Sennrich et al. 2017, Nematus). Both sides share
+    one vocabulary and its embeddings. Needs `decoder_start_token_id` and `pad_token_id`."""
+    auto_class, pipeline_tag = "AutoModelForSeq2SeqLM", "text2text-generation"
+
+    def forward(self,
+        input_ids=None, # source: int64 (rows, steps) or a `PackedSequence`
+        attention_mask=None, input_lengths=None, # of the source
+        decoder_input_ids=None, # int64 (rows, target steps); made from labels if None
+        decoder_attention_mask=None,
+        labels=None, # (rows, target steps), not shifted; -100 does not count
+        encoder_outputs=None, past_key_values=None, use_cache:bool=None, return_dict:bool=None,
+    ):
+        memory, real = self._memory(input_ids, attention_mask, input_lengths, encoder_outputs)
+        if decoder_input_ids is None: decoder_input_ids, decoder_attention_mask = self._decoder_inputs(labels)
+        if len(decoder_input_ids) != len(memory): raise ValueError(f"{len(memory)} source rows have {len(decoder_input_ids)} target rows.")
+        layout = _Layout(decoder_input_ids, decoder_attention_mask)
+        state = self._start(memory, real) if past_key_values is None else past_key_values
+        outputs, hidden = self.decoder(_on_tokens(self.encoder.embed_tokens, layout.pack(decoder_input_ids)), state)
+        logits, loss = self.lm_head(self.attention(layout.restore(outputs), memory, real)), None
+        if labels is not None:
+            loss = _mean_loss(logits.flatten(0, 1), labels.flatten()) if self.loss_type is None else _other_loss(self, logits, labels)
+        keep = self.config.use_cache if use_cache is None else use_cache
+        state = RecurrentState(hidden, state.seen + decoder_input_ids.shape[1]) if keep else None
+        return _output(Seq2SeqLMOutput(loss=loss, logits=logits, past_key_values=state, encoder_last_hidden_state=memory), return_dict, self)
 
 # %% ../nbs/recurrent.ipynb #37cdd073
 AutoConfig.register("recurrent", RecurrentConfig, exist_ok=True)
