@@ -58,7 +58,7 @@ class TextPlan:
         self.holder = shared_prefixes(self.texts)
         self.kept = np.unique(self.holder)
         self.batches = [self.kept[b] for b in plan_batches(
-            self.lengths[self.kept], token_budget=max(token_budget, self.lengths.max()), shuffle=False)]
+            self.lengths[self.kept], token_budget=token_budget, shuffle=False)]
         self.order = np.concatenate(self.batches)
         self.starts = np.zeros(len(self.texts), dtype=np.int64)
         self.starts[self.order] = np.cumsum(self.lengths[self.order]) - self.lengths[self.order]
@@ -310,7 +310,8 @@ class TextCache(CachedTexts):
         progress:bool=True # a bar that says the size
     ):
         """The cache of all texts of `dataset`; one that is in `path` already is checked and used.
-        Raises `ValueError` where it would not be exact or not fit, or `path` holds another cache; `OSError` for a full disk."""
+        Raises `ValueError` where it would not be exact or not fit, a text is longer than `token_budget`, or `path` holds another
+        cache; `OSError` for a full disk."""
         if reason := refusal(model): raise ValueError(f"no text cache for this model: {reason}; train it on the texts themselves")
         backbone = getattr(model, "backbone", model).base_model.eval()
         plan = TextPlan(dataset, token_budget)
