@@ -98,13 +98,16 @@ def _batch_shapes(
     longest_first:np.ndarray, # lengths in descending order
     rows_at, # function: longest length in a batch -> rows in it
     windows:int, # batches that share one shape
-) -> np.ndarray: # shape (groups, 2): rows in the group, batches in the group
+    step:int=1, # rows of a batch are a multiple of this, where so many fit
+) -> np.ndarray: # shape (groups, 3): rows, batches, and the multiple that holds in this group
     "Cut sorted lengths into groups of at most `windows` batches. Depends on nothing random, so it is the same in every epoch."
     groups, start = [], 0
     while start < len(longest_first):
         rows = rows_at(int(longest_first[start]))
+        unit = step if rows >= step else 1
+        rows -= rows % unit
         taken = min(rows * windows, len(longest_first) - start)
-        groups.append((taken, -(-taken // rows)))
+        groups.append((taken, -(-taken // rows), unit))
         start += taken
     return np.array(groups)
 
@@ -114,22 +117,25 @@ def _cut_finer(
     multiple:int, # the number of batches becomes a multiple of this
 ) -> np.ndarray: # groups with as many more batches as needed
     "Split batches, never duplicate them, until their number divides. Raises `ValueError` when there are too few rows."
-    rows, batches = groups.T
+    rows, batches, units = groups.T
     missing = -batches.sum() % multiple
     by_rows = np.argsort(-rows, kind="stable")
-    room = (rows - batches)[by_rows]
+    room = (-(-rows // units) - batches)[by_rows]
     added = np.clip(missing - (np.cumsum(room) - room), 0, room)
     if added.sum() < missing: return None
     batches = batches.copy()
     batches[by_rows] += added
-    return np.stack([rows, batches], 1)
+    return np.stack([rows, batches, units], 1)
 
 # %% ../nbs/bucketing.ipynb #7c08480b
 def _even_sizes(groups:np.ndarray) -> np.ndarray:
-    "Rows of each batch: the rows of a group in equal parts, larger parts first."
-    rows, batches = groups.T
-    place = np.arange(batches.sum()) - np.repeat(np.cumsum(batches) - batches, batches)
-    return np.repeat(rows // batches, batches) + (place < np.repeat(rows % batches, batches))
+    "Rows of each batch: the rows of a group in equal parts, larger parts first, in whole units but for the last."
+    rows, batches, units = groups.T
+    parts, last = -(-rows // units), np.cumsum(batches) - 1
+    place = np.arange(batches.sum()) - np.repeat(last + 1 - batches, batches)
+    sizes = np.repeat(units, batches) * (np.repeat(parts // batches, batches) + (place < np.repeat(parts % batches, batches)))
+    sizes[last] -= parts * units - rows
+    return sizes
 
 # %% ../nbs/bucketing.ipynb #5edb5562
 def _lots(seed, epoch):
@@ -197,6 +203,7 @@ def plan_batches(
     rank:int=0, # this process, of
     world_size:int=1, # so many, which all get the same number of batches
     multiple:int=1, # batches of each rank a multiple of this: gradient accumulation steps
+    rows_multiple:int=1, # rows of a batch a multiple of this, where so many fit: for kernels that like it
     shuffle:bool=True, # False: sorted, longest first, nothing random (evaluation)
 ) -> BatchPlan:
     """Plan one rank's batches for one epoch: every row in exactly one batch of exactly one rank.
@@ -213,7 +220,7 @@ def plan_batches(
     random = _lots(seed, epoch) if shuffle else None
     order = _sort_rows(lengths, random)
     groups = _shape_plan(lengths[order], _rows_for(budget, most), _count_windows(len(lengths), window, shuffle),
-                        world_size * _positive("multiple", multiple))
+                        world_size * _positive("multiple", multiple), _positive("rows_multiple", rows_multiple))
     if shuffle: order = _shuffle_groups(order, groups, random)
     offsets = np.concatenate([[0], np.cumsum(_even_sizes(groups))])
     computed = BatchPlan(order, offsets, lengths).computed
@@ -226,10 +233,10 @@ def _count_windows(rows, window, shuffle):
     if window is None: window = min(100_000, -(-rows // 4))
     return -(-rows // _positive("window", window)) if shuffle else 1
 
-def _shape_plan(longest_first, rows_at, windows, multiple):
-    "Groups whose number of batches is a multiple of `multiple`; one window where several leave too few rows."
-    for tried in (windows, 1):
-        groups = _cut_finer(_batch_shapes(longest_first, rows_at, tried), multiple)
+def _shape_plan(longest_first, rows_at, windows, multiple, step):
+    "Groups whose number of batches is a multiple of `multiple`; one window, or rows one by one, where that leaves too few rows."
+    for tried in ((windows, step), (1, step), (windows, 1), (1, 1)):
+        groups = _cut_finer(_batch_shapes(longest_first, rows_at, *tried), multiple)
         if groups is not None: return groups
     raise ValueError(f"{len(longest_first)} rows cannot be dealt in batches whose number is a multiple of {multiple} "
         "(ranks x multiple), none of them empty: use fewer ranks, more rows, or a larger budget")
