@@ -570,8 +570,8 @@ def without_dropout(model):
         for module, mode in modes.items(): module.training = mode
 
 def taken_gradient(model):
-    "The gradient of every parameter that has one, as float64; none is left behind."
-    grads = {n: p.grad.detach().double() for n, p in model.named_parameters() if p.grad is not None}
+    "The gradient of every parameter that has one; none is left behind."
+    grads = {n: p.grad.detach() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     return grads
 
@@ -613,21 +613,19 @@ def trainer_step(trainer, batches, accumulation, processes):
 def compare_steps(right, made):
     "Ratio of norms, relative error and cosine of two gradients, and the ratio of the losses."
     (loss, grad), (other_loss, other) = right, made
-    zero = torch.zeros((), dtype=torch.float64)
-    def dot(a, b): return float(sum(((a[n] * b[n]).sum() for n in a.keys() & b.keys()), zero))
-    def gap(n): return (grad.get(n, zero) - other.get(n, zero)).square().sum()
+    zero = torch.zeros(())
+    def dot(a, b): return sum(float((a[n].double() * b[n].double()).sum()) for n in a if n in b)
+    def gap(n): return float((grad.get(n, zero).double() - other.get(n, zero).double()).square().sum())
     norm, other_norm = dot(grad, grad) ** 0.5, dot(other, other) ** 0.5
-    error = float(sum(map(gap, grad.keys() | other.keys()), zero)) ** 0.5
+    error = sum(gap(n) for n in {**grad, **other}) ** 0.5
     return dict(ratio=other_norm / norm, relative_error=error / norm, cosine=dot(grad, other) / (norm * other_norm or 1), loss_ratio=other_loss / loss)
 
 def plain_trainer(model, folder):
     args = TrainingArguments(folder, report_to="none", disable_tqdm=True, log_level="error", use_cpu=next(model.parameters()).device.type == "cpu")
     return transformers.Trainer(model, args)
 
-def audit_step(trainer, reference, batches, accumulation, processes):
+def audit_step(trainer, reference, right, batches, accumulation, processes):
     "One row of `audit_loss`."
-    if accumulation * processes < len(batches): batches = [max(batches, key=reference._targets)]
-    right = right_step(reference, batches)
     loss, grad, items = trainer_step(trainer, batches, accumulation, processes)
     found = compare_steps(right, (loss, grad))
     words = f"accumulation {accumulation}, {processes} process" + "es" * (processes > 1)
@@ -676,7 +674,9 @@ def audit_loss(
                 keys = ", ".join(label_keys(trainer.model, batches[0], trainer.label_names)) or "no key"
                 raise ValueError(f"{name_of(trainer.model)}: no batch has a target (looked for in {keys}; -100 is ignored)")
             reference._settle(max(batches, key=reference._targets))
-            return pd.DataFrame([audit_step(trainer, reference, batches, *s) for s in settings_of(len(batches))])
+            one = [max(batches, key=reference._targets)]
+            right = {len(b): (right_step(reference, b), b) for b in (one, batches)}
+            return pd.DataFrame([audit_step(trainer, reference, *right[a * p], a, p) for a, p in settings_of(len(batches))])
 
 # %% ../nbs/accumulation_loss.ipynb #b70980e9
 HEADS = {"causal-lm": "CausalLM", "masked-lm": "MaskedLM", "seq2seq-lm": "Seq2SeqLM", "sequence-classification": "SequenceClassification",
