@@ -108,6 +108,7 @@ def shown(output):
     data = output.get("data", {})
     if "text/markdown" in data: return "".join(data["text/markdown"])
     if "image/png" in data: return ""
+    if "text/html" in data: return re.sub(r"<style.*?</style>\s*", "", "".join(data["text/html"]), flags=re.S)
     text = "".join(data.get("text/plain", output.get("text", "")))
     return "\n".join("    " + line for line in text.rstrip().splitlines())
 
