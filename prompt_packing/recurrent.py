@@ -361,7 +361,8 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
 
 # %% ../nbs/recurrent.ipynb #9e73ce3e
 def _mean_loss(logits, targets):
-    "Mean cross entropy over targets that are not -100; 0 when there is none."
+    "Mean cross entropy of logits (packed or not) over flat targets that are not -100; 0 when there is none."
+    logits = logits.data if isinstance(logits, PackedSequence) else logits.flatten(0, 1)
     logits = logits if logits.dtype is torch.float64 else logits.float()
     return nn.functional.cross_entropy(logits, targets, ignore_index=-100, reduction="sum") / (targets != -100).sum().clamp(min=1)
 
@@ -389,7 +390,7 @@ class RecurrentForTokenClassification(RecurrentPreTrainedModel):
         logits, loss = _on_tokens(self.classifier, hidden), None
         if labels is not None:
             targets = _labels_in(layout, labels, getattr(input_ids, "shape", None))
-            loss = _mean_loss(logits.data.reshape(-1, self.num_labels), targets) if self.loss_type == self.default_loss else None
+            loss = _mean_loss(logits, targets) if self.loss_type == self.default_loss else None
         logits = layout.restore(logits)
         if labels is not None and loss is None: loss = _other_loss(self, logits, labels)
         return _output(TokenClassifierOutput(loss=loss, logits=logits), return_dict, self)
@@ -455,7 +456,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, _Continuation, GenerationMi
         if labels is not None:
             shape = getattr(input_ids, "shape", None)
             targets = _next_in_row(layout, _labels_in(layout, labels, shape), shape)
-            loss = _mean_loss(logits.data.reshape(-1, self.config.vocab_size), targets) if self.loss_type == self.default_loss else None
+            loss = _mean_loss(logits, targets) if self.loss_type == self.default_loss else None
         logits = layout.restore(logits)
         if labels is not None and loss is None: loss = _other_loss(self, logits, labels)
         return _output(CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=self._seen(out, input_ids, past_key_values)), return_dict, self)
@@ -565,7 +566,7 @@ class RecurrentEncoderDecoder(_Memory, _Generation, GenerationMixin):
         outputs, hidden = self.decoder(_on_tokens(self.encoder.embed_tokens, layout.pack(decoder_input_ids)), state)
         logits, loss = self.lm_head(self.attention(layout.restore(outputs), memory, real)), None
         if labels is not None:
-            loss = _mean_loss(logits.flatten(0, 1), labels.flatten()) if self.loss_type is None else _other_loss(self, logits, labels)
+            loss = _mean_loss(logits, labels.flatten()) if self.loss_type is None else _other_loss(self, logits, labels)
         keep = self.config.use_cache if use_cache is None else use_cache
         state = RecurrentState(hidden, state.seen + decoder_input_ids.shape[1]) if keep else None
         return _output(Seq2SeqLMOutput(loss=loss, logits=logits, past_key_values=state, encoder_last_hidden_state=memory), return_dict, self)
