@@ -10,6 +10,7 @@ __all__ = ['logger', 'known_rules', 'HEADS', 'target_rule', 'count_targets', 'Ex
 from collections.abc import Mapping
 from contextlib import contextmanager
 from copy import copy
+from functools import cache
 from inspect import signature
 from tempfile import TemporaryDirectory
 from typing import Callable, NamedTuple
@@ -43,13 +44,15 @@ def bare_model(
 
 def name_of(model): return type(bare_model(model)).__name__
 
+labels_of = cache(find_labels) # reading a signature takes longer than counting
+
 def label_keys(
     model:nn.Module, # the model that gets the batch
     inputs:Mapping, # one batch
     label_names:list=None, # the keys of the targets; read from the signature of `forward` when not given
 ) -> list: # of str
     "The keys of the batch that hold targets."
-    names = label_names or find_labels(type(bare_model(model)))
+    names = label_names or labels_of(type(bare_model(model)))
     usual = [k for k in inputs if "label" in k or k in ("start_positions", "end_positions")]
     return [k for k in names if inputs.get(k) is not None] or usual
 
@@ -370,7 +373,7 @@ class ExactWindows(Probes):
         self._pass_targets += sum(targets)
         return self._fill(batches, num_batches), sum(targets)
 
-    def _targets(self, inputs): return int(self.count_targets(self.accelerator.unwrap_model(self.model), inputs))
+    def _targets(self, inputs): return int(self.count_targets(self.model, inputs))
 
     def _on_processes(self, numbers):
         "Whole numbers of this process -> each of them on all processes."
