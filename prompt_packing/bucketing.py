@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 # %% auto #0
-__all__ = ['FILLS', 'as_lengths', 'BatchPlan', 'plan_batches', 'plot_plan', 'PlannedBatchSampler', 'dataset_lengths', 'TokenRows', 'PaddedCollator', 'pack_sequences', 'PackedCollator', 'collator_for_packing', 'plot_lengths', 'compare_plans', 'plot_tradeoff', 'recommend_setting', 'file_lengths', 'padding_report']
+__all__ = ['as_lengths', 'BatchPlan', 'plan_batches', 'plot_plan', 'PlannedBatchSampler', 'dataset_lengths', 'TokenRows', 'PaddedCollator', 'pack_sequences', 'PackedCollator', 'collator_for_packing', 'plot_lengths', 'compare_plans', 'plot_tradeoff', 'recommend_setting', 'file_lengths', 'padding_report']
 
 # %% ../nbs/bucketing.ipynb #aaf389f0
 def as_lengths(
@@ -36,8 +36,8 @@ def _positive(name, value, least=1):
     return int(value)
 
 # %% ../nbs/bucketing.ipynb #4464f4b4
-class BatchPlan(Sequence):
-    "Batches of row numbers: `plan[i]` is an int64 array. The costs count every row of a batch at its longest."
+class _Batches(Sequence):
+    "Batches of row numbers and what they cost."
     def __init__(self,
         indices:np.ndarray, # row numbers, batch after batch
         offsets:np.ndarray, # batch i is `indices[offsets[i]:offsets[i + 1]]`
@@ -53,7 +53,7 @@ class BatchPlan(Sequence):
         i = range(len(self))[i]
         return self.indices[self.offsets[i]:self.offsets[i + 1]]
 
-    def __repr__(self): return f"BatchPlan({len(self)} batches, {len(self.indices)} rows, {self.padding:.2%} padding)"
+    def __repr__(self): return f"{type(self).__name__}({len(self)} batches, {len(self.indices)} rows, {self.padding:.2%} padding)"
 
     def _reduce(self, how, values=None):
         return how.reduceat(self.lengths[self.indices] if values is None else values, self.offsets[:-1])
@@ -74,6 +74,9 @@ class BatchPlan(Sequence):
     @property
     def padding(self): return 1 - float(self.tokens.sum() / self.computed.sum())
 
+# %% ../nbs/bucketing.ipynb #185e57b4
+class BatchPlan(_Batches):
+    "Batches of row numbers: `plan[i]` is an int64 array. The costs count every row of a batch at its longest."
     @property
     def length_correlation(self): # 0: lengths in a batch are independent, 1: all the same
         apart = self.lengths - self.lengths[self.indices].mean()
@@ -284,12 +287,12 @@ class PlannedBatchSampler:
 
     def load_state_dict(self, state): self.epoch, self.batch, self._start = state["epoch"], state["batch"], state["batch"]
 
-# %% ../nbs/bucketing.ipynb #b110f259
+# %% ../nbs/collating.ipynb #13781992
 from collections.abc import Mapping
 
 import pyarrow as pa
 
-# %% ../nbs/bucketing.ipynb #109fc6cb
+# %% ../nbs/collating.ipynb #f141924a
 class _ListColumn:
     "A column of lists, read in place: `column[i]` is a numpy view."
     def __init__(self, name, chunked:pa.ChunkedArray, picked=None):
@@ -310,7 +313,7 @@ class _ListColumn:
         starts, lengths, chunks = self.starts[picked], self.lengths[picked], self.chunks[picked]
         return [self.values[c][s:e] for c, s, e in zip(chunks.tolist(), starts.tolist(), (starts + lengths).tolist())]
 
-# %% ../nbs/bucketing.ipynb #b149494e
+# %% ../nbs/collating.ipynb #a40d91ed
 def _list_column(dataset, name):
     "One column of lists of a `datasets.Dataset`, its order of rows respected."
     picked = None if dataset._indices is None else dataset._indices.column(0).to_numpy()
@@ -329,7 +332,7 @@ def dataset_lengths(
     raise ValueError(f"the length of every row is needed, and {type(dataset).__name__} does not say it: "
         f"give it an attribute `lengths`, a column {column!r}, or a column 'input_ids'")
 
-# %% ../nbs/bucketing.ipynb #e07dfcce
+# %% ../nbs/collating.ipynb #e445c27c
 class TokenRows:
     "A `datasets.Dataset` as a map-style data set that hands out whole batches of numpy views, column by column."
     def __init__(self,
@@ -353,10 +356,10 @@ class TokenRows:
         picked = np.asarray(picked)
         return {name: column[picked] if isinstance(column, np.ndarray) else column.rows(picked) for name, column in self.columns.items()}
 
-# %% ../nbs/bucketing.ipynb #265427cc
+# %% ../nbs/collating.ipynb #cfc64765
 import torch
 
-# %% ../nbs/bucketing.ipynb #77eed1c3
+# %% ../nbs/collating.ipynb #5b33bc6b
 def _pad_rows(
     rows, # a batch of 1-D sequences
     fill=0, # value of the padding
@@ -371,12 +374,13 @@ def _pad_rows(
     padded[mask] = flat
     return padded, mask
 
-# %% ../nbs/bucketing.ipynb #d456fbf3
-FILLS = {"labels": -100, "attention_mask": 0, "token_type_ids": 0, "position_ids": 0, "special_tokens_mask": 1}
-
+# %% ../nbs/collating.ipynb #7b3687ba
 def _by_column(features):
     "A list of dicts as a dict of lists; what is one already, as it is."
     return features if isinstance(features, Mapping) else {key: [f[key] for f in features] for key in features[0]}
+
+# %% ../nbs/collating.ipynb #fd8dfc2b
+_FILLS = {"labels": -100, "attention_mask": 0, "token_type_ids": 0, "position_ids": 0, "special_tokens_mask": 1}
 
 class PaddedCollator:
     "Features (dicts of lists, arrays or numbers, or a dict of columns) -> a dict of tensors; ragged columns padded to the longest row of the batch."
@@ -393,7 +397,7 @@ class PaddedCollator:
             raise ValueError("no padding token: set tokenizer.pad_token (often = tokenizer.eos_token) or give pad_token_id=")
         self.padding_side = padding_side or getattr(tokenizer, "padding_side", "right")
         if self.padding_side not in ("right", "left"): raise ValueError(f"padding_side is {self.padding_side!r}: 'right' or 'left'")
-        self.fills, self.labels_from_ids = FILLS | {"input_ids": self.pad_token_id} | (fills or {}), labels_from_ids
+        self.fills, self.labels_from_ids = _FILLS | {"input_ids": self.pad_token_id} | (fills or {}), labels_from_ids
 
     def __call__(self, features):
         if len(features) == 0: raise ValueError("an empty batch")
@@ -567,7 +571,18 @@ def _block_mask(segments, causal):
     return mask[:, None]
 
 # %% ../nbs/packing.ipynb #218fefd9
-class PackedCollator:
+class _Boundaries:
+    "What tells the attention kernel where sequences end."
+    def boundaries(self, segments):
+        if self.mask != "boundaries":
+            mask = torch.from_numpy(_block_mask(segments, self.causal))
+            return {"attention_mask": mask if self.mask == "bool" else torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)}
+        changes = np.flatnonzero(np.diff(segments.ravel(), prepend=-1, append=-1)).astype(np.int32)
+        bounds, longest = torch.from_numpy(changes), int(np.diff(changes).max())
+        return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+
+# %% ../nbs/packing.ipynb #ea2aa35b
+class PackedCollator(_Boundaries):
     "Features with `input_ids` (and `labels` for each token) -> packed rows; without `labels`, a causal model's are the ids."
     def __init__(self,
         capacity:int | None=None, # tokens in a row; None: all in one row, as long as it needs to be
@@ -605,15 +620,6 @@ class PackedCollator:
             batch["labels"] = laid_out(np.where(offset == 0, -100, labels) if self.causal else labels, -100)
         segments = laid_out(np.repeat(np.arange(1, len(sizes) + 1), sizes), 0)
         return {k: torch.from_numpy(v) for k, v in batch.items()} | self.boundaries(segments)
-
-    def boundaries(self, segments):
-        "What tells the attention kernel where sequences end."
-        if self.mask != "boundaries":
-            mask = torch.from_numpy(_block_mask(segments, self.causal))
-            return {"attention_mask": mask if self.mask == "bool" else torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)}
-        changes = np.flatnonzero(np.diff(segments.ravel(), prepend=-1, append=-1)).astype(np.int32)
-        bounds, longest = torch.from_numpy(changes), int(np.diff(changes).max())
-        return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
 
 # %% ../nbs/packing.ipynb #283df1fc
 @torch.no_grad()

@@ -164,36 +164,9 @@ def _find_shards(shards):
         if not os.path.isfile(path): raise FileNotFoundError(f"no shard {path}")
     return shards
 
-# %% ../nbs/streaming.ipynb #f1f57ce3
-class StreamingBatches(IterableDataset):
-    """Gzip or text shards as ready batches under a token budget.
-
-    `shuffle=True`: without end, shards in random order, each rank reading its own. `shuffle=False`: one pass; every rank
-    reads all lines and takes its part of each window, so that all ranks have the same number of batches.
-    Errors name the shard and the line."""
-    batch_size = None # batches come ready-made
-
-    def __init__(self,
-        shards, # paths, or a folder of shards
-        tokenizer, # of transformers, or a function from a list of strings to lists of ids
-        *,
-        token_budget:int, # most tokens in a batch, padding included
-        window:int=20_000, # lines read ahead and sorted together
-        max_length:int | None=None, # cut longer examples; None: one longer than the budget is an error
-        shuffle:bool=True, # False: one finite pass
-        seed:int=0,
-        rank:int | None=None, # None: as torch.distributed or the environment says
-        world_size:int | None=None,
-        collator=None, # features -> batch; None: `PaddedCollator(tokenizer)`
-    ):
-        self.shards = _find_shards(shards)
-        if max_length is not None and max_length > token_budget: raise ValueError(f"max_length={max_length} does not fit into token_budget={token_budget}")
-        plan_batches([1], token_budget=token_budget, window=window, seed=seed) # the same checks, the same words
-        self.tokenizer, self.token_budget, self.window, self.max_length = tokenizer, token_budget, window, max_length
-        self.finite, self.seed, self.rank, self.world_size = not shuffle, seed, rank, world_size
-        self.collator = PaddedCollator(tokenizer) if collator is None else collator
-        self._restored = self._place = self._windows = self._count = None
-
+# %% ../nbs/streaming.ipynb #ed4d1f9d
+class _Reading:
+    "infinibatch's iterators, from shards to windows of tokens."
     def _tokenize(self, texts):
         if not hasattr(self.tokenizer, "pad_token_id"): return self.tokenizer(texts)
         cut = dict(truncation=True, max_length=self.max_length) if self.max_length else {}
@@ -218,6 +191,9 @@ class StreamingBatches(IterableDataset):
         window.check(self.token_budget)
         return window
 
+# %% ../nbs/streaming.ipynb #bdbde011
+class _Walking(_Reading):
+    "From windows to batches."
     def _plan(self, window, number, reader, readers):
         place = dict(rank=reader, world_size=readers) if self.finite else {}
         return plan_batches(window.lengths, token_budget=self.token_budget, window=len(window.lengths), seed=self.seed,
@@ -261,6 +237,9 @@ class StreamingBatches(IterableDataset):
             return torch.distributed.get_rank(), torch.distributed.get_world_size()
         return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
+# %% ../nbs/streaming.ipynb #7a78e61a
+class _Counted(_Walking):
+    "The length of a finite pass."
     def count_batches(self) -> int: # of one rank
         "Batches in a finite pass; reads and tokenizes everything, once. `len` works from then on."
         if not self.finite: raise ValueError("a shuffled stream has no end: use shuffle=False")
@@ -271,6 +250,9 @@ class StreamingBatches(IterableDataset):
         if self._count is None: raise TypeError("a stream has no length; count_batches() reads a finite one through to find it")
         return self._count
 
+# %% ../nbs/streaming.ipynb #daee5e20
+class _Saved(_Counted):
+    "The place in the stream, as JSON."
     def _settings(self):
         return {"shards": [os.path.basename(s) for s in self.shards], "token_budget": self.token_budget, "window": self.window,
                 "max_length": self.max_length, "finite": self.finite, "seed": self.seed, "world_size": self._ranks()[1]}
@@ -294,6 +276,36 @@ class StreamingBatches(IterableDataset):
         self._windows = None
 
     def __getstate__(self): return self.__dict__ | {"_windows": None, "_place": None}
+
+# %% ../nbs/streaming.ipynb #1ceba11e
+class StreamingBatches(_Saved, IterableDataset):
+    """Gzip or text shards as ready batches under a token budget.
+
+    `shuffle=True`: without end, shards in random order, each rank reading its own. `shuffle=False`: one pass; every rank
+    reads all lines and takes its part of each window, so that all ranks have the same number of batches.
+    Errors name the shard and the line."""
+    batch_size = None # batches come ready-made
+
+    def __init__(self,
+        shards, # paths, or a folder of shards
+        tokenizer, # of transformers, or a function from a list of strings to lists of ids
+        *,
+        token_budget:int, # most tokens in a batch, padding included
+        window:int=20_000, # lines read ahead and sorted together
+        max_length:int | None=None, # cut longer examples; None: one longer than the budget is an error
+        shuffle:bool=True, # False: one finite pass
+        seed:int=0,
+        rank:int | None=None, # None: as torch.distributed or the environment says
+        world_size:int | None=None,
+        collator=None, # features -> batch; None: `PaddedCollator(tokenizer)`
+    ):
+        self.shards = _find_shards(shards)
+        if max_length is not None and max_length > token_budget: raise ValueError(f"max_length={max_length} does not fit into token_budget={token_budget}")
+        plan_batches([1], token_budget=token_budget, window=window, seed=seed) # the same checks, the same words
+        self.tokenizer, self.token_budget, self.window, self.max_length = tokenizer, token_budget, window, max_length
+        self.finite, self.seed, self.rank, self.world_size = not shuffle, seed, rank, world_size
+        self.collator = PaddedCollator(tokenizer) if collator is None else collator
+        self._restored = self._place = self._windows = self._count = None
 
 # %% ../nbs/streaming.ipynb #5aebb637
 def create_wiki_dataloader(

@@ -137,8 +137,8 @@ class _TicketSampler:
 # %% ../nbs/trainer.ipynb #5b5fceae
 logger = logging.get_logger(__name__)
 
-class _Loaders:
-    "Which loader for which data set."
+class _Settings:
+    "What is looked at before a Trainer is made."
     def __init__(self, model=None, args=None, data_collator=None, *rest, **kwargs):
         self._collator_given = data_collator
         self._check_settings(args)
@@ -162,6 +162,9 @@ class _Loaders:
         if wrong := [name for name, value in cuts.items() if value]:
             raise ValueError(f"token_budget and pack decide what is in a batch; leave {', '.join(wrong)} at its default")
 
+# %% ../nbs/trainer.ipynb #a276d76a
+class _Loaders(_Settings):
+    "Which loader for which data set."
     def _get_dataloader(self, dataset, description, batch_size, sampler_fn=None, is_training=False, dataloader_key=None):
         if getattr(dataset, "batch_size", 0) is None: return self._ready_loader(dataset, is_training)
         if getattr(self.args, "token_budget", None) or (is_training and getattr(self.args, "pack", None)):
@@ -177,8 +180,8 @@ class _Loaders:
         if getattr(self.processing_class, "pad_token_id", None) is not None: return PaddedCollator(self.processing_class)
         return PaddedCollator(pad_token_id=getattr(self.model.config, "pad_token_id", None))
 
-# %% ../nbs/trainer.ipynb #a276d76a
-class _PlannedLoaders(_Loaders):
+# %% ../nbs/trainer.ipynb #1188f149
+class _Planning(_Loaders):
     "Loaders by plan."
     def _data_seed(self): return self.args.seed if self.args.data_seed is None else self.args.data_seed
 
@@ -199,6 +202,9 @@ class _PlannedLoaders(_Loaders):
         if not is_training: loader.order = self._read_order(lengths)
         return loader
 
+# %% ../nbs/trainer.ipynb #59d93a47
+class _PlannedLoaders(_Planning):
+    "The parts of a planned loader."
     def _packed_collator(self):
         return self._collator_given if self._collator_given is not None else collator_for_packing(self.model, self.args.pack)
 
@@ -280,10 +286,13 @@ class _RowOrder(_ReadyLoaders):
         return evaluated
 
 # %% ../nbs/trainer.ipynb #110a2310
-class TokenBudgetMixin(_RowOrder):
-    "Batches by `args.token_budget` or `args.pack`, ready-made batches and streams, over any Trainer."
-    _steps_evaluated = None
+def _rows_in(batch):
+    "Rows of a batch: of its first tensor or packed sequence."
+    first = next((v for v in batch.values() if getattr(v, "ndim", 0) or hasattr(v, "batch_sizes")), ())
+    return int(first.batch_sizes[0]) if hasattr(first, "batch_sizes") else len(first)
 
+class _CountedRows(_RowOrder):
+    "Adds up the rows of the trained batches."
     def get_train_dataloader(self):
         self._train_loader = super().get_train_dataloader()
         return self._train_loader
@@ -305,6 +314,11 @@ class TokenBudgetMixin(_RowOrder):
             self._rows_trained += sum(map(_rows_in, batches)) if rows is None else rows
         return batches, items
 
+# %% ../nbs/trainer.ipynb #b6843f6b
+class TokenBudgetMixin(_CountedRows):
+    "Batches by `args.token_budget` or `args.pack`, ready-made batches and streams, over any Trainer."
+    _steps_evaluated = None
+
     def _finalize_training(self, trial, num_train_samples, start_time):
         "Rows that all ranks trained, as the share of the whole schedule that transformers expects."
         if self._rows_trained:
@@ -316,11 +330,6 @@ class TokenBudgetMixin(_RowOrder):
         for key in [k for k in logs if k.endswith("_steps_per_second") and self._steps_evaluated and k != "train_steps_per_second"]:
             logs[key] = round(self._steps_evaluated / max(logs[key.replace("steps_per_second", "runtime")], 1e-4), 3)
         super().log(logs, *args, **kwargs)
-
-def _rows_in(batch):
-    "Rows of a batch: of its first tensor or packed sequence."
-    first = next((v for v in batch.values() if getattr(v, "ndim", 0) or hasattr(v, "batch_sizes")), ())
-    return int(first.batch_sizes[0]) if hasattr(first, "batch_sizes") else len(first)
 
 # %% ../nbs/trainer.ipynb #0da29168
 UNFINISHED = "_unfinished" # folder under output_dir where checkpoints are written
@@ -359,6 +368,8 @@ class _WholeCheckpoints:
         self.accelerator.wait_for_everyone()
         if self._to_push: super()._push_from_checkpoint(os.path.join(folder, name))
 
+# %% ../nbs/trainer.ipynb #0f7f1482
+class _PublishedCheckpoints(_WholeCheckpoints):
     def _correct_state(self, aside, folder, name):
         "The best checkpoint by its final name."
         best = os.path.join(folder, f"checkpoint-{self.state.best_global_step}")
@@ -387,7 +398,7 @@ def _last_whole_checkpoint(folder):
 # %% ../nbs/trainer.ipynb #c72b650c
 def _plain(value): return value.item() if torch.is_tensor(value) else value
 
-class _Place(_WholeCheckpoints):
+class _Place(_PublishedCheckpoints):
     "Each checkpoint says where in the data it was made."
     _carried = ("_tr_loss", "_sums", "_all_sums", "_globalstep_last_logged") # losses trained and not yet logged
 
