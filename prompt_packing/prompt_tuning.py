@@ -7,8 +7,9 @@ __all__ = ['align_columns', 'real_positions', 'is_causal', 'text_pass', 'FrozenT
            'frozen_text_attention', 'attention_named', 'continue_text', 'text_is_constant', 'PromptTuningConfig',
            'check_choices', 'FrozenBackboneModel', 'PromptHead', 'initial_prompt', 'decoder_layers', 'added_to_layers',
            'pool', 'position_offset', 'check_mask', 'check_labels', 'state_shapes', 'unpack_states', 'PromptedBackbone',
-           'OnePass', 'TwoPasses', 'PromptFeatures', 'backbone_digest', 'text_id', 'PromptClassifier',
-           'load_text_model', 'PromptMaking', 'model_card', 'PromptForSequenceClassification', 'combine_prompts']
+           'OnePass', 'TwoPasses', 'PromptFeatures', 'backbone_digest', 'text_id', 'CachedFeatures', 'PromptClassifier',
+           'SettableHead', 'load_text_model', 'PromptMaking', 'model_card', 'PromptForSequenceClassification',
+           'combine_prompts']
 
 # %% ../nbs/prompt_tuning.ipynb #ec47b9bc
 import contextlib
@@ -425,7 +426,7 @@ class TwoPasses(OnePass):
 
 # %% ../nbs/prompt_tuning.ipynb #3ed2bbe9
 class PromptFeatures(TwoPasses):
-    "`features`: the vector that the head reads, for texts or for cached states of texts."
+    "`features`: the vector that the head reads."
     def rows_of(self, prompt_ids, count, device):
         if prompt_ids is None and self.config.num_prompts > 1:
             raise ValueError(f"this model has {self.config.num_prompts} prompts; say by prompt_ids which one each row takes")
@@ -461,13 +462,8 @@ def text_id(fingerprint:str) -> int:
     return int(fingerprint[:15] or "0", 16)
 
 # %% ../nbs/prompt_tuning.ipynb #9df51b35
-class PromptClassifier(PromptFeatures):
-    "`forward`: logits and loss."
-    def __init__(self, config:PromptTuningConfig, backbone:PreTrainedModel):
-        super().__init__(config, backbone)
-        head = PromptHead(config.num_prompts, config.num_labels, config.hidden_size, config.bias)
-        self.head = head.to(backbone.device)
-
+class CachedFeatures(PromptFeatures):
+    "`cached_features`: the vector that the head reads, from cached states of texts."
     def cached_features(
         self,
         text_states:torch.Tensor, # [rows, columns, width], texts at the right end
@@ -486,6 +482,14 @@ class PromptClassifier(PromptFeatures):
         check_mask(mask, self.config.prompt_tokens, self.limit)
         ids = self.rows_of(prompt_ids, len(mask), mask.device)
         return self.prompt_pass(unpack_states(text_states, self.state_shapes), mask, ids)
+
+# %% ../nbs/prompt_tuning.ipynb #8810a691
+class PromptClassifier(CachedFeatures):
+    "`forward`: logits and loss."
+    def __init__(self, config:PromptTuningConfig, backbone:PreTrainedModel):
+        super().__init__(config, backbone)
+        head = PromptHead(config.num_prompts, config.num_labels, config.hidden_size, config.bias)
+        self.head = head.to(backbone.device)
 
     def forward(
         self,
@@ -506,6 +510,16 @@ class PromptClassifier(PromptFeatures):
         loss = None if labels is None else F.cross_entropy(logits, labels)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
+# %% ../nbs/prompt_tuning.ipynb #f9a5e9ae
+class SettableHead(PromptClassifier):
+    def set_head(self, weight:torch.Tensor, bias:torch.Tensor=None, prompt:int=0):
+        "Puts a head, [labels, hidden] and [labels], in place, as `solve_head` returns it."
+        with torch.no_grad():
+            self.head.weight[prompt].copy_(weight)
+            if bias is not None and self.head.bias is None: raise ValueError("this model's head has no bias (bias=False)")
+            if self.head.bias is not None: self.head.bias[prompt].copy_(0 if bias is None else bias)
+        return self
+
 # %% ../nbs/prompt_tuning.ipynb #a153e1f3
 def load_text_model(name_or_model):
     "A bare backbone and its tokenizer (None for a loaded model); a language-model head is dropped."
@@ -520,7 +534,7 @@ def load_text_model(name_or_model):
     return load_text_model(model)[0], tokenizer
 
 # %% ../nbs/prompt_tuning.ipynb #353fa21e
-class PromptMaking(PromptClassifier):
+class PromptMaking(SettableHead):
     @classmethod
     def from_backbone(
         cls,
@@ -555,14 +569,6 @@ class PromptMaking(PromptClassifier):
             model = cls(config, backbone)
         if len(start): model.prompt.data[0] = start
         return model
-
-    def set_head(self, weight:torch.Tensor, bias:torch.Tensor=None, prompt:int=0):
-        "Puts a head, [labels, hidden] and [labels], in place, as `solve_head` returns it."
-        with torch.no_grad():
-            self.head.weight[prompt].copy_(weight)
-            if bias is not None and self.head.bias is None: raise ValueError("this model's head has no bias (bias=False)")
-            if self.head.bias is not None: self.head.bias[prompt].copy_(0 if bias is None else bias)
-        return self
 
 # %% ../nbs/prompt_tuning.ipynb #138b6770
 def _markdown(table): # a DataFrame as Markdown
