@@ -51,17 +51,16 @@ def _pip_command(package, folder):
 
 # %% ../nbs/package_index.ipynb #ee39177c
 def _run_with_bar(command, env, package, folder):
-    "Run pip to its end with a progress bar; its exit status and what it said."
-    with open(folder/"said.txt", "w+") as said, subprocess.Popen(command, env=env, stdout=said, stderr=subprocess.STDOUT) as process, \
+    "Run pip to its end with a progress bar; its exit status and what it said, which comes by a pipe, as the disk may be full."
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process, \
          tqdm(total=package.size, unit="B", unit_scale=True, desc=package.requirement) as bar:
-        try:
-            while process.poll() is None:
-                time.sleep(0.1)
-                bar.update(max(0, min(package.size, _bytes_in(folder/"temporary")) - bar.n))
-        except BaseException: process.kill(); raise
+        while True:
+            try: said, _ = process.communicate(timeout=0.1)
+            except subprocess.TimeoutExpired: bar.update(max(0, min(package.size, _bytes_in(folder/"temporary")) - bar.n))
+            except BaseException: process.kill(); raise
+            else: break
         if process.returncode == 0: bar.update(package.size - bar.n)
-        said.seek(0)
-        return process.returncode, said.read()
+    return process.returncode, said
 
 def _bytes_in(folder):
     try: return sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
