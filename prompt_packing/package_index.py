@@ -6,7 +6,7 @@
 __all__ = ['Package', 'download', 'cached']
 
 # %% ../nbs/package_index.ipynb #ebd8dcfe
-import errno, importlib.util, os, shutil, subprocess, sys, tempfile, time
+import errno, importlib.util, os, shutil, subprocess, sys, tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from filelock import FileLock
