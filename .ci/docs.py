@@ -120,7 +120,8 @@ def synced_quarto():
     text = (root / "_quarto.yml").read_text(encoding="utf-8")
     for key, value in {"title": cfg.title, "site-url": cfg.doc_host + cfg.doc_baseurl, "repo-url": cfg.git_url,
                        "href": cfg.git_url, "description": cfg.description, "repo-branch": cfg.branch}.items():
-        text = re.sub(rf'(?m)^(\s+{key}: ).*$', lambda m: f'{m[1]}"{value}"' if key != "repo-branch" else m[1] + value, text)
+        old = '"https?:.*"' if key == "href" else ".*"
+        text = re.sub(rf'(?m)^(\s+{key}: ){old}$', lambda m: f'{m[1]}"{value}"' if key != "repo-branch" else m[1] + value, text)
     return text
 
 
