@@ -132,8 +132,8 @@ METHODS["head"] = Method(lambda run, kit: _solved(run, _prompt_model(run, kit), 
 METHODS["head-trained"] = Method(_prompt_model, learning_rate=1e-3, epochs=5)
 
 # %% ../nbs/compare.ipynb #4e671b22
-METHODS["prompt"] = Method(lambda run, kit: _solved(run, _prompt_model(run, kit, init=run.init), kit), learning_rate=1e-3, epochs=5, prompted=True)
-METHODS["prompt-random"] = Method(lambda run, kit: _prompt_model(run, kit, init="random"), learning_rate=1e-3, epochs=5, prompted=True)
+METHODS["prompt"] = Method(lambda run, kit: _solved(run, _prompt_model(run, kit, init=run.init), kit), learning_rate=3e-3, epochs=3, prompted=True)
+METHODS["prompt-random"] = Method(lambda run, kit: _prompt_model(run, kit, init="random"), learning_rate=3e-3, epochs=3, prompted=True)
 
 # %% ../nbs/compare.ipynb #9545d5be
 def _finetune(run, kit):
@@ -189,7 +189,7 @@ def run_one(run:Run, # what to run
     model = METHODS[run.method].build(run, kit)
     built = time.perf_counter() - start
     with tempfile.TemporaryDirectory() as folder: metrics, predicted, trained = _measure(run, kit, model, folder)
-    if adapters and METHODS[run.method].frozen: model.save_pretrained(Path(adapters) / run.name)
+    if adapters and isinstance(model, PromptForSequenceClassification): model.save_pretrained(Path(adapters) / run.name)
     padding, shuffled = _paddings(run, np.asarray(kit.train["length"]))
     changed = changed_layers(kit.backbone, before)
     return {"name": run.name, **asdict(run), **metrics, "metric": kit.task.metrics[0], "seconds": built + trained,
@@ -323,6 +323,10 @@ class Comparison:
         lines = [table.columns, ["---"] * len(table.columns), *table.itertuples(index=False)]
         return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
+    def json(self)->str: # every record whole, its predictions too
+        "The records as JSON."
+        return json.dumps(self.records)
+
 # %% ../nbs/compare.ipynb #faa5fa4c
 def _label(run): return f"{run.method} {run.prompt_tokens}" if run.prompt_tokens else run.method
 
@@ -363,9 +367,11 @@ def sweep(backbones, # names or folders, as `load_backbone` takes them
           max_cache_bytes:int=4 * 2**30, # a text cache larger than this is not built
           training=None, # dict of further `TrainingArguments`, for all methods
           source=None, # of the tasks: "hub", "pypi" or a folder
-          **settings, # `train_rows`, `eval_rows`, `epochs`, `learning_rate` (one for all, or a dict by method), `token_budget`, `max_length`, `init`
-         )->Comparison:
-    "Every method on every backbone and task, with every prompt size and seed. ValueError: an unknown method or a prompt size below 1."
+          **settings)->Comparison:
+    """Every method on every backbone and task, with every prompt size and seed.
+
+    `settings` are fields of `Run`: `train_rows`, `eval_rows`, `epochs` and `learning_rate` (one for all, or a dict by method),
+    `token_budget`, `max_length`, `init`. `ValueError`: an unknown method, or a prompt size below 1."""
     runs = []
     for task in tasks:
         data = _digest(load_task(task, source=source))
@@ -378,7 +384,6 @@ def compare(backbone, # name or folder, as `load_backbone` takes it
             methods=("head", "prompt", "finetune"), # keys of `METHODS`
             prompt_tokens=(5,), # virtual tokens, for methods with a prompt
             seeds=(0, 1, 2), # runs of each method
-            **kwargs, # as for `sweep`
-           )->Comparison:
-    "The methods side by side on one backbone and one task."
+            **kwargs)->Comparison:
+    "The methods side by side on one backbone and one task; `kwargs` are those of `sweep`, and its errors too."
     return sweep([backbone], [task], methods, prompt_tokens, seeds, **kwargs)
