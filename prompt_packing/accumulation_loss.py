@@ -142,6 +142,18 @@ def two_parts(inputs, count, rows):
     cut = max(1, len(order) // 3)
     return [take_rows(inputs, index, rows) for index in (order, order[:cut], order[cut:])]
 
+# %% ../nbs/accumulation_loss.ipynb #75178ea4
+def with_shorter_twin(inputs, keys):
+    "The row of a batch of one twice, the second time without the later half of its targets."
+    twins = take_rows(inputs, [0, 0], 1)
+    for labels in (twins[k] for k in keys if is_wide(twins[k]) and torch.is_tensor(twins[k])):
+        targets = (labels[1].flatten() != -100).nonzero().flatten()
+        if len(targets) < 3: continue
+        end = targets[(len(targets) + 1) // 2]
+        labels[1].view(-1)[end:] = -100
+        if labels.shape == getattr(twins.get("attention_mask"), "shape", None): twins["attention_mask"][1, end:] = 0
+    return twins
+
 # %% ../nbs/accumulation_loss.ipynb #6f1caa44
 def with_holes(inputs, keys):
     "Half of the token labels of every other row ignored, so that rows differ in how many targets of each kind they have."
@@ -213,8 +225,12 @@ def settle_rule(
         counts = first_label_counts(loss_of, inputs, keys[0])
         rules = [r for r in rules if not r.shifts] if counts else [r for r in rules if r.shifts or r.words.startswith("rows")]
     if len(keys) > 1 and len(rules) == 1 and set(keys) != set(POSITIONS): inputs = with_holes(inputs, keys)
-    try: batches = two_parts(inputs, rules[0].count, row_count(inputs))
-    except Uncuttable: return rules[0]
+    try:
+        if row_count(inputs) == 1: inputs = with_shorter_twin(inputs, keys)
+        batches = two_parts(inputs, rules[0].count, row_count(inputs))
+    except Uncuttable:
+        logger.warning(f"{name_of(model)}: the batch cannot be cut into rows with targets, so its loss is not checked: taken for a mean over {rules[0].words}")
+        return rules[0]
     losses = [loss_of(b) for b in batches]
     allowed = (2e-2 if half else 3e-5) * max(map(abs, losses))
     fitting = [r for r in rules if misfit(r, losses, batches[1:]) <= allowed]
@@ -330,7 +346,8 @@ class Probes(FindsRule):
             return tuple(keys), guess.words, False
         half = self.args.fp16 or self.args.bf16 or is_half(model)
         with undisturbed(model), must_call_registered(model, self.compute_loss_func): rule, takes_count = self._try(model, inputs, keys, half)
-        logger.info(f"{name_of(model)}: the loss is a mean over {rule.words}")
+        if rule.words == guess.words: logger.info(f"{name_of(model)}: the loss is a mean over {rule.words}")
+        else: logger.warning(f"{name_of(model)}: the loss was found to be a mean over {rule.words}, not over {guess.words}")
         return tuple(keys), rule.words, takes_count
 
     def _try(self, model, inputs, keys, half):
@@ -364,7 +381,7 @@ class ExactWindows(Probes):
         "The micro-batches of this process and the number of targets of all of them, on all processes."
         if epoch_iterator is self._ended: return [], None
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, *args)
-        if not self._rules: self._settle(max(batches, key=self._targets, default=None))
+        if not self._rules: self._settle(max(batches, key=self._telling, default=None))
         targets, numbers = self._on_processes([sum(map(self._targets, batches)), len(batches)])
         if not any(numbers):
             self._ended = epoch_iterator
@@ -374,6 +391,11 @@ class ExactWindows(Probes):
         return self._fill(batches, num_batches), sum(targets)
 
     def _targets(self, inputs): return int(self.count_targets(self.model, inputs))
+
+    def _telling(self, inputs):
+        "How much a batch says about the loss: it needs targets, better in several rows."
+        targets = self._targets(inputs)
+        return targets > 0, row_count(inputs) > 1, targets
 
     def _on_processes(self, numbers):
         "Whole numbers of this process -> each of them on all processes."
@@ -676,7 +698,7 @@ def audit_loss(
             if not any(map(reference._targets, batches)):
                 keys = ", ".join(label_keys(trainer.model, batches[0], trainer.label_names)) or "no key"
                 raise ValueError(f"{name_of(trainer.model)}: no batch has a target (looked for in {keys}; -100 is ignored)")
-            reference._settle(max(batches, key=reference._targets))
+            reference._settle(max(batches, key=reference._telling))
             one = [max(batches, key=reference._targets)]
             right = {len(b): (right_step(reference, b), b) for b in (one, batches)}
             return pd.DataFrame([audit_step(trainer, reference, *right[a * p], a, p) for a, p in settings_of(len(batches))])
