@@ -108,7 +108,8 @@ def frozen_text_attention(module, query, key, value, attention_mask, scaling=Non
     folded = query.reshape(rows, key.shape[1], groups * length, size)
     mask = None if attention_mask is None else attention_mask.repeat(1, 1, groups, 1)
     scaling = size ** -0.5 if scaling is None else scaling
-    out = FrozenTextAttention.apply(folded, key, value, key.text, value.text, mask, scaling)
+    same = [x.to(value.dtype) for x in (folded, key)] # autocast has rotated keys in float32, values in 16 bits
+    out = FrozenTextAttention.apply(*same, value, key.text, value.text, mask, scaling)
     return out.reshape(rows, heads, length, -1).transpose(1, 2).contiguous(), None
 
 AttentionInterface.register("frozen_text", frozen_text_attention)
