@@ -111,7 +111,7 @@ def possible_rules(model, inputs, keys):
 def is_wide(labels):
     "Whether there is a row of whole-number labels for each row of the batch."
     values = as_tensor(labels)
-    return not values.is_floating_point() and (isinstance(labels, PackedSequence) or values.dim() > 1 and values.shape[-1] > 1)
+    return not values.is_floating_point() and (isinstance(labels, PackedSequence) or values.dim() > 1)
 
 def other_rules(model, key):
     "What custom modules do: another ignored value, the attention mask, or rows that all weigh the same."
@@ -447,7 +447,9 @@ class ExactSteps(FilledWindows):
     def _with_targets(self, inputs):
         "A batch without targets gets some, and weight 0: a mean over nothing is not a number."
         def zeros(v): return v._replace(data=torch.zeros_like(v.data)) if isinstance(v, PackedSequence) else torch.zeros_like(v)
-        return {**inputs, **{k: zeros(inputs[k]) for k in label_keys(self.model, inputs, self.label_names)}}
+        def widened(v): return v.repeat(1, 2) if torch.is_tensor(v) and v.shape == (row_count(inputs), 1) else v
+        filled = {**inputs, **{k: zeros(inputs[k]) for k in label_keys(self.model, inputs, self.label_names)}}
+        return filled if self._targets(filled) else {k: widened(v) for k, v in filled.items()} # one token has no next one
 
 # %% ../nbs/accumulation_loss.ipynb #95cf3c15
 class ExactLogs(ExactSteps):

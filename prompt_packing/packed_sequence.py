@@ -262,9 +262,16 @@ class PackedSequenceMixin(_PackedInputs, _PackedEvaluation, _PackedDispatch):
     Raises `ValueError` when `evaluate()` finds no labels, and `RuntimeError` under `torch.nn.DataParallel`."""
 
 # %% ../nbs/packed_sequence.ipynb #d33dd6ca
+def _tensor_of(row, key, number):
+    "Feature `key` of a row as a tensor, or the reason why there is none."
+    if key not in row: raise ValueError(f"Row {number} has no {key!r}, which row 0 has; its features are {list(row)}.")
+    try: return torch.as_tensor(row[key])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"Row {number}: {key!r} is {str(row[key])[:40]!r}, and a batch holds numbers: remove or encode that column.") from error
+
 def _without_padding(row, key, number):
     "Feature `key` of a row as a tensor, without the positions that the row's attention mask leaves out."
-    values = torch.as_tensor(row[key])
+    values = _tensor_of(row, key, number)
     if (mask := row.get("attention_mask")) is not None:
         mask = torch.as_tensor(mask).bool()
         if len(mask) != len(values):
@@ -285,8 +292,8 @@ def _check_rows(packed, enforce_sorted):
         if lengths[i] > lengths[i - 1]:
             raise ValueError(f"Row {i} is longer ({lengths[i]}) than row {i - 1} ({lengths[i - 1]}): sort the rows by falling length, or leave enforce_sorted=False.")
 
-def _stacked_or_padded(key, values, batch_first):
-    values = [torch.as_tensor(v) for v in values]
+def _stacked_or_padded(key, features, batch_first):
+    values = [_tensor_of(row, key, i) for i, row in enumerate(features)]
     if len({v.shape for v in values}) == 1: return torch.stack(values)
     return pad_sequence(values, batch_first, -100 if "label" in key else 0)
 
@@ -298,7 +305,7 @@ class PackedSequenceCollator:
     or padded when their lengths differ (labels with -100, the rest with 0).
 
     Raises `ValueError`, with the number of the row, for an empty row, keys of different lengths within a row, a
-    missing key, and rows not sorted by falling length under `enforce_sorted`."""
+    missing key, and rows not sorted by falling length under `enforce_sorted`; `TypeError` for text."""
     def __init__(self,
         keys:tuple=("input_ids",), # features to pack; for a label per token add "labels"
         batch_first:bool=True, # layout of features that are padded: (rows, steps), else (steps, rows)
@@ -309,6 +316,7 @@ class PackedSequenceCollator:
     def __call__(self,
         features:list, # one mapping per row: lists, arrays or tensors
     )->dict: # the batch
+        if not features: raise ValueError("There is no row to make a batch of.")
         for i, row in enumerate(features):
             if missing := [k for k in self.keys if k not in row]: raise ValueError(f"Row {i} has no {missing}, only {list(row)}; see the argument keys.")
         packed = {k: [_without_padding(row, k, i) for i, row in enumerate(features)] for k in self.keys}
@@ -316,4 +324,4 @@ class PackedSequenceCollator:
         names = {"label": "labels", "label_ids": "labels"}
         rest = [k for k in features[0] if k not in (*self.keys, "attention_mask")]
         return {**{names.get(k, k): pack_sequence(v, self.enforce_sorted) for k, v in packed.items()},
-                **{names.get(k, k): _stacked_or_padded(k, [row[k] for row in features], self.batch_first) for k in rest}}
+                **{names.get(k, k): _stacked_or_padded(k, features, self.batch_first) for k in rest}}

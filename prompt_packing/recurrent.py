@@ -68,6 +68,12 @@ def _spans(input_ids, attention_mask=None, input_lengths=None):
     return starts, counted
 
 # %% ../nbs/recurrent.ipynb #b441ce20
+def _check_ids(input_ids):
+    "Refuse what has no rows or no steps."
+    if not isinstance(input_ids, torch.Tensor) or input_ids.ndim < 2:
+        raise TypeError(f"input_ids must be a tensor (rows, steps) or a PackedSequence, not {getattr(input_ids, 'shape', type(input_ids).__name__)}.")
+    if not input_ids.shape[1]: raise ValueError(f"Row 0 is empty: input_ids of shape {tuple(input_ids.shape)} have no step. Filter empty rows out.")
+
 class _Layout:
     "How the tokens of a batch are packed: made from padded rows and what is real in them, or from a `PackedSequence`."
     def __init__(self, input_ids, attention_mask=None, input_lengths=None):
@@ -76,7 +82,9 @@ class _Layout:
             if attention_mask is not None or input_lengths is not None:
                 raise ValueError("A PackedSequence says itself where its rows end: pass no attention_mask and no input_lengths with it.")
             self.packed = input_ids
-        elif (spans := _spans(input_ids, attention_mask, input_lengths)) is not None: self._plan(input_ids, *spans)
+            return
+        _check_ids(input_ids)
+        if (spans := _spans(input_ids, attention_mask, input_lengths)) is not None: self._plan(input_ids, *spans)
 
     def _plan(self, input_ids, starts, lengths):
         self.shape, self.ends, steps = input_ids.shape[:2], starts + lengths, torch.arange(input_ids.shape[1], device=input_ids.device)
