@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import base64
+import copy
+import functools
 import gzip
 import itertools
 import json
@@ -118,6 +120,20 @@ class _ReadAhead(CheckpointableIterator):
         self._thread.shutdown(cancel_futures=True)
         self._source.close()
 
+# %% ../nbs/streaming.ipynb #463f0a38
+def _encoder(tokenizer, max_length):
+    "A function from a list of texts to their lists of ids."
+    if not hasattr(tokenizer, "pad_token_id"): return tokenizer
+    if not getattr(tokenizer, "is_fast", False):
+        cut = dict(truncation=True, max_length=max_length) if max_length else {}
+        return lambda texts: tokenizer(texts, return_attention_mask=False, return_token_type_ids=False, verbose=False, **cut)["input_ids"]
+    backend = copy.deepcopy(tokenizer.backend_tokenizer)
+    backend.no_padding()
+    backend.no_truncation()
+    if max_length: backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
+    backend.encode_special_tokens = tokenizer.split_special_tokens
+    return lambda texts: [encoding.ids for encoding in backend.encode_batch_fast(texts)]
+
 # %% ../nbs/streaming.ipynb #e1c88cc9
 class _Window:
     "Lines and their token ids: all at once, or with known lengths, those that are asked for."
@@ -167,11 +183,6 @@ def _find_shards(shards):
 # %% ../nbs/streaming.ipynb #ed4d1f9d
 class _Reading:
     "infinibatch's iterators, from shards to windows of tokens."
-    def _tokenize(self, texts):
-        if not hasattr(self.tokenizer, "pad_token_id"): return self.tokenizer(texts)
-        cut = dict(truncation=True, max_length=self.max_length) if self.max_length else {}
-        return self.tokenizer(texts, return_attention_mask=False, return_token_type_ids=False, verbose=False, **cut)["input_ids"]
-
     def _line_source(self, reader, readers):
         "infinibatch's iterators over the lines that this reader reads."
         shares = 1 if self.finite else -(-readers // len(self.shards))
@@ -183,11 +194,12 @@ class _Reading:
     def _pipeline(self, reader, readers):
         "From lines to windows, one ahead."
         size = -(-self.window // readers) * readers if self.finite else self.window
-        return _ReadAhead(MapIterator(_Windows(self._line_source(reader, readers), size), self._prepare))
+        prepare = functools.partial(self._prepare, _encoder(self.tokenizer, self.max_length))
+        return _ReadAhead(MapIterator(_Windows(self._line_source(reader, readers), size), prepare))
 
-    def _prepare(self, lines):
+    def _prepare(self, encode, lines):
         lengths, self._known = self._known, None
-        window = _Window(lines, self._tokenize, lengths)
+        window = _Window(lines, encode, lengths)
         window.check(self.token_budget)
         return window
 
