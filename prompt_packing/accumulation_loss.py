@@ -563,7 +563,13 @@ class ExactLossMixin(MeanLoss):
 
     The gradient of an optimizer step is that of the summed loss of all targets, over all micro-batches and processes, divided
     by their number. What the model's loss is a mean over is found from the first batch and its parts. Raises `ValueError` for
-    a loss that is a sum, is not finite or is missing, and for a pass over the data without any target."""
+    a loss that is a sum, is not finite or is missing, and for a pass over the data without any target; `TypeError` for a class
+    in which a Trainer comes first, whose methods would hide these."""
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if transformers.Trainer in (order := cls.__mro__) and order.index(transformers.Trainer) < max(map(order.index, ExactLossMixin.__mro__[:-1])):
+            raise TypeError(f"{cls.__name__}: ExactLossMixin must stand before every Trainer among the bases, whose methods would hide its own.")
+
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         "The mean over the targets of this batch; `training_step` weighs it."
         if self.compute_loss_func is None and self.label_smoother is None:

@@ -20,6 +20,7 @@ from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import broadcast_object_list
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence, pad_sequence, unpack_sequence
 from torch.utils.data import DataLoader, IterableDataset
+from transformers import Trainer
 from transformers.trainer_pt_utils import LabelSmoother
 
 # %% ../nbs/packed_sequence.ipynb #8c509f9f
@@ -259,7 +260,12 @@ class PackedSequenceMixin(_PackedInputs, _PackedEvaluation, _PackedDispatch):
     right with -100. With `dispatch_batches`, and for an `IterableDataset`, process 0 reads and sends rows, and each
     process collates its own.
 
-    Raises `ValueError` when `evaluate()` finds no labels, and `RuntimeError` under `torch.nn.DataParallel`."""
+    Raises `ValueError` when `evaluate()` finds no labels, `RuntimeError` under `torch.nn.DataParallel`, and `TypeError`
+    for a class in which a Trainer comes first, whose methods would hide these."""
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if Trainer in (order := cls.__mro__) and order.index(Trainer) < max(map(order.index, PackedSequenceMixin.__mro__[:-1])):
+            raise TypeError(f"{cls.__name__}: PackedSequenceMixin must stand before every Trainer among the bases, whose methods would hide its own.")
 
 # %% ../nbs/packed_sequence.ipynb #d33dd6ca
 def _tensor_of(row, key, number):
