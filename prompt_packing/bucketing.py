@@ -18,7 +18,10 @@ def as_lengths(
 ) -> np.ndarray: # shape (rows,), int64, each at least 1
     "Lengths as one numpy array. Raises `ValueError` for an empty list or a length below 1, `TypeError` for anything but integers."
     if hasattr(lengths, "to_numpy") and not isinstance(lengths, np.ndarray): lengths = lengths.to_numpy()
-    array = np.asarray(lengths if hasattr(lengths, "__array__") else list(lengths))
+    values = lengths if hasattr(lengths, "__array__") else list(lengths)
+    if isinstance(values, list) and any(map(np.ndim, values[:1])):
+        raise ValueError("lengths must be one number for each row; these are lists: for lists of ids, give [len(ids) for ids in rows]")
+    array = np.asarray(values)
     if array.ndim != 1: raise ValueError(f"lengths must be one number for each row; got an array of shape {array.shape}")
     if len(array) == 0: raise ValueError("no rows: the list of lengths is empty")
     if array.dtype.kind not in "iu": raise TypeError(f"lengths must be integers; got {array.dtype}")
@@ -325,13 +328,14 @@ def dataset_lengths(
     column:str="length", # name of a column that holds lengths
 ) -> np.ndarray: # shape (rows,)
     "Tokens in each row: from `lengths`, the column, or the sizes of `input_ids`. Raises `ValueError` where none is there."
-    names = getattr(dataset, "column_names", None) or ()
+    names = (getattr(dataset, "column_names", None) or ()) if hasattr(dataset, "__len__") else ()
     if getattr(dataset, "lengths", None) is not None: return as_lengths(dataset.lengths)
+    if names and not len(dataset): raise ValueError("no rows: the data set is empty")
     if column in names: return as_lengths(np.asarray(dataset.with_format("numpy")[column]))
     if "input_ids" in names: return as_lengths(_list_column(dataset, "input_ids").lengths)
     if isinstance(dataset, (list, tuple)) and dataset and "input_ids" in dataset[0]: return as_lengths([len(row["input_ids"]) for row in dataset])
     raise ValueError(f"the length of every row is needed, and {type(dataset).__name__} does not say it: "
-        f"give it an attribute `lengths`, a column {column!r}, or a column 'input_ids'")
+        f"give it an attribute `lengths`, a column {column!r}, or a column 'input_ids' (an iterable data set has no lengths: see `streaming`)")
 
 # %% ../nbs/collating.ipynb #e445c27c
 class TokenRows:
@@ -706,7 +710,7 @@ def compare_plans(
 
 # %% ../nbs/padding_report.ipynb #63ba4eba
 def _line(plan, token_budget):
-    "A plan in the table; `steps_of_budget`: what it computes, in batches of the budget, over the bound."
+    "A plan in the table; `compute`: tokens computed for each real one."
     report = plan.report()
     return {"padding": report["padding"], "batches": report["batches"], "computed_tokens": report["computed_tokens"],
             "compute": report["computed_tokens"] / report["tokens"], "cost_spread": report["cost_spread"],
@@ -756,10 +760,11 @@ def _text_lines(path):
     "(line number, line) of a text or gzip file. Raises `ValueError` with the line for a broken one."
     import gzip
     import zlib
+    from io import BufferedReader
     opened, number = gzip.open if str(path).endswith(".gz") else open, 0
     try:
-        with opened(path, "rt", encoding="utf-8", newline="") as file:
-            for number, line in enumerate(file, 1): yield number, line
+        with BufferedReader(opened(path, "rb")) as file:
+            for number, line in enumerate(map(bytes.decode, file), 1): yield number, line
     except FileNotFoundError: raise FileNotFoundError(f"no file {path}") from None
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is broken after line {number}: {error}") from error
@@ -775,7 +780,7 @@ def _json_texts(path, column):
         try: record = json.loads(line)
         except ValueError as error: raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
         if not isinstance(record, dict) or column not in record: raise _no_column(f"{path}, line {number}", column, record if isinstance(record, dict) else ())
-        yield str(record[column])
+        yield "" if record[column] is None else str(record[column])
 
 def _csv_texts(path, column):
     import csv
@@ -789,7 +794,7 @@ def _parquet_texts(path, column):
     except FileNotFoundError: raise FileNotFoundError(f"no file {path}") from None
     except OSError as error: raise ValueError(f"{path} is no parquet file: {error}") from None
     if column not in file.schema_arrow.names: raise _no_column(path, column, file.schema_arrow.names)
-    for batch in file.iter_batches(10_000, columns=[column]): yield from map(str, batch.column(0).to_pylist())
+    for batch in file.iter_batches(10_000, columns=[column]): yield from ("" if text is None else str(text) for text in batch.column(0).to_pylist())
 
 # %% ../nbs/padding_report.ipynb #9ff3bc55
 def _texts(path, column):

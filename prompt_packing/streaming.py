@@ -21,7 +21,7 @@ import torch
 from infinibatch.iterators import CheckpointableIterator, InfinitePermutationSourceIterator, MapIterator, NativeCheckpointableIterator, SelectManyIterator
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from .bucketing import PaddedCollator, plan_batches
+from .bucketing import PaddedCollator, _text_lines, plan_batches
 
 # %% auto #0
 __all__ = ['write_shards', 'StreamingBatches', 'create_wiki_dataloader']
@@ -52,21 +52,14 @@ def _write_shard(path, numbered):
     os.replace(f"{path}.part", path)
 
 # %% ../nbs/streaming.ipynb #761dbc83
-def _open(path):
-    return gzip.open(path, "rt", encoding="utf-8") if str(path).endswith(".gz") else open(path, encoding="utf-8")
-
 def _read_shard(part):
     "(path, line number, text) of the lines of one part of a shard. Raises `ValueError` for a broken or empty shard."
-    path, share, shares = part
-    number = 0
-    try:
-        with _open(path) as file:
-            for number, line in enumerate(file, 1):
-                if number % shares == share and (line := line.strip()): yield path, number, line
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        if isinstance(error, FileNotFoundError): raise FileNotFoundError(f"no shard {path}") from None
-        raise ValueError(f"{path} is broken after line {number}: {error}") from error
-    if number == 0: raise ValueError(f"{path} is empty: leave it out")
+    (path, share, shares), empty = part, True
+    for number, line in _text_lines(path):
+        if not (line := line.strip()): continue
+        empty = False
+        if number % shares == share: yield path, number, line
+    if empty: raise ValueError(f"{path} is empty: leave it out")
 
 # %% ../nbs/streaming.ipynb #8935f363
 class _Windows(CheckpointableIterator):
@@ -314,6 +307,8 @@ class StreamingBatches(_Saved, IterableDataset):
         self.shards = _find_shards(shards)
         if max_length is not None and max_length > token_budget: raise ValueError(f"max_length={max_length} does not fit into token_budget={token_budget}")
         plan_batches([1], token_budget=token_budget, window=window, seed=seed) # the same checks, the same words
+        if (rank is None) != (world_size is None): raise ValueError(f"rank={rank}, world_size={world_size}: give both, or neither")
+        if rank is not None and not 0 <= rank < world_size: raise ValueError(f"rank {rank} of world_size {world_size}: ranks count from 0")
         self.tokenizer, self.token_budget, self.window, self.max_length = tokenizer, token_budget, window, max_length
         self.finite, self.seed, self.rank, self.world_size = not shuffle, seed, rank, world_size
         self.collator = PaddedCollator(tokenizer) if collator is None else collator
