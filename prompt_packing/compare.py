@@ -132,8 +132,8 @@ METHODS["head"] = Method(lambda run, kit: _solved(run, _prompt_model(run, kit), 
 METHODS["head-trained"] = Method(_prompt_model, learning_rate=1e-3, epochs=5)
 
 # %% ../nbs/compare.ipynb #4e671b22
-METHODS["prompt"] = Method(lambda run, kit: _solved(run, _prompt_model(run, kit, init=run.init), kit), learning_rate=3e-3, epochs=3, prompted=True)
-METHODS["prompt-random"] = Method(lambda run, kit: _prompt_model(run, kit, init="random"), learning_rate=3e-3, epochs=3, prompted=True)
+METHODS["prompt"] = Method(lambda run, kit: _solved(run, _prompt_model(run, kit, init=run.init), kit), learning_rate=5e-3, epochs=3, prompted=True)
+METHODS["prompt-random"] = Method(lambda run, kit: _prompt_model(run, kit, init="random"), learning_rate=1e-2, epochs=5, prompted=True)
 
 # %% ../nbs/compare.ipynb #9545d5be
 def _finetune(run, kit):
