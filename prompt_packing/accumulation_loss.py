@@ -497,7 +497,7 @@ class LogsMeans(ExactLogs):
     def _finalize_training(self, *args, **kwargs):
         self._mean_since_log()
         self._tr_loss.zero_()
-        steps = self.state.global_step - self._initial_global_step
+        steps = self.state.global_step - getattr(self, "_initial_global_step", 0) # transformers 5.10 divides by all steps
         self._total_loss_scalar = self._all_sums[0] / max(self._all_sums[1], 1) * steps
         return super()._finalize_training(*args, **kwargs)
 

@@ -323,7 +323,8 @@ class TokenBudgetMixin(_CountedRows):
         "Rows that all ranks trained, as the share of the whole schedule that transformers expects."
         if self._rows_trained:
             rows = int(self.accelerator.gather(torch.tensor([self._rows_trained], device=self.args.device)).sum())
-            num_train_samples = rows * self.state.max_steps / max(self.state.global_step - self._initial_global_step, 1)
+            first = getattr(self, "_initial_global_step", None) # None: transformers 5.10 takes the number as it is
+            num_train_samples = rows if first is None else rows * self.state.max_steps / max(self.state.global_step - first, 1)
         return super()._finalize_training(trial, num_train_samples, start_time)
 
     def log(self, logs, *args, **kwargs):
