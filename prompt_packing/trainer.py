@@ -304,6 +304,7 @@ class _CountedRows(_RowOrder):
     def _run_epoch(self, *args, **kwargs):
         resumed = kwargs["resume_from_checkpoint"] is not None and kwargs["epoch"] == kwargs["epochs_trained"]
         self._batches_taken = kwargs["steps_trained_in_current_epoch"] if resumed else 0
+        if isinstance(self._train_loader, _OwnLoader): self._train_loader.set_epoch(kwargs["epoch"]) # a resumed loader is wrapped, and older transformers does not look inside
         return super()._run_epoch(*args, **kwargs)
 
     def get_batch_samples(self, epoch_iterator, num_batches, *args):
