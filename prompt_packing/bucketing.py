@@ -786,7 +786,8 @@ def _csv_texts(path, column):
     import csv
     reader = csv.DictReader((line for _, line in _text_lines(path)), delimiter="\t" if ".tsv" in str(path) else ",")
     if column not in (reader.fieldnames or ()): raise _no_column(path, column, reader.fieldnames or ())
-    for record in reader: yield record[column] or ""
+    try: yield from (record[column] or "" for record in reader)
+    except csv.Error as error: raise ValueError(f"{path} is broken after line {reader.line_num}: {error}") from None
 
 def _parquet_texts(path, column):
     import pyarrow.parquet as parquet
@@ -804,6 +805,22 @@ def _texts(path, column):
         if name.endswith(endings): return read(path, column)
     return (line for _, line in _text_lines(path))
 
+# %% ../nbs/padding_report.ipynb #14ff0558
+def _encoder(tokenizer, max_length):
+    "A function from a list of texts to their lists of ids."
+    from copy import deepcopy
+    if not hasattr(tokenizer, "pad_token_id"): return tokenizer
+    if not getattr(tokenizer, "is_fast", False):
+        cut = dict(truncation=True, max_length=max_length) if max_length else {}
+        return lambda texts: tokenizer(texts, return_attention_mask=False, return_token_type_ids=False, verbose=False, **cut)["input_ids"]
+    backend = deepcopy(tokenizer.backend_tokenizer)
+    backend.no_padding()
+    backend.no_truncation()
+    if max_length: backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
+    backend.encode_special_tokens = tokenizer.split_special_tokens
+    return lambda texts: [encoding.ids for encoding in backend.encode_batch_fast(texts)]
+
+# %% ../nbs/padding_report.ipynb #9fb9ee76
 def file_lengths(
     files, # paths of text, .gz, .jsonl, .csv, .tsv and .parquet files
     tokenizer, # of transformers, or a function from a list of strings to lists of ids
@@ -814,13 +831,12 @@ def file_lengths(
 ) -> np.ndarray: # shape (examples,); blank ones are left out
     "Tokens in each example of files of any size, read in blocks. Errors name the file and the line."
     import itertools
-    cut = dict(truncation=True, max_length=max_length) if max_length else {}
-    blocks = []
+    encode, blocks = _encoder(tokenizer, max_length), []
     for path in files:
         texts, before = (t.strip() for t in _texts(path, column)), len(blocks)
         texts = filter(None, texts)
         while block := list(itertools.islice(texts, 10_000)):
-            blocks.append(np.fromiter(map(len, tokenizer(block, **cut)["input_ids"] if hasattr(tokenizer, "pad_token_id") else tokenizer(block)), np.uint32, len(block)))
+            blocks.append(np.fromiter(map(len, encode(block)), np.uint32, len(block)))
             if progress: progress(sum(map(len, blocks)))
         if len(blocks) == before: raise ValueError(f"{path} is empty: no text in it")
     return as_lengths(np.concatenate(blocks)) if blocks else as_lengths([])

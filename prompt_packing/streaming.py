@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import base64
-import copy
 import functools
 import gzip
 import itertools
@@ -21,7 +20,7 @@ import torch
 from infinibatch.iterators import CheckpointableIterator, InfinitePermutationSourceIterator, MapIterator, NativeCheckpointableIterator, SelectManyIterator
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from .bucketing import PaddedCollator, _text_lines, plan_batches
+from .bucketing import PaddedCollator, _encoder, _text_lines, plan_batches
 
 # %% auto #0
 __all__ = ['write_shards', 'StreamingBatches', 'create_wiki_dataloader']
@@ -112,20 +111,6 @@ class _ReadAhead(CheckpointableIterator):
     def close(self):
         self._thread.shutdown(cancel_futures=True)
         self._source.close()
-
-# %% ../nbs/streaming.ipynb #463f0a38
-def _encoder(tokenizer, max_length):
-    "A function from a list of texts to their lists of ids."
-    if not hasattr(tokenizer, "pad_token_id"): return tokenizer
-    if not getattr(tokenizer, "is_fast", False):
-        cut = dict(truncation=True, max_length=max_length) if max_length else {}
-        return lambda texts: tokenizer(texts, return_attention_mask=False, return_token_type_ids=False, verbose=False, **cut)["input_ids"]
-    backend = copy.deepcopy(tokenizer.backend_tokenizer)
-    backend.no_padding()
-    backend.no_truncation()
-    if max_length: backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
-    backend.encode_special_tokens = tokenizer.split_special_tokens
-    return lambda texts: [encoding.ids for encoding in backend.encode_batch_fast(texts)]
 
 # %% ../nbs/streaming.ipynb #e1c88cc9
 class _Window:
