@@ -426,7 +426,18 @@ class FilledWindows(ExactWindows):
         keys = ", ".join(label_keys(self.model, self._last_batch, self.label_names)) or "no key"
         raise ValueError(f"{name_of(self.model)} was not trained: none of the batches had a target (looked for in {keys}; -100 is ignored)")
 
-# %% ../nbs/accumulation_loss.ipynb #75cced1f
+# %% ../nbs/accumulation_loss.ipynb #b8a7cee9
+@contextmanager
+def divided_losses(trainer, handed):
+    "While it lasts, `trainer.compute_loss` divides where transformers, before `loss_is_scaled_for_ga`, does not."
+    theirs = trainer.compute_loss_func is None and (handed is None or not trainer.model_accepts_loss_kwargs)
+    compute_loss = trainer.compute_loss
+    def divided(*args, **kwargs): return compute_loss(*args, **kwargs) / trainer.current_gradient_accumulation_steps
+    if theirs or hasattr(transformers.Trainer, "loss_is_scaled_for_ga"): yield
+    else:
+        with patch.object(trainer, "compute_loss", divided): yield
+
+# %% ../nbs/accumulation_loss.ipynb #f4192499
 class ExactSteps(FilledWindows):
     "Micro-batches weighed by their targets."
     loss_is_scaled_for_ga = False # transformers then divides a loss by `current_gradient_accumulation_steps`
@@ -440,7 +451,7 @@ class ExactSteps(FilledWindows):
         self.current_gradient_accumulation_steps = total / weight if weight else float("inf")
         if not targets: inputs = self._with_targets(inputs)
         handed = torch.tensor(self._targets(inputs), device=self.args.device) if self._takes_count else None
-        loss = super().training_step(model, inputs, handed)
+        with divided_losses(self, handed): loss = super().training_step(model, inputs, handed)
         self._add_loss(float(loss) * total / self.accelerator.num_processes, targets if weight else 0, inputs)
         return loss
 
