@@ -810,10 +810,11 @@ def _encoder(tokenizer, max_length):
     "A function from a list of texts to their lists of ids."
     from copy import deepcopy
     if not hasattr(tokenizer, "pad_token_id"): return tokenizer
-    if not getattr(tokenizer, "is_fast", False):
-        cut = dict(truncation=True, max_length=max_length) if max_length else {}
-        return lambda texts: tokenizer(texts, return_attention_mask=False, return_token_type_ids=False, verbose=False, **cut)["input_ids"]
-    backend = deepcopy(tokenizer.backend_tokenizer)
+    cut = dict(truncation=True, max_length=max_length) if max_length else {}
+    def slowly(texts): return tokenizer(texts, return_attention_mask=False, return_token_type_ids=False, verbose=False, **cut)["input_ids"]
+    if not getattr(tokenizer, "is_fast", False): return slowly
+    try: backend = deepcopy(tokenizer.backend_tokenizer)
+    except Exception: return slowly # one with parts written in Python cannot be copied
     backend.no_padding()
     backend.no_truncation()
     if max_length: backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
