@@ -93,7 +93,7 @@ def readme():
             parts.append(re.sub(r"\]\(images/", f"]({raw_url(cfg)}/nbs/images/", source))
         elif cell.cell_type == "code" and "#| hide" not in source:
             code = re.sub(r"^#[|] .*\n", "", source, flags=re.M)
-            parts.append(f"```python\n{code}\n```")
+            if "#| echo: false" not in source: parts.append(f"```python\n{code}\n```")
             parts += [text for out in cell.get("outputs", []) if (text := shown(out))]
     return "\n\n".join(parts) + "\n"
 

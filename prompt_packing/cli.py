@@ -6,7 +6,7 @@
 __all__ = ['COMMANDS', 'MODEL', 'TASK', 'parser', 'main', 'padding', 'audit', 'compare', 'sweep', 'verify']
 
 # %% ../nbs/cli.ipynb #05a8ef82
-import argparse, json, sys
+import argparse, json, os, sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -39,7 +39,7 @@ def _number(text): # a whole number of at least 1
 def _as_text(result):
     if isinstance(result, comparing.Comparison): return _summary(result)
     if isinstance(result, dict): return _padding_text(result)
-    return result.to_string(index=False) if len(result) else "no tensor differs"
+    return result.to_string(index=False, float_format="{:#.4g}".format) if len(result) else "no tensor differs"
 
 def _as_json(result):
     if isinstance(result, dict): return json.dumps(result)
@@ -104,7 +104,11 @@ def audit(
 )->pd.DataFrame: # one row a setting
     "Report by what factor the gradients of transformers' Trainer are off for a model and a head."
     of = tasks.load_backbone(model)[0].config if model in tasks.BACKBONES else model
-    return accumulation_loss.audit_head(of, head, gradient_accumulation_steps)
+    try: return accumulation_loss.audit_head(of, head, gradient_accumulation_steps)
+    except OSError as error:
+        if os.path.exists(model): raise
+        raise FileNotFoundError(f"no model {model}: there is no such folder, and the hub, or its cache, does not give it; take a folder, a hub name, "
+                                f"or one of {', '.join(tasks.BACKBONES)}") from error
 
 # %% ../nbs/cli.ipynb #fcb20a46
 def _audit_options(add):

@@ -262,8 +262,8 @@ def _interval(values): # half width of the 95% t-interval of the mean; NaN for o
 def _summary(runs, metric): # one row of the table
     first = runs.iloc[0]
     frozen = f"{runs.frozen_changed.max()} of {first.frozen_checked} changed" if first.frozen_checked else "–"
-    return pd.Series({"trained": first.trained_parameters, "seeds": len(runs), metric: runs[metric].mean(),
-        "±": _interval(runs[metric]), "seconds": runs.seconds.mean(), "padding": runs.padding.mean(), "frozen tensors": frozen})
+    return {"trained": first.trained_parameters, "seeds": len(runs), metric: runs[metric].mean(),
+        "±": _interval(runs[metric]), "seconds": runs.seconds.mean(), "padding": runs.padding.mean(), "frozen tensors": frozen}
 
 # %% ../nbs/compare.ipynb #e1a30232
 def _correct(records): # [seeds, sentences] of 0 and 1
@@ -302,7 +302,8 @@ class Comparison:
     def table(self)->pd.DataFrame: # indexed by backbone and task (where there are several), method and prompt size
         "Mean over seeds, half width of its 95% interval, cost, and the check of the frozen tensors."
         runs, keys = self.runs, ["backbone", "task", "method", "prompt_tokens"]
-        table = runs.groupby(keys, sort=False).apply(_summary, self.metric, include_groups=False)
+        groups = list(runs.groupby(keys, sort=False))
+        table = pd.DataFrame([_summary(g, self.metric) for _, g in groups], index=pd.MultiIndex.from_tuples([k for k, _ in groups], names=keys))
         return table.droplevel([k for k in ("backbone", "task") if runs[k].nunique() == 1])
 
     def paired(self, better:dict, worse:dict)->pd.DataFrame: # settings as `select` takes them
@@ -319,7 +320,7 @@ class Comparison:
 
     def markdown(self)->str: # for a model card or a report
         "The table as Markdown."
-        table = self.table().reset_index().map(lambda v: f"{v:.3f}" if isinstance(v, float) else str(v))
+        table = self.table().reset_index().map(lambda v: "–" if v != v else f"{v:.3f}" if isinstance(v, float) else str(v))
         lines = [table.columns, ["---"] * len(table.columns), *table.itertuples(index=False)]
         return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
