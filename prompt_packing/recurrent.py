@@ -424,6 +424,12 @@ class _Generation:
 
 # %% ../nbs/recurrent.ipynb #f8951dd3
 class _Continuation(_Generation):
+    def generate(self, inputs=None, **kwargs):
+        "As in transformers. Raises `TypeError` for a `PackedSequence`: the rows that come out are a padded tensor, and so are those that go in."
+        if isinstance(kwargs.get("input_ids") if inputs is None else inputs, PackedSequence):
+            raise TypeError("generate() takes a tensor of ids, padded on the left, and its attention_mask; got a PackedSequence. Undo it with pad_packed_sequence.")
+        return super().generate(inputs, **kwargs)
+
     def prepare_inputs_for_generation(self, input_ids, past_key_values=None, attention_mask=None, use_cache=None, logits_to_keep=0, **kwargs):
         if attention_mask is not None and (attention_mask[:, -1] == 0).any():
             raise ValueError(f"Row {_first(attention_mask[:, -1] == 0)} is padded on the right: generate() continues the end of each row, so pad on the left (tokenizer.padding_side = 'left').")
