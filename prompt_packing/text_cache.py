@@ -44,7 +44,7 @@ class TextPlan:
     def __init__(
         self,
         dataset, # columns `input_ids`, `labels`; `attention_mask` if the ids are padded
-        token_budget:int=4096 # most tokens in a batch of the text pass, padding included
+        token_budget:int=None # most tokens in a batch of the text pass, padding included; None: 1,024, or the longest text
     ):
         columns = getattr(dataset, "column_names", None)
         if columns is None: raise TypeError(f"a datasets.Dataset is needed, not {type(dataset).__name__} (Dataset.from_list makes one)")
@@ -55,10 +55,11 @@ class TextPlan:
             raise ValueError("the data is empty" if not len(self.texts) else f"text {int(self.lengths.argmin())} has no tokens")
         name = next((c for c in ("labels", "label") if c in columns), None)
         self.labels = None if name is None else np.asarray(dataset[name])
+        self.token_budget = max(1024, int(self.lengths.max())) if token_budget is None else token_budget
         self.holder = shared_prefixes(self.texts)
         self.kept = np.unique(self.holder)
         self.batches = [self.kept[b] for b in plan_batches(
-            self.lengths[self.kept], token_budget=token_budget, shuffle=False)]
+            self.lengths[self.kept], token_budget=self.token_budget, shuffle=False)]
         self.order = np.concatenate(self.batches)
         self.starts = np.zeros(len(self.texts), dtype=np.int64)
         self.starts[self.order] = np.cumsum(self.lengths[self.order]) - self.lengths[self.order]
@@ -228,7 +229,7 @@ def refusal(
     if not text_is_constant(backbone): return f"{type(backbone).__name__} does not continue exactly from keys and values"
 
 # %% ../nbs/text_cache.ipynb #79b2bd14
-def gather_identity(backbone, plan, dtype, token_budget, tokenizer=None) -> dict: # key -> (value, what it is in words)
+def gather_identity(backbone, plan, dtype, tokenizer=None) -> dict: # key -> (value, what it is in words)
     "What must agree for a cache to be used."
     words = "" if tokenizer is None else hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
     return {"format": (1, "the format"),
@@ -236,7 +237,7 @@ def gather_identity(backbone, plan, dtype, token_budget, tokenizer=None) -> dict
             "tokenizer": (words, "the tokenizer"),
             "data": (plan.digest(), "the token ids and labels"),
             "dtype": (str(dtype).removeprefix("torch."), "the dtype"),
-            "token_budget": (token_budget, "the token_budget"),
+            "token_budget": (plan.token_budget, "the token_budget"),
             "backbone": (backbone.name_or_path, "the backbone")}
 
 # %% ../nbs/text_cache.ipynb #ba43bbfe
@@ -317,7 +318,7 @@ class TextCache(CachedTexts):
         *,
         path=None, # a folder: on disk, memory-mapped, goes on where it was interrupted; None: in memory
         dtype:torch.dtype=torch.float16, # of what is stored: float16, bfloat16 or float32
-        token_budget:int=4096, # most tokens in a batch of the text pass
+        token_budget:int=None, # most tokens in a batch of the text pass; None: 1,024, or the longest text. A GPU likes more
         max_bytes:int=None, # refuse a larger cache; None: what memory or disk have free
         tokenizer=None, # to name it in the manifest and refuse a cache made with another
         progress:bool=True # a bar that says the size
@@ -328,7 +329,7 @@ class TextCache(CachedTexts):
         if reason := refusal(model): raise ValueError(f"no text cache for this model: {reason}; train it on the texts themselves")
         backbone = getattr(model, "backbone", model).base_model.eval()
         plan = TextPlan(dataset, token_budget)
-        identity = gather_identity(backbone, plan, dtype, token_budget, tokenizer)
+        identity = gather_identity(backbone, plan, dtype, tokenizer)
         size = sum(bytes_of(backbone, plan, dtype))
         bar = lambda done: tqdm(plan.batches[done:], desc=f"text cache, {size / 1e6:,.1f} MB", disable=not progress)
         if path is None:
