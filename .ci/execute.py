@@ -42,7 +42,7 @@ def execute(fname, skip_flags, force):
     try: shell.run_all(nb, exc_stop=True, preproc=passed_over)
     except Exception: sys.exit(shell.prettytb(fname=fname))
     for cell in nb.cells:
-        if cell.cell_type == "code": cell.outputs = [tidy(o) for o in cell.get("outputs", [])]
+        if cell.cell_type == "code": cell.outputs = [o for o in map(tidy, cell.get("outputs", [])) if o.get("output_type") != "stream" or "".join(o["text"]).strip()]
     write_nb(nb, fname)
 
 
@@ -52,7 +52,7 @@ def tidy(output):
     text = re.sub(r" at 0x[0-9a-f]{6,}", "", text)
     output = json.loads(text)
     if output.get("output_type") == "stream":
-        output["text"] = [line for line in output["text"] if "\r" not in line and "it/s" not in line]
+        output["text"] = [line for line in output["text"] if "\r" not in line and not re.search(r"\d+%\||it/s", line)]
     return output
 
 
