@@ -288,8 +288,9 @@ class Comparison:
 
     @classmethod
     def load(cls, output_dir): # the folder that `compare` wrote
-        "The comparison of all records in a folder."
-        return cls(json.loads(p.read_text()) for p in sorted(Path(output_dir).glob("records/*.json")))
+        "The comparison of all records in a folder, methods in the order of `METHODS`."
+        records, order = [json.loads(p.read_text()) for p in sorted(Path(output_dir).glob("records/*.json"))], list(METHODS)
+        return cls(sorted(records, key=lambda r: order.index(r["method"]) if r["method"] in METHODS else len(order)))
 
     @property
     def runs(self)->pd.DataFrame: # one row a run, without its predictions

@@ -25,8 +25,8 @@ from sklearn.model_selection import StratifiedKFold
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 from .bucketing import PaddedCollator, plan_batches
-from .prompt_tuning import (backbone_digest, is_causal, real_positions, state_shapes,
-                                          text_id, text_is_constant, text_pass)
+from .frozen_text import is_causal, state_shapes, text_is_constant, text_pass
+from .prompt_tuning import backbone_digest, real_positions, text_id
 
 # %% ../nbs/text_cache.ipynb #d2eae59c
 def shared_prefixes(
