@@ -121,8 +121,8 @@ def _batch_shapes(
 def _cut_finer(
     groups:np.ndarray, # from `_batch_shapes`
     multiple:int, # the number of batches becomes a multiple of this
-) -> np.ndarray: # groups with as many more batches as needed
-    "Split batches, never duplicate them, until their number divides. Raises `ValueError` when there are too few rows."
+) -> np.ndarray | None: # groups with as many more batches as needed
+    "Split batches, never duplicate them, until their number divides; None when there are too few rows."
     rows, batches, units = groups.T
     missing = -batches.sum() % multiple
     by_rows = np.argsort(-rows, kind="stable")

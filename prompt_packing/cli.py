@@ -191,7 +191,7 @@ def _summary(comparison): # the table, and two sentences
 
 # %% ../nbs/cli.ipynb #26969408
 def verify(
-    a:str, # a folder or a safetensors file
+    a:str, # a folder, a safetensors file, or a fingerprint's .json
     b:str, # the same
 )->pd.DataFrame: # one row a difference; none if all tensors are the same
     "List the tensors in which two checkpoints differ."

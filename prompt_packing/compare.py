@@ -204,12 +204,16 @@ def _own(setting, method, default): # a setting given for all methods, for some 
     return default if chosen is None else chosen
 
 # %% ../nbs/compare.ipynb #8b50e6c8
-def plan_runs(backbones, tasks, methods, prompt_tokens, seeds, epochs=None, learning_rate=None, **settings)->list: # of `Run`s
-    "The runs of a sweep, those of one backbone and task next to each other."
+def _check(methods, prompt_tokens): # ValueError for what no run can be made of
     if unknown := [m for m in methods if m not in METHODS]:
         raise ValueError(f"Unknown method {unknown[0]!r}; known are {', '.join(METHODS)}.")
     if bad := [p for p in prompt_tokens if not isinstance(p, int) or p < 1]:
         raise ValueError(f"prompt_tokens must be whole numbers of at least 1, not {bad[0]!r}; the head alone is the method 'head'.")
+
+# %% ../nbs/compare.ipynb #bb1d24cd
+def plan_runs(backbones, tasks, methods, prompt_tokens, seeds, epochs=None, learning_rate=None, **settings)->list: # of `Run`s
+    "The runs of a sweep, those of one backbone and task next to each other."
+    _check(methods, prompt_tokens)
     return [Run(b, t, m, p, s, epochs=_own(epochs, m, METHODS[m].epochs), learning_rate=_own(learning_rate, m, METHODS[m].learning_rate), **settings)
             for b, t, m in product(backbones, tasks, methods)
             for p in (prompt_tokens if METHODS[m].prompted else (0,))
@@ -374,6 +378,7 @@ def sweep(backbones, # names or folders, as `load_backbone` takes them
 
     `settings` are fields of `Run`: `train_rows`, `eval_rows`, `epochs` and `learning_rate` (one for all, or a dict by method),
     `token_budget`, `max_length`, `init`. `ValueError`: an unknown method, or a prompt size below 1."""
+    _check(methods, prompt_tokens)
     runs = []
     for task in tasks:
         data = _digest(load_task(task, source=source))

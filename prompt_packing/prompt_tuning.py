@@ -323,7 +323,7 @@ class PromptFeatures(TwoPasses):
 
 # %% ../nbs/prompt_tuning.ipynb #6b9f884a
 def backbone_digest(backbone:PreTrainedModel) -> str: # 64 hexadecimal digits
-    "One digest of names, shapes, dtypes and values of all parameters and persistent buffers, by [`fingerprint`](frozen_weights.html)."
+    "One digest of names, shapes, dtypes and values of all parameters and persistent buffers, by [`fingerprint`](fingerprints.html)."
     return fingerprint(backbone, "sha256").digest
 
 def text_id(fingerprint:str) -> int:

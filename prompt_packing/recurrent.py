@@ -232,7 +232,7 @@ _CARD = """---
 # {name}
 
 `{name}`: {cell}, {layers} layer(s) of {hidden} units{directions}, {vocab} token ids, {parameters:,} parameters. It packs
-its rows inside `forward`, so padding costs nothing and changes nothing.
+its rows inside `forward`, so padding changes nothing.
 
 ```python
 import prompt_packing.recurrent  # registers the architecture

@@ -150,7 +150,7 @@ class TextStore:
         return self.done
 
     def append(self, *parts): # arrays of bytes: states, features
-        "Adds one batch; after an error the files are as they were before it."
+        "Adds one batch; after an error the manifest is as it was, and the next append cuts what is too much."
         for file, size, part in zip((self.states, self.features), self.sizes, parts):
             with open(file, "r+b" if file.exists() else "w+b") as f:
                 f.truncate(size)
@@ -317,7 +317,7 @@ class TextCache(CachedTexts):
         dataset, # columns `input_ids`, `labels` (and `attention_mask`, if padded)
         *,
         path=None, # a folder: on disk, memory-mapped, goes on where it was interrupted; None: in memory
-        dtype:torch.dtype=torch.float16, # of what is stored: float16, bfloat16 or float32
+        dtype:torch.dtype=torch.float16, # of what is stored: float16, bfloat16, float32 or float64
         token_budget:int=None, # most tokens in a batch of the text pass; None: 1,024, or the longest text. A GPU likes more
         max_bytes:int=None, # refuse a larger cache; None: what memory or disk have free
         tokenizer=None, # to name it in the manifest and refuse a cache made with another
@@ -325,7 +325,7 @@ class TextCache(CachedTexts):
     ):
         """The cache of all texts of `dataset`; one that is in `path` already is checked and used.
         Raises `ValueError` where it would not be exact or not fit, a text is longer than `token_budget`, or `path` holds another
-        cache; `OSError` for a full disk."""
+        cache; `OSError` for a full disk; `TypeError` where `dataset` is no `datasets.Dataset`."""
         if reason := refusal(model): raise ValueError(f"no text cache for this model: {reason}; train it on the texts themselves")
         backbone = getattr(model, "backbone", model).base_model.eval()
         plan = TextPlan(dataset, token_budget)
