@@ -280,13 +280,15 @@ class OnePass(PromptedBackbone):
 class TwoPasses(OnePass):
     "The text without gradient, then the prompt alone."
     def prompt_pass(self, text, mask, prompt_ids):
-        rows, deep = self.prompt_rows(prompt_ids)
+        order = mask.sum(1).argsort() # from the shortest text to the longest, as `continue_text` likes them
+        mask, (rows, deep) = mask[order], self.prompt_rows(prompt_ids[order])
         steps = torch.arange(rows.shape[1], device=mask.device)
         inputs = dict(inputs_embeds=rows, attention_mask=torch.cat([mask, mask.new_ones(rows.shape[:2])], dim=1),
                       position_ids=mask.sum(1, keepdim=True) + steps + self.offset)
         with added_to_layers(self.backbone, deep, slice(None)):
-            hidden = continue_text(self.backbone, text, self.attention, **inputs)
-        return hidden[:, -1] if hidden.dtype == torch.float64 else hidden[:, -1].float()
+            hidden = continue_text(self.backbone, text, self.attention, order, last=self.attention is not None, **inputs)
+        last = hidden[:, -1][order.argsort()]
+        return last if last.dtype == torch.float64 else last.float()
 
     def two_passes(self, ids, mask, prompt_ids):
         _, text = text_pass(self.backbone, input_ids=ids, attention_mask=mask,
