@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import groupby, product
 from pathlib import Path
+from threading import Lock
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -239,8 +240,10 @@ def _kit_of(run, output_dir, max_bytes):
     return _load_kit(run.backbone, run.task, Path(output_dir) / "text_cache" / digest, max_bytes, **shared)
 
 # %% ../nbs/compare.ipynb #df3993d9
+_TURN = Lock() # random seeds belong to the process, so its threads take turns
+
 def _work(run, output_dir, max_bytes): # one run in this process: its record, written
-    record = run_one(run, _kit_of(run, output_dir, max_bytes), Path(output_dir) / "adapters")
+    with _TURN: record = run_one(run, _kit_of(run, output_dir, max_bytes), Path(output_dir) / "adapters")
     _write(Path(output_dir) / "records" / f"{run.name}.json", json.dumps(record))
     return record
 

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import SAFE_WEIGHTS_NAME, cached_file
-from .frozen_text import continue_text, is_causal, state_shapes, text_is_constant, text_pass, unpack_states
+from .frozen_text import continue_text, frozen_view, is_causal, state_shapes, text_is_constant, text_pass, unpack_states
 from .frozen_weights import fingerprint, freeze
 from .tasks import load_backbone
 
@@ -97,13 +97,15 @@ class FrozenBackboneModel(PreTrainedModel):
     def __init__(self, config:PromptTuningConfig, backbone:PreTrainedModel):
         super().__init__(config)
         freeze(backbone)
-        self.backbone = backbone.eval()
+        self.backbone = frozen_view(backbone.eval())
         self.register_state_dict_post_hook(_leave_out_backbone)
         self.register_load_state_dict_post_hook(_ignore_backbone)
 
     def train(self, mode:bool=True):
-        super().train(mode)
-        self.backbone.eval()
+        self.training = mode
+        for child in self.children():
+            if child is not self.backbone: child.train(mode)
+        if self.backbone.training: self.backbone.eval()
         return self
 
     def get_input_embeddings(self): return self.backbone.get_input_embeddings()
@@ -233,6 +235,7 @@ class PromptedBackbone(FrozenBackboneModel):
     "Runs text and prompt through the backbone; `text_is_constant` says whether the text's part can be computed once."
     def __init__(self, config:PromptTuningConfig, backbone:PreTrainedModel):
         super().__init__(config, backbone)
+        backbone = self.backbone
         shape = (config.num_prompts, config.prompt_tokens, config.hidden_size)
         zeros = lambda *s: nn.Parameter(torch.zeros(*s, device=backbone.device)) if config.prompt_tokens else None
         self.prompt = zeros(*shape)

@@ -25,7 +25,7 @@ from sklearn.model_selection import StratifiedKFold
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 from .bucketing import PaddedCollator, plan_batches
-from .frozen_text import is_causal, state_shapes, text_is_constant, text_pass
+from .frozen_text import frozen_view, is_causal, state_shapes, text_is_constant, text_pass
 from .prompt_tuning import backbone_digest, real_positions, text_id
 
 # %% ../nbs/text_cache.ipynb #d2eae59c
@@ -327,7 +327,7 @@ class TextCache(CachedTexts):
         Raises `ValueError` where it would not be exact or not fit, a text is longer than `token_budget`, or `path` holds another
         cache; `OSError` for a full disk; `TypeError` where `dataset` is no `datasets.Dataset`."""
         if reason := refusal(model): raise ValueError(f"no text cache for this model: {reason}; train it on the texts themselves")
-        backbone = getattr(model, "backbone", model).base_model.eval()
+        backbone = frozen_view(getattr(model, "backbone", model).base_model.eval())
         plan = TextPlan(dataset, token_budget)
         identity = gather_identity(backbone, plan, dtype, tokenizer)
         size = sum(bytes_of(backbone, plan, dtype))
