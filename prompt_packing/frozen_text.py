@@ -12,6 +12,7 @@ import contextlib, copy
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
@@ -29,11 +30,11 @@ def is_causal(backbone:PreTrainedModel) -> bool:
 # %% ../nbs/frozen_text.ipynb #a5e103eb
 onednn = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
 
-def by_onednn(x, weight) -> bool:
-    "Whether a product of inputs and frozen weights is left to oneDNN: float32 on a CPU, without autocast."
-    plain = x.dtype == weight.dtype == torch.float32 and x.device.type == weight.device.type == "cpu"
-    return bool(onednn and plain and x.numel() and torch.backends.mkldnn.enabled and not weight.requires_grad
-                and not torch.is_autocast_enabled("cpu"))
+def by_onednn(x, *weights) -> bool:
+    "Whether a product of inputs [..., inputs] and frozen weights (None left out) is for oneDNN: float32 on a CPU, without autocast."
+    plain = all(w is None or w.dtype == torch.float32 and w.device.type == "cpu" for w in (x, *weights))
+    frozen = not any(w is not None and w.requires_grad for w in weights)
+    return bool(onednn and plain and frozen and x.numel() and torch.backends.mkldnn.enabled and not torch.is_autocast_enabled("cpu"))
 
 class FrozenProduct(torch.autograd.Function):
     "x W^T + b with a gradient for x [..., inputs] alone; weight [outputs, inputs], bias [outputs] or None."
@@ -43,18 +44,19 @@ class FrozenProduct(torch.autograd.Function):
         return onednn(x, weight, bias, "none", [], "")
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad): return onednn(grad, ctx.saved_tensors[0].T, None, "none", [], ""), None, None
 
 # %% ../nbs/frozen_text.ipynb #c8074db5
 class FrozenLinear(nn.Linear):
     "A linear layer in a view."
     def forward(self, x):
-        return FrozenProduct.apply(x, self.weight, self.bias) if by_onednn(x, self.weight) else super().forward(x)
+        return FrozenProduct.apply(x, self.weight, self.bias) if by_onednn(x, self.weight, self.bias) else super().forward(x)
 
 class FrozenConv1D(Conv1D):
     "GPT2's linear layer in a view; its weight is [inputs, outputs]."
     def forward(self, x):
-        return FrozenProduct.apply(x, self.weight.T, self.bias) if by_onednn(x, self.weight) else super().forward(x)
+        return FrozenProduct.apply(x, self.weight.T, self.bias) if by_onednn(x, self.weight, self.bias) else super().forward(x)
 
 # %% ../nbs/frozen_text.ipynb #f661f0c7
 def frozen_view(
