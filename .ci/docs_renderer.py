@@ -1,19 +1,162 @@
-"""`show_doc` as the site shows it: signature, docstring, and a table of the parameters' docments."""
+"""How names of the library look on the site: each docment once, in a table or in the source, never in both."""
 import inspect
+import re
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from textwrap import wrap
 
-from fastcore.docments import DocmentTbl
+from fastcore.docments import docments
+from nbdev.config import get_config
+from nbdev.process import Processor
 from nbdev.showdoc import BasicMarkdownRenderer
+
+EMPTY = inspect.Parameter.empty
+
+
+def exported(sym):
+    "The module's own object for one that a notebook defined: it has a source file, and its home is not `__main__`."
+    name = getattr(sym, "__qualname__", "")
+    if getattr(sym, "__module__", None) != "__main__": return sym
+    lib = get_config().lib_name
+    for module, names in import_module(f"{lib}._modidx").d["syms"].items():
+        if f"{module}.{name}" not in names: continue
+        found = import_module(module)
+        for part in name.split("."): found = getattr(found, part)
+        return found
+    return sym
+
+
+def is_ours(cls): return cls.__module__.split(".")[0] in (get_config().lib_name, "__main__")
+
+
+def annotation_text(annotation):
+    "An annotation as it was written, without the modules of its names."
+    if annotation is EMPTY: return ""
+    if annotation in (None, type(None)): return "None"
+    text = annotation if isinstance(annotation, str) else None
+    if text is None and inspect.isclass(annotation) and not getattr(annotation, "__args__", None): text = annotation.__name__
+    text = str(annotation) if text is None else text
+    return re.sub(r"\b(?:\w+\.)+(?=\w)", "", text).replace("NoneType", "None")
+
+
+def default_text(value):
+    if value is EMPTY: return ""
+    return value.__name__ if inspect.isfunction(value) or inspect.isclass(value) else repr(value)
+
+
+def escaped(text):
+    "Text for a cell of a Markdown table, where a bar would end the cell."
+    text = re.sub(r"`([^`]*\|[^`]*)`", lambda m: "<code>" + m[1].replace("<", "&lt;") + "</code>", " ".join(str(text).split()))
+    return text.replace("|", "&#124;")
+
+
+def own_fields(cls):
+    "Fields of a dataclass that our classes define, with their comments or their `help`."
+    comments = docments(cls, full=True)
+    homes = {name: c for c in reversed(cls.__mro__) for name in vars(c).get("__annotations__", {})}
+    for f in fields(cls):
+        if not is_ours(homes.get(f.name, cls)): continue
+        default = f.default if f.default.__class__.__name__ != "_MISSING_TYPE" else EMPTY
+        words = f.metadata.get("help") or comments.get(f.name, {}).get("docment")
+        yield f.name, f.type, default, words
+
+
+def parameters(sym):
+    "(name, annotation, default, words) of each parameter that users give, and the same of what is returned, or None."
+    if is_dataclass(sym): return list(own_fields(sym)), None
+    if inspect.isclass(sym):
+        home = next((c for c in sym.__mro__ if "__init__" in vars(c)), object)
+        if not is_ours(home): return [], None
+    try: signature = inspect.signature(sym)
+    except (TypeError, ValueError): return [], None
+    words = {k: None if v.get("docment") is EMPTY else v.get("docment") for k, v in docments(sym, full=True).items()}
+    rows = [("*" * {p.VAR_POSITIONAL: 1, p.VAR_KEYWORD: 2}.get(p.kind, 0) + n, p.annotation, p.default, words.get(n))
+            for n, p in signature.parameters.items() if n not in ("self", "cls")]
+    if inspect.isclass(sym): return (rows if any(r[3] for r in rows) else []), None
+    returned = (signature.return_annotation, words.get("return"))
+    return rows, returned if returned != (EMPTY, None) else None
+
+
+def signature_text(sym, rows, name):
+    "The call, in lines of at most 88 columns, types and meanings left to the table."
+    if isinstance(sym, property) or not callable(sym): return name
+    keyword_only = next((n for n, p in _params(sym).items() if p.kind is p.KEYWORD_ONLY), None)
+    shown = [r for r in rows]
+    parts = []
+    for n, _, default, _ in shown:
+        if n == keyword_only and not any(p.startswith("*") for p in parts): parts.append("*")
+        parts.append(n + ("" if default is EMPTY else "=" + default_text(default)))
+    if inspect.isclass(sym):
+        bases = ", ".join(b.__name__ for b in sym.__bases__ if b is not object)
+        if not shown: return f"class {name}" + (f"({bases})" if bases else "")
+    text = f"{name}({', '.join(parts)})"
+    if len(text) <= 88: return text
+    return f"{name}(\n" + "\n".join(wrap(", ".join(parts), 84, initial_indent="    ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)) + "\n)"
+
+
+def _params(sym):
+    try: return inspect.signature(sym).parameters
+    except (TypeError, ValueError): return {}
+
+
+def table(rows, returned):
+    "Parameters and result with their types, defaults and meanings; nothing where no meaning is written."
+    if not any(r[3] for r in rows) and not (returned and returned[1]): return ""
+    lines = ["|  | **Type** | **Default** | **Details** |", "|---|---|---|---|"]
+    for name, annotation, default, words in rows:
+        lines.append(f"| {escaped(name)} | {escaped(annotation_text(annotation))} | {escaped(default_text(default))} | {escaped(words or '')} |")
+    if returned: lines.append(f"| **Returns** | {escaped(annotation_text(returned[0]))} | | {escaped(returned[1] or '')} |")
+    return "\n".join(lines)
 
 
 class TableRenderer(BasicMarkdownRenderer):
-    "nbdev's renderer, followed by the parameters as a table."
+    "Heading with a link to the source, signature, docstring, and a table of the parameters' docments."
     def __init__(self, sym, *args, **kwargs):
         try: inspect.signature(sym, eval_str=True)
-        except NameError: sym.__signature__ = inspect.signature(sym)  # a foreign base class's annotations that have no names here
+        except NameError: sym.__signature__ = inspect.signature(sym)  # a foreign base's annotations have no names here
         except (ValueError, TypeError): pass
         super().__init__(sym, *args, **kwargs)
 
     def _repr_markdown_(self):
-        try: table = str(DocmentTbl(self.sym))
-        except Exception: table = ""   # builtins and the like have no docments
-        return super()._repr_markdown_() + ("\n\n" + table if table else "")
+        sym = exported(self.sym)
+        rows, returned = parameters(sym)
+        name = self.nm if inspect.isclass(sym) else self.nm.rsplit(".", 1)[-1]
+        doc = inspect.getdoc(sym) or ""
+        if is_dataclass(sym) and doc.startswith(sym.__name__ + "("): doc = ""
+        parts = [self.heading(), f"```python\n{signature_text(sym, rows, name)}\n```", doc, table(rows, returned)]
+        return "\n\n".join(part for part in parts if part)
+
+    def heading(self):
+        "A rule, the link to the source and the name, as nbdev writes them."
+        return super()._repr_markdown_().split("```python")[0].strip()
+
+
+class sources_once(Processor):
+    "Before an `#| exports` cell stand the headings of its names alone: its source says the rest."
+    def begin(self):
+        cells = self.nb.cells
+        for source in [c for c in cells if c.cell_type == "code" and "exports" in (c.directives_ or {})]:
+            for cell in self.neighbours(source): self.move_heading(cell, source)
+
+    def neighbours(self, source):
+        "The documentation cells that nbdev put around a source cell."
+        cells = self.nb.cells
+        at = next(i for i, c in enumerate(cells) if c is source)
+        found, i = [], at - 1
+        while i >= 0 and getattr(cells[i], "has_sd", 0): found, i = [cells[i], *found], i - 1
+        i = at + 1
+        while i < len(cells) and getattr(cells[i], "has_sd", 0): found, i = [*found, cells[i]], i + 1
+        return [c for c in found if names_in(c) in source.source]
+
+    def move_heading(self, cell, source):
+        cells = self.nb.cells
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if "text/markdown" in data: data["text/markdown"] = ["".join(data["text/markdown"]).split("```python")[0]]
+        del cells[next(i for i, c in enumerate(cells) if c is cell)]
+        cells.insert(next(i for i, c in enumerate(cells) if c is source), cell)
+
+
+def names_in(cell):
+    "`name(` or `name:` as a definition of the shown name begins."
+    return re.search(r"show_doc\((\w+)", cell.source)[1]

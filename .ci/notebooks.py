@@ -1,0 +1,120 @@
+"""Run notebooks as nbdev_test does, each in a process of its own; with `--keep`, keep their outputs.
+
+    python .ci/notebooks.py                                  # test all
+    python .ci/notebooks.py nbs/bucketing/plan.ipynb         # test one
+    python .ci/notebooks.py --keep [--flags slow] [--force] nbs/stories/a_story.ipynb
+
+A server imports the heavy libraries once; every notebook runs in a fork of it. Notebooks whose front matter says
+`skip_exec: true` run only with `--force`, cells with a flag of `tst_flags` in settings.ini only when `--flags` names it.
+"""
+import argparse
+import json
+import multiprocessing
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+root = Path(__file__).resolve().parent.parent
+SHARED = ["torch", "transformers", "transformers.trainer", "transformers.models.auto.modeling_auto", "datasets", "evaluate", "accelerate", "pandas", "scipy.stats",
+          "matplotlib.pyplot", "sklearn.linear_model", "nbdev.process", "execnb.shell", "fastcore.all"]
+
+
+def run(fname, skip_flags, force, keep, log):
+    "Run one notebook in this process; exits with 1 at the first exception, with 3 where its front matter skips it."
+    sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2): os.dup2(sink, stream)
+    from execnb.nbio import read_nb, write_nb
+    from execnb.shell import CaptureShell
+    from nbdev.frontmatter import FrontmatterProc
+    from nbdev.process import NBProcessor
+
+    os.environ["IN_TEST"] = "1"
+    sys.path.insert(0, str(root))
+    os.chdir(fname.parent)
+    processed = NBProcessor(fname, procs=FrontmatterProc, process=True).nb
+    skip = str(getattr(processed, "frontmatter_", {}).get("skip_exec", False)).lower() == "true"
+    if skip and not force: sys.exit(3)
+    directives = {c.id: getattr(c, "directives_", None) or {} for c in processed.cells if c.cell_type == "code"}
+
+    def passed_over(cell):
+        found = directives.get(cell.get("id"), {})
+        return cell.cell_type != "code" or found.get("eval:", [""])[0].lower() == "false" or bool(skip_flags & found.keys())
+
+    shell, nb = CaptureShell(fname), read_nb(fname)
+    ran = [c for c in nb.cells if not passed_over(c)]
+    for cell in ran: cell.outputs = []
+    try: shell.run_all(nb, exc_stop=True, preproc=passed_over)
+    except BaseException:
+        print(shell.prettytb(fname=fname))
+        sys.exit(1)
+    if not keep: return
+    for cell in ran: cell.outputs = [o for o in map(tidy, cell.get("outputs", [])) if o.get("output_type") != "stream" or "".join(o["text"]).strip()]
+    write_nb(nb, fname)
+
+
+def tidy(output):
+    "Drop what differs from run to run and says nothing: memory addresses, progress bars, carriage returns."
+    output = json.loads(re.sub(r" at 0x[0-9a-f]{6,}", "", json.dumps(output)))
+    if output.get("output_type") == "stream":
+        output["text"] = [line for line in output["text"] if "\r" not in line and not re.search(r"\d+%\||it/s", line)]
+    return output
+
+
+class Job:
+    "One notebook under way."
+    def __init__(self, context, fname, *settings):
+        self.fname, self.start, self.log = fname, time.time(), root / f".ci.{os.getpid()}.{'.'.join(fname.relative_to(root).parts)}.log"
+        self.process = context.Process(target=run, args=(fname, *settings, self.log))
+        self.process.start()
+
+    def ended(self, limit):
+        "Whether it is over; a notebook over its time limit is ended."
+        if self.process.exitcode is None and time.time() - self.start > limit:
+            self.process.kill()
+            self.process.join()
+            with self.log.open("a") as file: file.write(f"\nkilled after {limit} s")
+        return self.process.exitcode is not None
+
+    def report(self):
+        "One line, and the notebook's output where it failed; returns passed, failed or skipped."
+        outcome = {0: "passed", 3: "skipped"}.get(self.process.exitcode, "failed")
+        print(f"{outcome:8}{self.fname.relative_to(root)} ({time.time() - self.start:.0f} s)", flush=True)
+        if outcome == "failed": print(self.log.read_text(errors="replace")[-6000:], flush=True)
+        self.log.unlink(missing_ok=True)
+        return outcome
+
+
+def order(fname):
+    "Notebooks with processes of their own and long trainings first, so that two workers end together."
+    return "reliability" not in fname.parts, -fname.stat().st_size
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("notebooks", nargs="*", type=Path, help="default: all under nbs")
+    parser.add_argument("--keep", action="store_true", help="write the outputs into the notebooks")
+    parser.add_argument("--flags", default="", help="flags whose cells run although settings.ini skips them")
+    parser.add_argument("--force", action="store_true", help="run notebooks that say skip_exec too")
+    parser.add_argument("--workers", type=int, default=int(os.environ.get("WORKERS", 2)))
+    parser.add_argument("--limit", type=float, default=300, help="seconds that one notebook may take")
+    args = parser.parse_args()
+    from nbdev.config import get_config
+    skip_flags = set(get_config().tst_flags.split()) - set(args.flags.split())
+    found = args.notebooks or [p for p in (root / "nbs").rglob("*.ipynb") if not any(part.startswith(".") for part in p.parts)]
+    waiting, running, outcomes = sorted({p.resolve() for p in found}, key=order), [], []
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(SHARED)
+    while waiting or running:
+        while waiting and len(running) < args.workers: running.append(Job(context, waiting.pop(0), skip_flags, args.force, args.keep))
+        for job in [j for j in running if j.ended(args.limit)]:
+            running.remove(job)
+            outcomes.append(job.report())
+        time.sleep(0.1)
+    passed, failed = outcomes.count("passed"), outcomes.count("failed")
+    print(f"{passed} passed, {failed} failed, {outcomes.count('skipped')} skipped")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__": main()
