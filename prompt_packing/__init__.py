@@ -6,11 +6,10 @@ __version__ = "0.1.0"
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/how_it_is_built.ipynb #e491a6ff
+# %% ../nbs/how_it_is_built.ipynb #2053f9fd
 from importlib import import_module
-from typing import TYPE_CHECKING
 
-# %% ../nbs/how_it_is_built.ipynb #1e297c45
+# %% ../nbs/how_it_is_built.ipynb #59d626ae
 _homes = {
     "PackedSequenceMixin": "packed_sequence",
     "ExactLossMixin": "accumulation_loss", "audit_loss": "accumulation_loss",
