@@ -6,14 +6,15 @@ __version__ = "0.1.0"
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/how_it_is_built.ipynb #8ce0a713
+# %% ../nbs/how_it_is_built.ipynb #8db05b93
 from importlib import import_module
 
-# %% ../nbs/how_it_is_built.ipynb #892b4686
+# %% ../nbs/how_it_is_built.ipynb #a38f6689
 _homes = {
     "PackedSequenceMixin": "packed_sequence",
     "ExactLossMixin": "accumulation_loss", "audit_loss": "accumulation_loss",
-    "plan_batches": "bucketing", "pack_sequences": "bucketing", "StreamingBatches": "bucketing",
+    "plan_batches": "bucketing", "pack_sequences": "bucketing",
+    "StreamingBatches": "bucketing",
     "FrozenWeightsCallback": "frozen_weights",
     "load_task": "tasks", "load_backbone": "tasks",
     "Trainer": "trainer", "TrainingArguments": "trainer",
