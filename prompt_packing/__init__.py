@@ -6,10 +6,10 @@ __version__ = "0.1.0"
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/how_it_is_built.ipynb #8db05b93
+# %% ../nbs/how_it_is_built.ipynb #768aef0d
 from importlib import import_module
 
-# %% ../nbs/how_it_is_built.ipynb #a38f6689
+# %% ../nbs/how_it_is_built.ipynb #ba5d2db0
 _homes = {
     "PackedSequenceMixin": "packed_sequence",
     "ExactLossMixin": "accumulation_loss", "audit_loss": "accumulation_loss",
