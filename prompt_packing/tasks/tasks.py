@@ -43,7 +43,7 @@ def _unlabelled(labels):
     "Whether a split has no labels: the hub's sign for that is -1 in every row."
     return all(v is None or (np.isscalar(v) and v == -1) for v in labels)
 
-# %% ../../nbs/tasks/tasks.ipynb #d65f0e73
+# %% ../../nbs/tasks/tasks.ipynb #c2321ea5
 def _own_task(name, tables, source, text_columns, label_column, labels, problem_type,
               validation):
     "A task of the user's own tables."
@@ -60,8 +60,8 @@ def _own_task(name, tables, source, text_columns, label_column, labels, problem_
               if split == "train" or not _unlabelled(table["label"])}
     kind, names = _kind(train, f"{name}, train", label_columns, labels, problem_type)
     if problem_type is None and labels is None: _say_kind(name, kind, names)
-    return _make_task(name, tables, text_columns, names, _METRICS_OF[kind], source, kind,
-                      validation=validation)
+    return _make_task(name, tables, text_columns, names, _METRICS_OF[kind], source,
+                      kind, validation=validation)
 
 # %% ../../nbs/tasks/tasks.ipynb #4140e7f3
 _METRICS_OF = {"single_label_classification": ("accuracy",), "regression":
