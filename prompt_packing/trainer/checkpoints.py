@@ -126,10 +126,10 @@ def _load_place(checkpoint, rank):
     with open(_place_file(checkpoint, rank), encoding="utf-8") as file:
         return json.load(file)
 
-# %% ../../nbs/trainer/checkpoints.ipynb #3dfc0888
+# %% ../../nbs/trainer/checkpoints.ipynb #3f322712
 def _unlogged_losses(trainer):
     "Losses trained and not yet logged, as plain numbers."
-    meter = _loss_meter(trainer)
+    meter = getattr(trainer, "loss_meter", None)
     return {"tr_loss": float(trainer._tr_loss),
             "last_logged": trainer._globalstep_last_logged,
             "meter": None if meter is None else meter.state_dict()}
@@ -138,18 +138,5 @@ def _restore_losses(trainer, losses):
     trainer._tr_loss.fill_(losses["tr_loss"])
     trainer._total_loss_scalar -= losses["tr_loss"] # `train_loss`: of the resumed steps
     trainer._globalstep_last_logged = losses["last_logged"]
-    meter = _loss_meter(trainer)
-    if meter is not None and losses["meter"]: meter.load_state_dict(losses["meter"])
-
-# %% ../../nbs/trainer/checkpoints.ipynb #f0d046ae
-def _loss_meter(trainer):
     meter = getattr(trainer, "loss_meter", None)
-    # AT THE MERGE: delete these two lines and `_OldSums`: ExactLossMixin has loss_meter
-    if meter is None and hasattr(trainer, "_all_sums"): return _OldSums(trainer)
-    return meter
-
-class _OldSums:
-    def __init__(self, trainer): self.trainer = trainer
-    def state_dict(self): return [self.trainer._sums, self.trainer._all_sums]
-    def load_state_dict(self, state):
-        self.trainer._sums, self.trainer._all_sums = map(tuple, state)
+    if meter is not None and losses["meter"]: meter.load_state_dict(losses["meter"])
