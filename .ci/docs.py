@@ -44,8 +44,17 @@ def build():
     shutil.move(proc / "_docs", docs)
     for page in docs.rglob("*.html"):
         text = math_span.sub(mathml, page.read_text(encoding="utf-8"))
-        page.write_text(katex_call.sub("", outer_script.sub("", text)), encoding="utf-8")
+        text = with_relative_links(katex_call.sub("", outer_script.sub("", text)), page.relative_to(docs))
+        page.write_text(text, encoding="utf-8")
     return docs
+
+
+def with_relative_links(text, page):
+    "Links to names, which nbdev writes with the published site's address, made relative to the page."
+    from nbdev.config import get_config
+    cfg = get_config()
+    up = "../" * (len(page.parts) - 1) or "./"
+    return text.replace(f'href="{cfg.doc_host}{cfg.doc_baseurl}/', f'href="{up}')
 
 
 class Page(HTMLParser):
@@ -91,7 +100,7 @@ def readme():
         if cell.cell_type == "markdown":
             source = re.sub(r"\]\((?!https?:|#|images/)([\w/]+)\.ipynb(#[\w.-]+)?\)", rf"]({site}/\1.html\2)", source)
             parts.append(re.sub(r"\]\(images/", f"]({raw_url(cfg)}/nbs/images/", source))
-        elif cell.cell_type == "code" and "#| hide" not in source:
+        elif cell.cell_type == "code" and not re.search(r"^#[|] *(hide|export|default_exp)", source, re.M):
             code = re.sub(r"^#[|] .*\n", "", source, flags=re.M)
             if "#| echo: false" not in source: parts.append(f"```python\n{code}\n```")
             parts += [text for out in cell.get("outputs", []) if (text := shown(out))]

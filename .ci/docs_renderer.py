@@ -132,31 +132,48 @@ class TableRenderer(BasicMarkdownRenderer):
 
 
 class sources_once(Processor):
-    "Before an `#| exports` cell stand the headings of its names alone: its source says the rest."
+    "Before an `#| exports` cell stand the names that it defines, as headings; its source says the rest."
     def begin(self):
         cells = self.nb.cells
         for source in [c for c in cells if c.cell_type == "code" and "exports" in (c.directives_ or {})]:
-            for cell in self.neighbours(source): self.move_heading(cell, source)
+            shown = sorted(self.neighbours(source), key=lambda c: position(source, c))
+            for cell in shown: remove(cells, cell)
+            at = index_of(cells, source)
+            for number, cell in enumerate(shown): keep_heading(cell, alone=number == 0)
+            cells[at:at] = shown
 
     def neighbours(self, source):
         "The documentation cells that nbdev put around a source cell."
-        cells = self.nb.cells
-        at = next(i for i, c in enumerate(cells) if c is source)
-        found, i = [], at - 1
-        while i >= 0 and getattr(cells[i], "has_sd", 0): found, i = [cells[i], *found], i - 1
-        i = at + 1
-        while i < len(cells) and getattr(cells[i], "has_sd", 0): found, i = [*found, cells[i]], i + 1
-        return [c for c in found if names_in(c) in source.source]
-
-    def move_heading(self, cell, source):
-        cells = self.nb.cells
-        for output in cell.get("outputs", []):
-            data = output.get("data", {})
-            if "text/markdown" in data: data["text/markdown"] = ["".join(data["text/markdown"]).split("```python")[0]]
-        del cells[next(i for i, c in enumerate(cells) if c is cell)]
-        cells.insert(next(i for i, c in enumerate(cells) if c is source), cell)
+        cells, found = self.nb.cells, []
+        for step in (-1, 1):
+            i = index_of(cells, source) + step
+            while 0 <= i < len(cells) and getattr(cells[i], "has_sd", 0):
+                found, i = [*found, cells[i]], i + step
+        return [c for c in found if position(source, c) >= 0]
 
 
-def names_in(cell):
-    "`name(` or `name:` as a definition of the shown name begins."
-    return re.search(r"show_doc\((\w+)", cell.source)[1]
+def index_of(cells, cell): return next(i for i, c in enumerate(cells) if c is cell)
+
+
+def remove(cells, cell): del cells[index_of(cells, cell)]
+
+
+def position(source, shown):
+    "Where in a source cell the name of a documentation cell is defined; -1: it is not."
+    name = re.search(r"show_doc\((\w+)", shown.source)[1]
+    found = re.search(rf"^(?:async )?(?:def|class) {name}\b", source.source, flags=re.M)
+    return found.start() if found else -1
+
+
+def keep_heading(cell, alone):
+    "Of a documented name its heading, with rule and source link where it is the first of its cell."
+    for output in cell.get("outputs", []):
+        data = output.get("data", {})
+        if "text/markdown" not in data: continue
+        text = "".join(data["text/markdown"]).split("```python")[0]
+        data["text/markdown"] = [text if alone else text[text.index("###"):]]
+
+
+def public_links(cell):
+    "Names that begin with an underscore have no heading on the site, so they are not linked."
+    if cell.cell_type == "markdown": cell.source = re.sub(r"\[(`[\w.]*\b_\w+`)\]\(https?://[^)]*\)", r"\1", cell.source)

@@ -76,13 +76,6 @@ def _chapter(name):
     return import_module(f"prompt_packing.{name}")
 
 # %% ../nbs/cli.ipynb #0427828b
-def _tokenizer(name):
-    "The tokenizer of a packaged backbone, a folder or a hub name."
-    tasks = _chapter("tasks")
-    if name in tasks.BACKBONES: return tasks.load_backbone(name)[1]
-    return import_module("transformers").AutoTokenizer.from_pretrained(name)
-
-# %% ../nbs/cli.ipynb #2e936931
 def padding(
     files, # text (a line an example), csv, tsv, jsonl or parquet, each also as .gz
     tokenizer:str, # smollm2-135m, minilm-l6, a hub name, or a folder
@@ -93,9 +86,10 @@ def padding(
 )->dict: # as `bucketing.padding_report` makes it
     "Report how much of the computation is padding, and how much with a token budget."
     bucketing, tqdm = _chapter("bucketing"), import_module("tqdm").tqdm
+    encode = _chapter("tasks").load_tokenizer(tokenizer)
     with tqdm(unit=" examples", leave=False) as bar:
         lengths = bucketing.file_lengths(
-            files, _tokenizer(tokenizer), column=column, max_length=max_length,
+            files, encode, column=column, max_length=max_length,
             progress=lambda rows: bar.update(rows - bar.n))
     if plot:
         axes = bucketing.plot_tradeoff(lengths, token_budget=token_budget)

@@ -88,6 +88,7 @@ def _keys(line, table):
         return [target.slice.value]
     if ast.unparse(target) != table: return []
     if isinstance(value, ast.Dict): return [key.value for key in value.keys]
+    if isinstance(value, ast.DictComp): return list(eval(ast.unparse(value)))
     return [k.arg for k in value.keywords] if isinstance(value, ast.Call) else []
 
 # %% ../nbs/options.ipynb #7a06e2d2
