@@ -15,10 +15,11 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast, Seq2SeqLMOutput
 from .heads import _token_loss
+from .layers import _Layers, _lay_out
 from .layout import Layout, _first, on_tokens
 from .model import (
     RecurrentConfig, RecurrentModel, RecurrentPreTrainedModel, RecurrentState,
-    _keeps_state, _Layers, _output)
+    _embedded, _one_of, _output, _state, _states_wanted)
 
 # %% ../../nbs/recurrent/generation.ipynb #c0bbf2b4
 def _new_ids(input_ids, state, total=None):
@@ -63,13 +64,22 @@ def _check_causal(config):
                          f"{config.output_size} is not {config.embedding_size}. Set "
                          f"projection_size={config.embedding_size}.")
 
-# %% ../../nbs/recurrent/generation.ipynb #9bfcdafc
-def _state_after(out, input_ids, before):
-    "The state of `out`, having seen the steps of `input_ids` after those of `before`."
-    if out.past_key_values is None or isinstance(input_ids, PackedSequence):
-        return out.past_key_values
-    seen = input_ids.shape[1] + getattr(before, "seen", 0)
-    return RecurrentState(out.past_key_values.hidden, seen)
+# %% ../../nbs/recurrent/generation.ipynb #50cb6984
+def _kept(layout, hidden, logits_to_keep):
+    "The outputs at the last positions, or at those that a tensor names, as rows."
+    where = logits_to_keep
+    if not isinstance(where, torch.Tensor): where = slice(-where, None)
+    return layout.restore(hidden)[:, where]
+
+def _all_kept(logits_to_keep):
+    return not isinstance(logits_to_keep, torch.Tensor) and logits_to_keep == 0
+
+# %% ../../nbs/recurrent/generation.ipynb #4ff93193
+def _only_shift_labels(shift_labels=None): return shift_labels
+
+def _next_token_targets(layout, labels, shift_labels):
+    if shift_labels is not None: return layout.targets(shift_labels)
+    return layout.next_targets(labels)
 
 # %% ../../nbs/recurrent/generation.ipynb #d4a490b5
 class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
@@ -91,30 +101,38 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, value): self.lm_head = value
 
     def forward(self,
-        input_ids, # int64 (rows, steps), or a `PackedSequence` of token ids
+        input_ids=None, # int64 (rows, steps), or a `PackedSequence` of token ids
         attention_mask=None, # (rows, steps): 1 for tokens, 0 for padding on either side
         input_lengths=None, # int (rows,): tokens per row, for padding on the right
+        inputs_embeds=None, # (rows, steps, embedding_size), in the place of `input_ids`
         labels=None, # as `input_ids`, not shifted; -100 does not count
         past_key_values=None, # `RecurrentState` to start from; zeros if None
         use_cache:bool=None, # return the state; `config.use_cache` if None
-        logits_to_keep:int=0, # logits of the last so many steps only; 0 for all
+        logits_to_keep=0, # so many last logits, or a tensor of positions; 0 for all
+        output_hidden_states:bool=None, # embeddings and the outputs of each layer too
         return_dict:bool=None, # else a tuple
+        token_type_ids=None, # ignored
+        **kwargs, # `shift_labels`: as `labels`, already shifted, and in their place
     ):
-        layout = Layout(input_ids, attention_mask, input_lengths)
-        out = self.model(layout.pack(input_ids), past_key_values=past_key_values,
-                         use_cache=use_cache, return_dict=True)
-        hidden, loss = out.last_hidden_state, None
-        keep = 0 if labels is not None or layout.shape is None else logits_to_keep
-        if keep:
-            hidden = layout.restore(hidden)[:, -keep:]
+        shift_labels, loss = _only_shift_labels(**kwargs), None
+        x = _one_of(input_ids, inputs_embeds)
+        layout = _lay_out(x, attention_mask, input_lengths)
+        out = self.model(
+            input_ids, inputs_embeds=inputs_embeds, past_key_values=past_key_values,
+            use_cache=use_cache, output_hidden_states=output_hidden_states,
+            return_dict=True, layout=layout)
+        hidden, trains = out.last_hidden_state, labels is not None
+        trains = trains or shift_labels is not None
+        if not (trains or layout.shape is None or _all_kept(logits_to_keep)):
+            hidden = _kept(layout, hidden, logits_to_keep)
             layout = Layout(hidden) # rows of outputs, nothing packed any more
         logits = on_tokens(self.lm_head, hidden)
-        if labels is not None:
-            targets = layout.next_targets(labels)
-            loss = _token_loss(self, layout, logits, labels, targets)
-        state = _state_after(out, input_ids, past_key_values)
-        logits = layout.restore(logits)
-        out = CausalLMOutputWithPast(loss, logits, past_key_values=state)
+        if trains:
+            targets = _next_token_targets(layout, labels, shift_labels)
+            loss = _token_loss(self, layout, logits, targets, labels=labels,
+                               shift_labels=shift_labels)
+        logits, state = layout.restore(logits), out.past_key_values
+        out = CausalLMOutputWithPast(loss, logits, state, out.hidden_states)
         return _output(out, return_dict, self)
 
     def generate(self, inputs=None, **kwargs):
@@ -125,17 +143,19 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         return super().generate(inputs, **kwargs)
 
     def prepare_inputs_for_generation(self, input_ids, past_key_values=None,
-                                      attention_mask=None, use_cache=None,
-                                      logits_to_keep=0, **kwargs):
+                                      attention_mask=None, inputs_embeds=None,
+                                      use_cache=None, logits_to_keep=0, **kwargs):
         _refuse_right_padding(attention_mask)
+        inputs = {"past_key_values": past_key_values, "use_cache": use_cache,
+                  "logits_to_keep": logits_to_keep, "attention_mask": attention_mask}
+        if inputs_embeds is not None and past_key_values is None:
+            return inputs | {"inputs_embeds": inputs_embeds}
         total = None if attention_mask is None else attention_mask.shape[1]
         new = _new_ids(input_ids, past_key_values, total)
         steps = new.shape[1]
         if steps == 1: attention_mask = None # one token a row, none is padding
         if attention_mask is not None: attention_mask = attention_mask[:, -steps:]
-        return {"input_ids": new, "attention_mask": attention_mask,
-                "past_key_values": past_key_values, "use_cache": use_cache,
-                "logits_to_keep": logits_to_keep}
+        return inputs | {"input_ids": new, "attention_mask": attention_mask}
 
     def _expand_inputs_for_generation(self, expand_size=1, **kwargs):
         kwargs = _with_repeated_state(kwargs, expand_size)
@@ -182,13 +202,13 @@ def _memory_rows(memory, attention_mask=None, input_lengths=None):
         memory, lengths = pad_packed_sequence(memory, batch_first=True)
         real = torch.arange(memory.shape[1]) < lengths[:, None]
         return memory, real.to(memory.device)
-    layout = Layout(memory, attention_mask, input_lengths)
+    layout = _lay_out(memory, attention_mask, input_lengths)
     ones = torch.ones(memory.shape[:2], dtype=torch.bool, device=memory.device)
     return memory, layout.restore(layout.pack(ones))
 
 # %% ../../nbs/recurrent/generation.ipynb #ea40c675
 def _one_step_late(labels, start, pad):
-    late = torch.cat([labels.new_full((len(labels), 1), start), labels[:, :-1]], 1)
+    late = torch.cat([labels.new_full((labels.shape[0], 1), start), labels[:, :-1]], 1)
     return late.masked_fill(late == -100, pad)
 
 def _up_to_last_target(labels):
@@ -223,6 +243,7 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, GenerationMixin):
     vocabulary and its embeddings. `ValueError` without `config.decoder_start_token_id`
     and `config.pad_token_id`."""
     auto_class, pipeline_tag = "AutoModelForSeq2SeqLM", "text2text-generation"
+    base_model_prefix = "encoder" # so that an encoder's checkpoint fits
     _tied_weights_keys = {"lm_head.weight": "encoder.embed_tokens.weight"}
 
     def __init__(self, config):
@@ -252,29 +273,40 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, GenerationMixin):
         encoder_outputs=None, # what `encoder` returned; the source is then not read
         past_key_values=None, # the decoder's `RecurrentState`; from the source if None
         use_cache:bool=None, # return the decoder's state; `config.use_cache` if None
+        inputs_embeds=None, # (rows, steps, embedding_size), for `input_ids`
+        decoder_inputs_embeds=None, # for `decoder_input_ids`
+        output_hidden_states:bool=None, # embeddings and the outputs of each layer too
         return_dict:bool=None, # else a tuple
+        token_type_ids=None, # ignored
     ):
+        show, loss = _states_wanted(self, output_hidden_states), None
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(input_ids, attention_mask, input_lengths,
-                                           use_cache=False, return_dict=True)
+            encoder_outputs = self.encoder(
+                input_ids, attention_mask, input_lengths, inputs_embeds,
+                use_cache=False, output_hidden_states=show, return_dict=True)
         memory, real = _memory_rows(encoder_outputs[0], attention_mask, input_lengths)
-        if decoder_input_ids is None:
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
             _refuse_no_target(labels)
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
             decoder_attention_mask = _up_to_last_target(labels)
-        _check_targets(len(memory), len(decoder_input_ids))
-        layout = Layout(decoder_input_ids, decoder_attention_mask)
-        state, loss = past_key_values, None
-        if state is None: state = self.first_state(memory, real)
-        embedded = on_tokens(self.encoder.embed_tokens, layout.pack(decoder_input_ids))
-        outputs, hidden = self.decoder(embedded, state)
+        x = _one_of(decoder_input_ids, decoder_inputs_embeds)
+        _check_targets(memory.shape[0], x.shape[0])
+        layout, before = _lay_out(x, decoder_attention_mask), past_key_values
+        if before is None: before = self.first_state(memory, real)
+        outputs, hidden, shown = self.decoder(
+            _embedded(layout, self.encoder.embed_tokens, decoder_input_ids,
+                      decoder_inputs_embeds),
+            before.hidden, layout if show else None)
         attended = self.attention(layout.restore(outputs), memory, real)
         logits = self.lm_head(attended)
         if labels is not None:
-            loss = _token_loss(self, Layout(logits), logits, labels, labels.flatten())
-        state = RecurrentState(hidden, state.seen + decoder_input_ids.shape[1])
-        if not _keeps_state(self, use_cache): state = None
-        out = Seq2SeqLMOutput(loss, logits, state, encoder_last_hidden_state=memory)
+            loss = _token_loss(self, Layout(logits), logits, labels.flatten(),
+                               labels=labels)
+        out = Seq2SeqLMOutput(
+            loss, logits, _state(self, hidden, x, before, use_cache),
+            decoder_hidden_states=tuple(shown) if shown else None,
+            encoder_last_hidden_state=memory,
+            encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None))
         return _output(out, return_dict, self)
 
     def prepare_decoder_input_ids_from_labels(self, labels):
