@@ -47,8 +47,6 @@ def _moved(rows, index):
 
 class _FixedLayout:
     "As `Layout`, in shapes that do not depend on mask or lengths."
-    as_given = False
-
     def __init__(self, input_ids, attention_mask=None, input_lengths=None):
         self.shape = input_ids.shape[:2]
         self.steps = torch.arange(self.shape[1], device=input_ids.device)
