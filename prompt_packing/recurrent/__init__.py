@@ -8,7 +8,7 @@ __all__ = ['Layout', 'RecurrentConfig', 'RecurrentEncoderDecoder', 'RecurrentFor
            'on_tokens']
 
 # %% ../../nbs/recurrent/index.ipynb #1ccf5b74
-from .generation import RecurrentEncoderDecoder
+from .encoder_decoder import RecurrentEncoderDecoder
 from .generation import RecurrentForCausalLM
 from .heads import RecurrentForSequenceClassification
 from .heads import RecurrentForTokenClassification

@@ -13,9 +13,11 @@ from transformers import AutoModelForSequenceClassification
 from transformers import AutoModelForTokenClassification
 from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 from transformers.modeling_outputs import TokenClassifierOutput
-from .layout import Layout, on_tokens
-from .model import (
-    RecurrentConfig, RecurrentModel, RecurrentPreTrainedModel, _keeps_state, _output)
+from .layers import _lay_out
+from .layout import on_tokens
+from prompt_packing.recurrent.model import (
+    RecurrentConfig, RecurrentModel, RecurrentPreTrainedModel, _chosen, _one_of,
+    _output)
 
 # %% ../../nbs/recurrent/heads.ipynb #8776e587
 def _top_state(state, bidirectional):
@@ -24,10 +26,10 @@ def _top_state(state, bidirectional):
     return torch.cat([h[-2], h[-1]], dim=-1) if bidirectional else h[-1]
 
 # %% ../../nbs/recurrent/heads.ipynb #5fe90bc0
-def _check_row_labels(labels, rows):
-    if len(labels) == rows: return
-    raise ValueError(f"{rows} rows have {len(labels)} labels: row "
-                     f"{min(rows, len(labels))} is the first without its partner.")
+def _check_row_labels(labels, rows): # how many of each
+    if labels == rows: return
+    raise ValueError(f"{rows} rows have {labels} labels: row "
+                     f"{min(rows, labels)} is the first without its partner.")
 
 # %% ../../nbs/recurrent/heads.ipynb #31b5d430
 class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
@@ -44,25 +46,28 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
         self.post_init()
 
     def forward(self,
-        input_ids, # int64 (rows, steps), or a `PackedSequence` of token ids
+        input_ids=None, # int64 (rows, steps), or a `PackedSequence` of token ids
         attention_mask=None, # (rows, steps): 1 for tokens, 0 for padding on either side
         input_lengths=None, # int (rows,): tokens per row, for padding on the right
+        inputs_embeds=None, # (rows, steps, embedding_size), in the place of `input_ids`
         labels=None, # int64 (rows,); for several labels and regression float (rows, n)
         past_key_values=None, # `RecurrentState` to start from; zeros if None
         use_cache:bool=None, # return the state; `config.use_cache` if None
+        output_hidden_states:bool=None, # embeddings and the outputs of each layer too
         return_dict:bool=None, # else a tuple
+        token_type_ids=None, # ignored
     ):
-        out = self.model(input_ids, attention_mask, input_lengths, past_key_values,
-                         use_cache=True, return_dict=True)
+        out = self.model(input_ids, attention_mask, input_lengths, inputs_embeds,
+                         past_key_values, True, output_hidden_states, return_dict=True)
         state = out.past_key_values
         pooled = _top_state(state, self.config.bidirectional)
         logits, loss = self.classifier(self.model.layers.finish(pooled)), None
         if labels is not None:
-            _check_row_labels(labels, len(logits))
+            _check_row_labels(labels.shape[0], logits.shape[0])
             loss = self.loss_function(labels=labels, pooled_logits=logits,
                                       config=self.config)
-        if not _keeps_state(self, use_cache): state = None
-        out = SequenceClassifierOutputWithPast(loss, logits, past_key_values=state)
+        if not _chosen(use_cache, self.config.use_cache): state = None
+        out = SequenceClassifierOutputWithPast(loss, logits, state, out.hidden_states)
         return _output(out, return_dict, self)
 
 AutoModelForSequenceClassification.register(
@@ -71,7 +76,8 @@ AutoModelForSequenceClassification.register(
 # %% ../../nbs/recurrent/heads.ipynb #452bac11
 def _mean_loss(logits, targets):
     "Mean cross entropy over the flat targets that are not -100; 0 when there is none."
-    logits = logits.data if isinstance(logits, PackedSequence) else logits.flatten(0, 1)
+    if not isinstance(logits, torch.Tensor): logits = logits.data
+    if logits.ndim > 2: logits = logits.flatten(0, 1)
     if logits.dtype is not torch.float64: logits = logits.float()
     total = nn.functional.cross_entropy(logits, targets, ignore_index=-100,
                                         reduction="sum")
@@ -82,12 +88,13 @@ def _as_rows(x):
     if not isinstance(x, PackedSequence): return x
     return pad_packed_sequence(x, batch_first=True, padding_value=-100)[0]
 
-def _token_loss(model, layout, logits, labels, targets):
+def _token_loss(model, layout, logits, targets, **labels):
     "The mean over `targets`, or what `config.loss_type` names, of rows of `labels`."
     if model.loss_type == model.default_loss: return _mean_loss(logits, targets)
+    rows = {name: _as_rows(given) for name, given in labels.items()}
     return model.loss_function(
-        logits=_as_rows(layout.restore(logits)), labels=_as_rows(labels),
-        vocab_size=model.config.vocab_size, config=model.config)
+        logits=_as_rows(layout.restore(logits)), config=model.config,
+        vocab_size=model.config.vocab_size, **rows)
 
 # %% ../../nbs/recurrent/heads.ipynb #521fd885
 class RecurrentForTokenClassification(RecurrentPreTrainedModel):
@@ -102,21 +109,27 @@ class RecurrentForTokenClassification(RecurrentPreTrainedModel):
         self.post_init()
 
     def forward(self,
-        input_ids, # int64 (rows, steps), or a `PackedSequence` of token ids
+        input_ids=None, # int64 (rows, steps), or a `PackedSequence` of token ids
         attention_mask=None, # (rows, steps): 1 for tokens, 0 for padding on either side
         input_lengths=None, # int (rows,): tokens per row, for padding on the right
+        inputs_embeds=None, # (rows, steps, embedding_size), in the place of `input_ids`
         labels=None, # as `input_ids`: rows or a `PackedSequence`; -100 does not count
         past_key_values=None, # `RecurrentState` to start from; zeros if None
+        output_hidden_states:bool=None, # embeddings and the outputs of each layer too
         return_dict:bool=None, # else a tuple
+        token_type_ids=None, # ignored
     ):
-        layout, loss = Layout(input_ids, attention_mask, input_lengths), None
-        out = self.model(layout.pack(input_ids), past_key_values=past_key_values,
-                         use_cache=False, return_dict=True)
+        x, loss = _one_of(input_ids, inputs_embeds), None
+        layout = _lay_out(x, attention_mask, input_lengths)
+        out = self.model(
+            input_ids, inputs_embeds=inputs_embeds, past_key_values=past_key_values,
+            use_cache=False, output_hidden_states=output_hidden_states,
+            return_dict=True, layout=layout)
         logits = on_tokens(self.classifier, out.last_hidden_state)
         if labels is not None:
             targets = layout.targets(labels)
-            loss = _token_loss(self, layout, logits, labels, targets)
-        out = TokenClassifierOutput(loss, layout.restore(logits))
+            loss = _token_loss(self, layout, logits, targets, labels=labels)
+        out = TokenClassifierOutput(loss, layout.restore(logits), out.hidden_states)
         return _output(out, return_dict, self)
 
 AutoModelForTokenClassification.register(

@@ -226,5 +226,5 @@ def on_tokens(
     x, # tensor or `PackedSequence`
 ):
     "`function` of a tensor, or of the tokens of a `PackedSequence`, packed again."
-    if isinstance(x, PackedSequence): return x._replace(data=function(x.data))
-    return function(x)
+    if isinstance(x, torch.Tensor): return function(x)
+    return x._replace(data=function(x.data))

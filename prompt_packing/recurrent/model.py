@@ -8,6 +8,7 @@ __all__ = ['RecurrentState', 'RecurrentConfig', 'RecurrentPreTrainedModel', 'Rec
 # %% ../../nbs/recurrent/model.ipynb #6173f87a
 import math
 import os
+from dataclasses import dataclass
 
 import torch
 from huggingface_hub import ModelCard, ModelCardData
@@ -17,22 +18,21 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers import initialization as init
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_outputs import BaseModelOutputWithPast
-from .layout import Layout, on_tokens
+from .layers import _CELLS, _Layers, _lay_out
+from .layout import on_tokens
 
 # %% ../../nbs/recurrent/model.ipynb #1b725b06
+@dataclass(eq=False)
 class RecurrentState:
     """The state of a recurrent model between two calls.
 
     A state that a model returned knows how many steps it has `seen`, and `generate()`
     skips them in its input. Made from tensors alone (`RecurrentState(hidden)`) it is an
     initial state, before the first token."""
-    is_compileable = is_croppable = False
+    hidden: object # h or, of an LSTM, (h, c): (layers * directions, rows, hidden_size)
+    seen: int = 0 # steps that led to this state, padding included
 
-    def __init__(self,
-        hidden, # h or, of an LSTM, (h, c): (layers * directions, rows, hidden_size)
-        seen:int=0, # steps that led to this state, padding included
-    ):
-        self.hidden, self.seen = hidden, seen
+    is_compileable = is_croppable = False
 
     def _map(self, function):
         if not isinstance(self.hidden, tuple):
@@ -65,9 +65,9 @@ class RecurrentState:
         raise NotImplementedError("A recurrent state cannot be turned back to an "
                                   "earlier step.")
 
-# %% ../../nbs/recurrent/model.ipynb #f2852d84
-_CELLS = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+torch.export.register_dataclass(RecurrentState) # exported programs may return it
 
+# %% ../../nbs/recurrent/model.ipynb #f2852d84
 def _check_config(cell, **sizes):
     if cell not in _CELLS:
         raise ValueError(f"cell must be one of {list(_CELLS)}, not {cell!r}.")
@@ -194,60 +194,36 @@ class RecurrentPreTrainedModel(PreTrainedModel):
         if kwargs.get("is_main_process", True) and not os.path.exists(card):
             self.model_card().save(card)
 
-# %% ../../nbs/recurrent/model.ipynb #cd19fd2e
-def _tensors_of(state, config, rows_of_state, rows):
-    "The tensors of a state, or `ValueError` if they do not fit model and batch."
-    hidden = state.hidden if isinstance(state, RecurrentState) else state
-    parts = hidden if isinstance(hidden, tuple) else (hidden,)
-    wanted = (rows_of_state, rows, config.hidden_size)
-    kind, number = ("(h, c)", 2) if config.cell == "lstm" else ("h", 1)
-    if len(parts) == number and all(h.shape == wanted for h in parts): return hidden
-    raise ValueError(f"The state of this {config.cell} must be {kind} of shape "
-                     f"{wanted} (layers * directions, rows, hidden_size), not "
-                     f"{[tuple(h.shape) for h in parts]}.")
+# %% ../../nbs/recurrent/model.ipynb #c4f3610b
+def _one_of(input_ids, inputs_embeds):
+    "The one of the two that is given."
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError("Give either input_ids or inputs_embeds.")
+    return inputs_embeds if input_ids is None else input_ids
 
-def _rows_in(x):
-    return int(x.batch_sizes[0]) if isinstance(x, PackedSequence) else len(x)
+def _embedded(layout, embed_tokens, input_ids, inputs_embeds):
+    "Embeddings of the tokens, packed as `layout` says."
+    if inputs_embeds is not None: return layout.pack(inputs_embeds)
+    return on_tokens(embed_tokens, layout.pack(input_ids))
 
-# %% ../../nbs/recurrent/model.ipynb #8b9c3fce
-class _Layers(nn.Module):
-    "Recurrent layers, from embeddings (packed or not) to outputs and state."
-    def __init__(self, config, bidirectional=None):
-        super().__init__()
-        if bidirectional is None: bidirectional = config.bidirectional
-        self.config = config
-        self.rows_of_state = config.num_layers * (2 if bidirectional else 1)
-        self.dropout = nn.Dropout(config.dropout)
-        self.rnn = _CELLS[config.cell](
-            config.embedding_size, config.hidden_size, config.num_layers,
-            batch_first=True, bidirectional=bidirectional,
-            dropout=config.dropout if config.num_layers > 1 else 0.)
-        self.projection = nn.Identity()
-        if config.projection_size:
-            size = config.hidden_size * (2 if bidirectional else 1)
-            self.projection = nn.Linear(size, config.projection_size)
+def _chosen(given, default): return default if given is None else given
 
-    def forward(self, embedded, state=None):
-        hidden = None
-        if state is not None:
-            rows = _rows_in(embedded)
-            hidden = _tensors_of(state, self.config, self.rows_of_state, rows)
-        outputs, hidden = self.rnn(on_tokens(self.dropout, embedded), hidden)
-        return on_tokens(self.finish, outputs), hidden
-
-    def finish(self, outputs): return self.dropout(self.projection(outputs))
-
-# %% ../../nbs/recurrent/model.ipynb #faab9307
 def _output(output, return_dict, model):
-    "A `ModelOutput`, or its tuple where the argument or the configuration says so."
-    if return_dict is None: return_dict = model.config.return_dict
-    return output if return_dict else output.to_tuple()
+    as_output = _chosen(return_dict, model.config.return_dict)
+    return output if as_output else output.to_tuple()
 
-def _keeps_state(model, use_cache):
-    return model.config.use_cache if use_cache is None else use_cache
+# %% ../../nbs/recurrent/model.ipynb #6cf68371
+def _state(model, hidden, x, before, use_cache):
+    "The state after input `x`, or None; `before`: the state that was given."
+    if not _chosen(use_cache, model.config.use_cache): return None
+    steps = len(x.batch_sizes) if isinstance(x, PackedSequence) else x.shape[1]
+    return RecurrentState(hidden, steps + getattr(before, "seen", 0))
 
-def _steps_of(x):
-    return len(x.batch_sizes) if isinstance(x, PackedSequence) else x.shape[1]
+def _hidden_of(state):
+    return state.hidden if isinstance(state, RecurrentState) else state
+
+def _states_wanted(model, output_hidden_states):
+    return _chosen(output_hidden_states, model.config.output_hidden_states)
 
 # %% ../../nbs/recurrent/model.ipynb #4558e59b
 class RecurrentModel(RecurrentPreTrainedModel):
@@ -267,24 +243,28 @@ class RecurrentModel(RecurrentPreTrainedModel):
     def set_input_embeddings(self, value): self.embed_tokens = value
 
     def forward(self,
-        input_ids, # int64 (rows, steps), or a `PackedSequence` of token ids
+        input_ids=None, # int64 (rows, steps), or a `PackedSequence` of token ids
         attention_mask=None, # (rows, steps): 1 for tokens, 0 for padding on either side
         input_lengths=None, # int (rows,): tokens per row, for padding on the right
+        inputs_embeds=None, # (rows, steps, embedding_size), in the place of `input_ids`
         past_key_values=None, # `RecurrentState` to start from; zeros if None
         use_cache:bool=None, # return the state; `config.use_cache` if None
+        output_hidden_states:bool=None, # embeddings and the outputs of each layer too
+        output_attentions:bool=None, # refused: there are none
         return_dict:bool=None, # else a tuple
-        output_attentions=None, # refused: there are none
-        output_hidden_states=None, # refused: torch does not show the inner layers
+        token_type_ids=None, # ignored
+        layout=None, # the layout of the input, from a head; outputs then stay packed
     ):
-        if output_attentions or output_hidden_states:
-            raise ValueError("A recurrent model has no attentions, and torch gives no "
-                             "outputs of the inner layers.")
-        layout = Layout(input_ids, attention_mask, input_lengths)
-        embedded = on_tokens(self.embed_tokens, layout.pack(input_ids))
-        outputs, hidden = self.layers(embedded, past_key_values)
-        seen = _steps_of(input_ids) + getattr(past_key_values, "seen", 0)
-        state = RecurrentState(hidden, seen) if _keeps_state(self, use_cache) else None
-        out = BaseModelOutputWithPast(layout.restore(outputs), past_key_values=state)
+        if output_attentions: raise ValueError("A recurrent model has no attentions.")
+        x, packed = _one_of(input_ids, inputs_embeds), layout is not None
+        if not packed: layout = _lay_out(x, attention_mask, input_lengths)
+        outputs, hidden, shown = self.layers(
+            _embedded(layout, self.embed_tokens, input_ids, inputs_embeds),
+            _hidden_of(past_key_values),
+            layout if _states_wanted(self, output_hidden_states) else None)
+        state = _state(self, hidden, x, past_key_values, use_cache)
+        if not packed: outputs = shown[-1] if shown else layout.restore(outputs)
+        out = BaseModelOutputWithPast(outputs, state, tuple(shown) if shown else None)
         return _output(out, return_dict, self)
 
 AutoModel.register(RecurrentConfig, RecurrentModel, exist_ok=True)
