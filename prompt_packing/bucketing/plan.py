@@ -32,7 +32,14 @@ def _batch_shapes(
         taken = min(rows * windows, len(longest_first) - start)
         groups.append((taken, -(-taken // rows), unit))
         start += taken
-    return np.array(groups)
+    return np.array(_spread_rest(groups))
+
+def _spread_rest(groups):
+    "If the last group has fewer rows in a batch than the one before, make them one."
+    if len(groups) < 2: return groups
+    *others, (rows, batches, unit), (rest, more, _) = groups
+    if rest * batches >= rows * more: return groups
+    return others + [(rows + rest, batches + more, unit)]
 
 # %% ../../nbs/bucketing/plan.ipynb #66b2461a
 def _cut_finer(

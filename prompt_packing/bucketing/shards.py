@@ -9,6 +9,7 @@ import functools
 import hashlib
 import itertools
 import json
+import multiprocessing
 import os
 import zlib
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -136,7 +137,7 @@ def _is_finished(path, target, digest):
 def _run_tasks(task, todo, executor, progress):
     "Submit all tasks, wait for all of them, then raise the first error."
     from tqdm.auto import tqdm
-    own = None if executor else ProcessPoolExecutor(min(len(todo), os.cpu_count()))
+    own = None if executor else _own_processes(len(todo))
     futures, errors = [(executor or own).submit(task, *each) for each in todo], []
     with tqdm(total=len(todo), unit="file", disable=not progress) as bar:
         tokens = 0
@@ -148,6 +149,11 @@ def _run_tasks(task, todo, executor, progress):
             bar.update()
     if own: own.shutdown()
     if errors: raise _readable(errors[0], len(todo) - len(errors), len(todo))
+
+def _own_processes(tasks):
+    "Fresh processes: a fork of one whose tokenizer has run in threads could hang."
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(min(tasks, os.cpu_count()), mp_context=context)
 
 def _readable(error, finished, tasks):
     if not isinstance(error, BrokenProcessPool): return error
@@ -183,11 +189,15 @@ class TokenShards:
         self.first = np.cumsum([0] + [record["rows"] for record in self.shards])
         self._lengths = self._open = None
 
+    def shard_lengths(self, n:int) -> np.ndarray: # shape (rows,), uint32
+        "Tokens in each row of one shard."
+        return np.load(self.folder / f"{n:05d}.npy")
+
     @property
     def lengths(self): # tokens in each row: shape (rows,), uint32
         if self._lengths is None:
-            paths = [self.folder / f"{n:05d}.npy" for n in range(len(self.shards))]
-            self._lengths = np.concatenate([np.load(path) for path in paths])
+            shards = map(self.shard_lengths, range(len(self.shards)))
+            self._lengths = np.concatenate(list(shards))
         return self._lengths
 
     @property
