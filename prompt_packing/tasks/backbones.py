@@ -5,15 +5,17 @@
 # %% auto #0
 __all__ = ['BACKBONES', 'load_tokenizer', 'load_backbone']
 
-# %% ../../nbs/tasks/backbones.ipynb #9d132b2d
+# %% ../../nbs/tasks/backbones.ipynb #1f54e248
 import difflib
 import logging
 import shutil
 import threading
 import zipfile
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import datasets
 import torch
 from huggingface_hub import constants, get_session
 from transformers import (
@@ -116,7 +118,18 @@ def _hub_answers(
     thread.join(seconds)
     return bool(answers)
 
-# %% ../../nbs/tasks/backbones.ipynb #132adcc9
+# %% ../../nbs/tasks/backbones.ipynb #9d556f84
+@contextmanager
+def _only_cache(only=True):
+    "While it lasts, huggingface_hub and datasets use their caches and no network."
+    modules = (constants, datasets.config) if only else ()
+    before = [module.HF_HUB_OFFLINE for module in modules]
+    for module in modules: module.HF_HUB_OFFLINE = True
+    try: yield
+    finally:
+        for module, value in zip(modules, before): module.HF_HUB_OFFLINE = value
+
+# %% ../../nbs/tasks/backbones.ipynb #7b12aaf5
 @dataclass
 class _Place:
     "Where to load from: a folder or the hub's name; whether it is a packaged model."
@@ -129,18 +142,21 @@ class _Place:
 
     def load(self, auto, name, **settings):
         "What `auto`, an Auto class, loads from this place."
-        settings |= {"trust_remote_code": False, "local_files_only": self.offline}
-        try: found = auto.from_pretrained(self.where, **settings)
-        except Exception as error: raise self.explained(name, error) from error
+        with _only_cache(self.offline):
+            try: found = auto.from_pretrained(
+                self.where, trust_remote_code=False, **settings)
+            except Exception as error:
+                self.explain(name, error)
+                raise
         if self.offline and not constants.HF_HUB_OFFLINE:
             _logger.warning_once(f"{name}: the hub does not answer, its cache is used")
         return found
 
-    def explained(self, name, error):
-        "The error that the user sees for transformers' `error`."
-        if self.packaged: return _damaged(name, self.where, error)
-        if self.is_folder or not isinstance(error, OSError): return error
-        return _not_on_hub(name, error)
+    def explain(self, name, error):
+        "Raise a clearer error for transformers' `error`, where there is one."
+        if self.packaged: raise _damaged(name, self.where, error) from error
+        if not self.is_folder and isinstance(error, OSError):
+            raise _not_on_hub(name, error) from error
 
 # %% ../../nbs/tasks/backbones.ipynb #8648d5d0
 def _not_on_hub(name, error):
@@ -177,7 +193,7 @@ def _packaged(name, cache_dir, tokenizer_only):
         return cached(f"{name}-tokenizer", of.package, of.unpack_tokenizer, cache_dir)
     return cached(name, of.package, of.unpack, cache_dir)
 
-# %% ../../nbs/tasks/backbones.ipynb #cfef66b7
+# %% ../../nbs/tasks/backbones.ipynb #ed8bd0ca
 def _ready(tokenizer, config, name):
     "`tokenizer` with a padding token and the length that the model can take."
     if tokenizer.pad_token is None:
@@ -187,9 +203,9 @@ def _ready(tokenizer, config, name):
         tokenizer.pad_token = tokenizer.eos_token
         _logger.warning_once(f"{name}: has no padding token, so the end token "
                              f"{tokenizer.eos_token!r} takes its place")
-    positions = getattr(config, "max_position_embeddings", None)
-    limit = tokenizer.model_max_length
-    tokenizer.model_max_length = min(limit, positions or limit)
+    positions = getattr(config, "max_position_embeddings", None) or 0
+    if 0 < positions < tokenizer.model_max_length:
+        tokenizer.model_max_length = positions
     return tokenizer
 
 # %% ../../nbs/tasks/backbones.ipynb #0f5ddaa0

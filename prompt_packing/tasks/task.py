@@ -205,7 +205,7 @@ class Task:
         return (f"Task {self.name} from {self.source}: {sizes}; labels "
                 f"{', '.join(self.label_names)}; {' and '.join(self.metrics)}")
 
-# %% ../../nbs/tasks/task.ipynb #9058088e
+# %% ../../nbs/tasks/task.ipynb #7bc1b672
 def _label_feature(problem_type, names):
     if problem_type == "regression": return Value("float32")
     if problem_type == "multi_label_classification": return List(Value("float32"))
@@ -217,8 +217,8 @@ def _split_by_hash(tables, text_columns, share):
         raise ValueError(f"validation is a share, from 0 to below 1; given was {share}")
     if share == 0: return tables
     rows = tables.pop("train")
-    texts = rows[list(text_columns)].agg("\t".join, axis=1)
-    held_out = np.array([in_validation(text, share) for text in texts], bool)
+    texts = rows[list(text_columns)].itertuples(index=False)
+    held_out = np.array([in_validation("\t".join(pair), share) for pair in texts], bool)
     return {"train": rows[~held_out], "validation": rows[held_out]} | tables
 
 # %% ../../nbs/tasks/task.ipynb #a57b04e7

@@ -5,16 +5,16 @@
 # %% auto #0
 __all__ = ['load_task']
 
-# %% ../../nbs/tasks/tasks.ipynb #fbe7a1e3
+# %% ../../nbs/tasks/tasks.ipynb #5b3ccf4a
 import logging
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from datasets import ClassLabel, Dataset, DatasetDict, config, load_dataset
+from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
 
-from .backbones import _hub_answers, _unknown_name
+from .backbones import _hub_answers, _only_cache, _unknown_name
 from .package_index import Package, cached
 from .tables import (
     _READERS, find_columns, find_labels, join_labels, read_table)
@@ -22,7 +22,7 @@ from .task import TASKS, Task, _make_task
 
 _logger = logging.getLogger(__name__)
 
-# %% ../../nbs/tasks/tasks.ipynb #f1bae6cd
+# %% ../../nbs/tasks/tasks.ipynb #3e8e50c6
 _STEMS = {
     "train": ("train", "msr_paraphrase_train"),
     "validation": ("validation", "valid", "dev", "dev_matched", "validation_matched"),
@@ -41,7 +41,7 @@ def _find_files(folder):
 
 def _unlabelled(labels):
     "Whether a split has no labels: the hub's sign for that is -1 in every row."
-    return all(v is None or (np.isscalar(v) and v == -1) for v in labels)
+    return all(v is None or (np.isscalar(v) and (v == -1 or v != v)) for v in labels)
 
 # %% ../../nbs/tasks/tasks.ipynb #c2321ea5
 def _own_task(name, tables, source, text_columns, label_column, labels, problem_type,
@@ -138,12 +138,12 @@ def _named(name, tables, source, **how):
     return _make_task(name, tables, *of, source, TASKS[name]["problem_type"],
                       skip_empty=True, **how)
 
-# %% ../../nbs/tasks/tasks.ipynb #fea9d7ad
+# %% ../../nbs/tasks/tasks.ipynb #c35930b1
 def _glue_hub(name):
     "A GLUE task from the hub's `nyu-mll/glue`."
-    offline = not _hub_answers()
-    load = _load_from_cache if offline else load_dataset
-    try: splits = load("nyu-mll/glue", name)
+    try:
+        with _only_cache(not _hub_answers()):
+            splits = load_dataset("nyu-mll/glue", name)
     except (OSError, ValueError) as error: # ConnectionError is an OSError
         raise ConnectionError(
             f"{name}: the hub cannot be reached ({error}) and the package index does "
@@ -154,12 +154,6 @@ def _glue_hub(name):
               for split, rows in splits.items()}
     tables = {split: t for split, t in tables.items() if not _unlabelled(t["label"])}
     return _named(name, tables, "the hub's nyu-mll/glue")
-
-def _load_from_cache(repository, name):
-    "A data set as `datasets` keeps it on this machine, without asking the hub."
-    before, config.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE, True
-    try: return load_dataset(repository, name)
-    finally: config.HF_HUB_OFFLINE = before
 
 # %% ../../nbs/tasks/tasks.ipynb #a2d3bc1e
 _REVIEWS = Package(
