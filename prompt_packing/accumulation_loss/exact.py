@@ -9,7 +9,7 @@ __all__ = ['logger', 'StepWindow', 'weighed_loss', 'Filler', 'Weightless', 'fill
            'loss_and_outputs', 'over_devices', 'save_findings', 'load_findings', 'warn_of_no_targets', 'check_order',
            'check_parallelism', 'ExactLossMixin']
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #e0c018a2
+# %% ../../nbs/accumulation_loss/exact.ipynb #a14d14db
 import json
 import math
 from contextlib import contextmanager, nullcontext
@@ -29,7 +29,7 @@ from .targets import bare_model, row_count, take_rows
 
 logger = logging.get_logger(__name__)
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #082cdda7
+# %% ../../nbs/accumulation_loss/exact.ipynb #863c9c53
 class StepWindow:
     "The micro-batches of one optimizer step, on all processes together."
     def __init__(self, weight, batches, processes=1, is_sum=False):
@@ -45,7 +45,7 @@ class StepWindow:
         "What it counts in a logged mean: its weight, or its part of a step's sum."
         return 1 / self.batches if self.is_sum else weight
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #67acf236
+# %% ../../nbs/accumulation_loss/exact.ipynb #f034ac5e
 @contextmanager
 def weighed_loss(trainer, factor, handed):
     "While it lasts, transformers multiplies the loss by `factor`."
@@ -69,7 +69,7 @@ def _divided_by_us(trainer, handed):
         )
     return patch.object(trainer, "compute_loss", divided)
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #9090fcc3
+# %% ../../nbs/accumulation_loss/exact.ipynb #5abed613
 class Filler(dict): "Stands in for a batch that the data set did not have."
 class Weightless(dict): "A batch run again with weight 0, because other processes wait."
 
@@ -81,7 +81,7 @@ def fill_step(batches: list, width: int, last: dict, main_input="input_ids") -> 
     nothing = Filler(batches[0] | {main_input: torch.zeros(0, dtype=torch.long)})
     return [nothing] * (width - len(batches)) + batches
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #a3fcebb0
+# %% ../../nbs/accumulation_loss/exact.ipynb #cbf52d4f
 def with_targets(inputs, trainer):
     "The batch with targets, whatever they are; wide enough that a shifted row has one."
     keys = trainer.target_counter.keys(trainer.model, inputs)
@@ -96,7 +96,7 @@ def with_targets(inputs, trainer):
     if trainer.weight_of(filled): return filled
     return {k: wider(v) for k, v in filled.items()}
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #5185eac0
+# %% ../../nbs/accumulation_loss/exact.ipynb #6f8d5305
 class LossMeter:
     "Sums of losses and of their weights: since they were last taken, and in all."
     def __init__(self): self.since_taken, self.total = [0.0, 0.0], [0.0, 0.0]
@@ -123,7 +123,7 @@ class LossMeter:
     def load_state_dict(self, state: dict):
         self.since_taken, self.total = list(state["since_taken"]), list(state["total"])
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #38023016
+# %% ../../nbs/accumulation_loss/exact.ipynb #47350716
 def note_loss(trainer, loss: float, weight: float):
     "Add the loss of a micro-batch to the meter."
     if math.isfinite(loss): return trainer.loss_meter.add(loss, weight)
@@ -138,7 +138,7 @@ def note_loss(trainer, loss: float, weight: float):
     )
     trainer._saw_not_finite = True
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #76fe9b70
+# %% ../../nbs/accumulation_loss/exact.ipynb #47fc0eca
 def copied_rows(trainer, rows: int) -> int:
     "How many of the last rows of this batch are copies, made to have even batches."
     state = trainer.accelerator.gradient_state
@@ -170,7 +170,7 @@ def ask_before_evaluation(trainer, inputs):
     if several and not counts_itself(trainer) and not counter.known().asked:
         ask_on_first_process(trainer, [inputs])
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #1ba0812e
+# %% ../../nbs/accumulation_loss/exact.ipynb #c7e38e9c
 def open_step(trainer, batches: list, width: int) -> StepWindow:
     "Count the micro-batches of all processes, asking the loss if it matters."
     counter, own = trainer.target_counter, counts_itself(trainer)
@@ -193,7 +193,7 @@ def gathered_counts(trainer, batches, width):
     gathered = trainer.accelerator.gather(table[None].to(trainer.args.device)).cpu()
     return gathered.permute(1, 0, 2).flatten(1)
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #a02c16e0
+# %% ../../nbs/accumulation_loss/exact.ipynb #40a42ec6
 def ask_on_first_process(trainer, batches):
     "Find out what the loss is a mean over, from rows of all processes."
     counter = trainer.target_counter
@@ -222,7 +222,7 @@ def _some_rows(counter, model, batch):
     def counts(row): return [float(rule.count(row)) for rule in rules]
     return telling_rows(rows, counter.last_keys, counts)
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #eef92790
+# %% ../../nbs/accumulation_loss/exact.ipynb #39334010
 def counts_itself(trainer) -> bool:
     "Whether the user has said what is counted."
     return type(trainer).count_targets is not ExactLossMixin.count_targets
@@ -246,12 +246,13 @@ def asked_loss(trainer, model):
 
 def handed_count(trainer, inputs):
     "The number of targets for a loss that divides by it, `None` for others."
-    count = trainer.count_targets(trainer.model, inputs)
+    trainer.target_counter.keys(trainer.model, inputs)
     known = trainer.target_counter.known()
     unknown = has_own_loss(trainer) and known.kind == "guess"
-    return count.to(trainer.args.device) if known.takes_count or unknown else None
+    if not (known.takes_count or unknown): return None
+    return trainer.count_targets(trainer.model, inputs).to(trainer.args.device)
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #cc4f1d4b
+# %% ../../nbs/accumulation_loss/exact.ipynb #6584af72
 def report(trainer, counter, model, batch):
     "Say what was found; an error where `strict_loss` is set and it is not exact."
     found, rule = counter.known(), counter.rules(model, batch)[0]
@@ -271,7 +272,7 @@ def report(trainer, counter, model, batch):
     if trainer.strict_loss: raise ValueError(words)
     logger.warning(words)
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #83f41688
+# %% ../../nbs/accumulation_loss/exact.ipynb #14898c69
 def loss_and_outputs(trainer, model, inputs, num_items_in_batch):
     "The loss by `compute_loss_func` or with label smoothing, shifted as the model's."
     shifts = trainer.target_counter.rules(model, inputs)[0].shifts
@@ -292,7 +293,7 @@ def over_devices(trainer, losses, inputs):
     weights = torch.tensor(weights, device=losses.device, dtype=losses.dtype)
     return (losses[weights > 0] * weights[weights > 0]).sum() / weights.sum()
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #ed5b6a8a
+# %% ../../nbs/accumulation_loss/exact.ipynb #b315e804
 def save_findings(counter: TargetCounter, folder):
     "Write what is known of the loss beside the optimizer's state."
     Path(folder, "loss_findings.json").write_text(json.dumps(counter.state_dict()))
@@ -302,7 +303,7 @@ def load_findings(counter: TargetCounter, folder):
     file = Path(folder, "loss_findings.json")
     if file.exists(): counter.load_state_dict(json.loads(file.read_text()))
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #65d9641d
+# %% ../../nbs/accumulation_loss/exact.ipynb #f4ff0546
 def warn_of_no_targets(trainer):
     "No batch of the whole training had a target."
     keys = ", ".join(trainer.target_counter.last_keys) or "no key"
@@ -331,7 +332,7 @@ def check_parallelism(accelerator):
             "ExactLossMixin counts the targets of whole rows: context and sequence "
             "parallelism cut rows, and are not supported")
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #0bb91386
+# %% ../../nbs/accumulation_loss/exact.ipynb #97132ac1
 class ExactLossMixin:
     """Over any Trainer: the gradient of an optimizer step is that of its uncut batch,
     over all micro-batches and processes; reported losses are means of the same kind.

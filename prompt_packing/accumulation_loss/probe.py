@@ -7,7 +7,7 @@ __all__ = ['undisturbed', 'GradientProbe', 'fit_shares', 'misfit', 'single_rows'
            'ignores_first_label', 'weigh_values', 'Finding', 'find_rule', 'AskedLoss', 'own_loss', 'loss_in',
            'aux_part', 'TargetCounter', 'target_rule', 'count_targets']
 
-# %% ../../nbs/accumulation_loss/probe.ipynb #ede9be6a
+# %% ../../nbs/accumulation_loss/probe.ipynb #1ca7d898
 import random
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ from .targets import (
     TargetRule, bare_model, is_classes, is_wide, join_batches, label_keys,
     possible_rules, row_count, rule_by_value, take_rows, values_of)
 
-# %% ../../nbs/accumulation_loss/probe.ipynb #72b1d034
+# %% ../../nbs/accumulation_loss/probe.ipynb #416dede2
 @contextmanager
 def undisturbed(model):
     """Eval mode; at the end modes, buffers, attributes and random states are as before.
@@ -43,7 +43,7 @@ def undisturbed(model):
             random.setstate(states[0])
             np.random.set_state(states[1])
 
-# %% ../../nbs/accumulation_loss/probe.ipynb #93cd4c77
+# %% ../../nbs/accumulation_loss/probe.ipynb #597b1192
 class _Memory:
     "The attributes of one module, with the contents of its buffers, lists and dicts."
     def __init__(self, module):
@@ -62,7 +62,7 @@ class _Memory:
             (value.extend if type(value) is list else value.update)(content)
         for buffer, content in self.buffers: buffer.copy_(content)
 
-# %% ../../nbs/accumulation_loss/probe.ipynb #481c4bdf
+# %% ../../nbs/accumulation_loss/probe.ipynb #8e550239
 class GradientProbe:
     "The gradient of a loss for any batch, on a sample of the model's parameters."
     def __init__(self, model, loss_of):
@@ -78,7 +78,8 @@ class GradientProbe:
         with torch.enable_grad(): loss = self.loss_of(batch)
         found = torch.autograd.grad(loss, self.sample, allow_unused=True) \
             if loss.requires_grad else [None]
-        if all(g is None for g in found) and len(self.sample) < len(self.trained):
+        nothing = all(g is None or not g.any() for g in found)
+        if nothing and self.calls == 1 and self.sample is not self.trained:
             self.sample = self.trained # the loss does not use the last parameters
             for parameter in self.trained: parameter.requires_grad_(True)
             return self(batch)
@@ -92,7 +93,7 @@ def _some(gradient, most=1000):
     flat = gradient.detach().flatten()
     return flat[::max(1, len(flat) // most)].cpu().double()
 
-# %% ../../nbs/accumulation_loss/probe.ipynb #e44f9688
+# %% ../../nbs/accumulation_loss/probe.ipynb #5e091898
 def fit_shares(whole, parts, add_up=False):
     """The shares of the parts' gradients in the whole one, and what they leave over.
 
@@ -109,7 +110,7 @@ def misfit(shares, whole, parts) -> float:
     size = max(whole.norm(), parts.norm(dim=1).mean())
     return float((whole - shares @ parts).norm() / size)
 
-# %% ../../nbs/accumulation_loss/probe.ipynb #65d8dee0
+# %% ../../nbs/accumulation_loss/probe.ipynb #1852e2d7
 def single_rows(batch) -> list:
     "Batches of one row each."
     rows = row_count(batch)
@@ -130,7 +131,7 @@ def telling_rows(rows: list, keys: list, counts: Callable, limit: int = 8) -> li
     places = np.linspace(0, len(different) - 1, min(limit, len(different)))
     return [different[round(p)] for p in places]
 
-# %% ../../nbs/accumulation_loss/probe.ipynb #e577a520
+# %% ../../nbs/accumulation_loss/probe.ipynb #85723a11
 def join_rows(model, rows: list, keys: list, loss_of) -> dict:
     "Rows of several micro-batches as one batch."
     config = getattr(bare_model(model), "config", None)
@@ -151,7 +152,7 @@ def ignored_value(loss_of, row) -> int:
         nodes += [n for n, _ in getattr(node, "next_functions", ()) if n is not None]
     return -100
 
-# %% ../../nbs/accumulation_loss/probe.ipynb #e04f3f44
+# %% ../../nbs/accumulation_loss/probe.ipynb #2967a70e
 def ignores_first_label(probe, batch, key, whole):
     "Whether the first label of a row is no target; `None` where that cannot be seen."
     labels = batch[key]
@@ -165,7 +166,7 @@ def ignores_first_label(probe, batch, key, whole):
     changed = probe({**batch, key: labels._replace(data=values) if packed else values})
     return float((changed - whole).norm()) <= 1e-6 * float(whole.norm())
 
-# %% ../../nbs/accumulation_loss/probe.ipynb #cbb6e6d3
+# %% ../../nbs/accumulation_loss/probe.ipynb #12e3b2e1
 def weigh_values(probe, row, key, values: list) -> dict:
     "Value -> its weight, relative to the first of them that has any; all from one row."
     weights = {}
@@ -192,7 +193,7 @@ def _with_values(row, key, values):
         return {**batch, key: nn.utils.rnn.pack_sequence(rows)}
     return {**batch, key: torch.zeros_like(labels) + new.view(shape)}
 
-# %% ../../nbs/accumulation_loss/probe.ipynb #8cdf6b7e
+# %% ../../nbs/accumulation_loss/probe.ipynb #8a625a8b
 @dataclass
 class Finding:
     "What is known of a loss."
@@ -213,7 +214,7 @@ class Finding:
         if self.weights: return [rule_by_value(keys[0], self.weights, self.shifts)]
         return [r for r in possible if r.words in self.words] or possible
 
-# %% ../../nbs/accumulation_loss/probe.ipynb #50edd970
+# %% ../../nbs/accumulation_loss/probe.ipynb #05cdb675
 def find_rule(
     model, # its parameters give the gradients
     rows: list, # batches of one row each
@@ -249,7 +250,7 @@ def _values(rows, keys, known):
     seen = {v for row in rows for v in values_of(row[keys[0]]).unique().tolist()}
     return tuple(sorted({*known.values, *seen} - {-100})[:256])
 
-# %% ../../nbs/accumulation_loss/probe.ipynb #b252b232
+# %% ../../nbs/accumulation_loss/probe.ipynb #ee54784a
 def _by_first_label(probe, batch, keys, rules, whole):
     "The rules left once it is known whether the first label of a row counts, and that."
     shifting = [r for r in rules if r.shifts]
@@ -282,7 +283,7 @@ def _by_value_or_not(probe, rows, keys, whole, parts, left, batch, found):
     found.kind = "random" if misfit(torch.ones(1).double(), whole, again[None]) > 1e-3 \
         else "coupled"
 
-# %% ../../nbs/accumulation_loss/probe.ipynb #eb7949e4
+# %% ../../nbs/accumulation_loss/probe.ipynb #2d106d01
 class AskedLoss:
     "A loss as a function of a batch, handed the number of its targets if it has to be."
     def __init__(self, compute: Callable, rule: TargetRule, takes_count: bool = False):
@@ -306,7 +307,7 @@ def loss_in(outputs):
     if isinstance(outputs, Mapping): return outputs["loss"]
     return outputs[0] if isinstance(outputs, (tuple, list)) else outputs
 
-# %% ../../nbs/accumulation_loss/probe.ipynb #ed4d3b0b
+# %% ../../nbs/accumulation_loss/probe.ipynb #e5a5c56c
 def aux_part(model, outputs):
     "The auxiliary loss inside the loss of a mixture of experts."
     aux = outputs.get("aux_loss") if isinstance(outputs, Mapping) else None
@@ -318,7 +319,7 @@ def aux_part(model, outputs):
     found = [getattr(p, n) for p in places for n in names if hasattr(p, n)]
     return aux * (found or [0.0])[0]
 
-# %% ../../nbs/accumulation_loss/probe.ipynb #cfb33466
+# %% ../../nbs/accumulation_loss/probe.ipynb #f8a4fd33
 class TargetCounter:
     "What a loss is a mean over, as far as that is known, and counts by it."
     most_rules, most_asked = 5, 8
@@ -409,7 +410,7 @@ class TargetCounter:
             made["weights"] = dict(map(tuple, found["weights"]))
             self.found[tuple(keys.split())] = Finding(**made)
 
-# %% ../../nbs/accumulation_loss/probe.ipynb #a5fcc87d
+# %% ../../nbs/accumulation_loss/probe.ipynb #bba57041
 _counters = WeakKeyDictionary() # model -> TargetCounter
 
 def target_rule(
