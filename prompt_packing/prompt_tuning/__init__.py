@@ -10,7 +10,7 @@ __all__ = ['FrozenBackbone', 'Prompt', 'PromptForSequenceClassification', 'Promp
 
 # %% ../../nbs/prompt_tuning/index.ipynb #prom0002
 from .backbone import (
-    FrozenBackbone, align_columns, backbone_digest, real_positions, text_id)
+    FrozenBackbone, align_columns, real_positions)
 from .frozen_text import is_causal, text_is_constant
 from .model import (
     PromptForSequenceClassification, PromptTuningConfig, combine_prompts)
@@ -20,6 +20,7 @@ from .saving import model_card
 from .solved_head import prompt_features, solve_head
 from prompt_packing.prompt_tuning.text_cache import (
     TextCache, TextCacheCollator, TextPlan)
+from .trials import backbone_digest, text_id
 
 # %% ../../nbs/prompt_tuning/index.ipynb #prom0003
 _all_ = ["FrozenBackbone", "Prompt", "PromptForSequenceClassification", "PromptHead",

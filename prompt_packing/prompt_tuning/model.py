@@ -12,13 +12,14 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 from .backbone import (
-    FrozenBackbone, backbone_digest, check_mask, load_text_model, text_id)
+    FrozenBackbone, check_mask, load_text_model)
 from .frozen_text import is_causal, unpack_states
 from .predicting import named_scores, predict_texts
 from .prompts import (
     Prompt, PromptHead, chosen_prompts, embedding_width, initial_prompt)
 from .saving import (
     check_arguments, check_backbone, read_prompt, read_tokenizer, write_prompt)
+from .trials import backbone_digest, feature_size, text_id
 
 # %% ../../nbs/prompt_tuning/model.ipynb #3c2d3339
 class PromptTuningConfig(PretrainedConfig):
@@ -30,7 +31,7 @@ class PromptTuningConfig(PretrainedConfig):
         backbone_name:str="", # name or folder of the backbone
         backbone_fingerprint:str="", # digest of its weights
         backbone_dtype:str="float32", # of its weights when the digest was taken
-        hidden_size:int=0, # of the backbone
+        hidden_size:int=0, # of what the head reads
         num_hidden_layers:int=0, # of the backbone
         prompt_tokens:int=5, # virtual tokens; 0: the head alone
         placement:str="suffix", # "suffix": after the text, "prefix": before it
@@ -118,8 +119,9 @@ def _as_dtype(dtype): # torch.bfloat16 or "bfloat16"
 
 def _described(backbone:PreTrainedModel) -> dict: # fields of `PromptTuningConfig`
     "Name, digest and sizes of a backbone."
-    sizes = {name: getattr(backbone.config, name)
-             for name in ("hidden_size", "num_hidden_layers", "pad_token_id")}
+    sizes = dict(hidden_size=feature_size(backbone),
+                 num_hidden_layers=backbone.config.num_hidden_layers,
+                 pad_token_id=getattr(backbone.config, "pad_token_id", None))
     return dict(backbone_name=backbone.name_or_path,
                 backbone_fingerprint=backbone_digest(backbone),
                 backbone_dtype=str(backbone.dtype).removeprefix("torch."), **sizes)
@@ -147,12 +149,13 @@ class PromptForSequenceClassification(PreTrainedModel):
     config_class = PromptTuningConfig
     base_model_prefix = "backbone"
     accepts_loss_kwargs = True
+    supports_gradient_checkpointing = True
     tokenizer = None
 
     def __init__(self, config:PromptTuningConfig, backbone:PreTrainedModel):
         super().__init__(config)
         c, device = config, backbone.device
-        deep = (c.num_hidden_layers, c.hidden_size) if c.deep else None
+        deep = (c.num_hidden_layers, backbone.config.hidden_size) if c.deep else None
         width = embedding_width(backbone.get_input_embeddings())
         self.frozen = FrozenBackbone(backbone, c.placement, c.pooling)
         self.prompt = Prompt(c.num_prompts, c.prompt_tokens, width, deep).to(device)
@@ -163,7 +166,8 @@ class PromptForSequenceClassification(PreTrainedModel):
     def backbone(self): return self.frozen.model
 
     @property
-    def text_is_constant(self): return self.frozen.text_is_constant
+    def text_is_constant(self):
+        return self.frozen.text_is_constant and not self.frozen.is_adapted()
 
     def get_input_embeddings(self): return self.backbone.get_input_embeddings()
 
@@ -178,6 +182,8 @@ class PromptForSequenceClassification(PreTrainedModel):
         text_states:torch.Tensor|None=None, # [rows, columns, width], of a text cache
         text_features:torch.Tensor|None=None, # [rows, hidden], of a text cache
         text_made_by:torch.Tensor|None=None, # [rows], of a text cache
+        output_hidden_states:bool|None=None, # also what the head read, [rows, hidden]
+        return_dict:bool|None=None, # False: a tuple
     ) -> SequenceClassifierOutput:
         """Logits [rows, labels], and their loss where labels are given.
 
@@ -191,7 +197,11 @@ class PromptForSequenceClassification(PreTrainedModel):
         loss = None
         if labels is not None:
             loss = _label_loss(self, logits, labels, num_items_in_batch)
-        return SequenceClassifierOutput(loss=loss, logits=logits)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        states = (read,) if output_hidden_states else None
+        output = SequenceClassifierOutput(loss, logits, hidden_states=states)
+        return output.to_tuple() if return_dict is False else output
 
     def features(
         self,

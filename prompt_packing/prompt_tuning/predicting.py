@@ -34,7 +34,7 @@ def encode_texts(
     Raises `ValueError` for an empty text, `TypeError` for what is no text or pair."""
     encoded = []
     for i, text in enumerate(texts):
-        parts = [text] if isinstance(text, str) else list(text)
+        parts = list(text) if isinstance(text, (list, tuple)) else [text]
         if len(parts) > 2 or not all(isinstance(part, str) for part in parts):
             raise TypeError(f"text {i} is {text!r}; give a str, or a pair of str")
         row = tokenizer(*parts, truncation=limit is not None, max_length=limit)

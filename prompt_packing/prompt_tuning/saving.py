@@ -13,8 +13,8 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_NAME, cached_file
-from .backbone import backbone_digest
 from .predicting import text_limit
+from .trials import backbone_digest
 
 # %% ../../nbs/prompt_tuning/saving.ipynb #1510b706
 _card = """---
