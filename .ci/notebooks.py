@@ -8,6 +8,7 @@ A server imports the heavy libraries once; every notebook runs in a fork of it. 
 `skip_exec: true` run only with `--force`, cells with a flag of `tst_flags` in settings.ini only when `--flags` names it.
 """
 import argparse
+import gc
 import json
 import multiprocessing
 import os
@@ -25,6 +26,7 @@ def run(fname, skip_flags, force, keep, log):
     "Run one notebook in this process; exits with 1 at the first exception, with 3 where its front matter skips it."
     sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2): os.dup2(sink, stream)
+    gc.freeze()  # what the server imported need not be searched at each of transformers' gc.collect()
     from execnb.nbio import read_nb, write_nb
     from execnb.shell import CaptureShell
     from nbdev.frontmatter import FrontmatterProc
