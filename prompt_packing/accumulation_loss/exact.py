@@ -57,7 +57,7 @@ def weighed_loss(trainer, factor, handed):
     with patched, _divided_by_us(trainer, handed): yield
 
 def _divided_by_us(trainer, handed):
-    "For transformers before 5.20."
+    "For versions of transformers that do not know `loss_is_scaled_for_ga`."
     theirs = trainer.compute_loss_func is None and (
         handed is None or not trainer.model_accepts_loss_kwargs)
     if theirs or hasattr(transformers.Trainer, "loss_is_scaled_for_ga"):
