@@ -6,25 +6,21 @@
 __all__ = ['main', 'padding', 'audit', 'compare', 'sweep', 'predict', 'verify']
 
 # %% ../nbs/cli.ipynb #05a8ef82
-import argparse
-import ast
 import contextlib
 import json
 import os
-import re
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from difflib import get_close_matches
-from functools import cache
 from importlib import import_module
-from importlib.resources import files as package_files
-from math import isfinite
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Callable
 
 from . import __version__
+from .options import (
+    _check_words, _checkpoint, _file, _in_option_names, _model, _one_of, _output_dir,
+    _Parser, _picture, _positive, _seed, _several, _source, _task, _text, _whole)
 
 # %% ../nbs/cli.ipynb #2bcf798f
 @dataclass
@@ -54,158 +50,6 @@ def _parsers():
         command.options(commands[name].add_argument)
     return top, commands
 
-# %% ../nbs/cli.ipynb #37ed412a
-class _Parser(argparse.ArgumentParser):
-    "A parser whose errors are one line."
-    def error(self, message):
-        self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\n")
-
-# %% ../nbs/cli.ipynb #8f16ac39
-def _nearest(word, known):
-    "What the user may have meant."
-    near = get_close_matches(word, known, 1)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-
-def _check_words(words, top, commands):
-    "Stop at the first command or option that does not exist."
-    known = list(commands)
-    if words and not words[0].startswith("-") and words[0] not in known:
-        top.error(f"there is no command {words[0]}; {_nearest(words[0], known)}")
-    parser = commands.get(words[0], top) if words else top
-    known = [word for word in parser._option_string_actions if word.startswith("--")]
-    for word in (word.split("=")[0] for word in words if word.startswith("--")):
-        if word in known: continue
-        parser.error(f"there is no {word}; {_nearest(word, known)}")
-
-# %% ../nbs/cli.ipynb #8315189d
-_Wrong = argparse.ArgumentTypeError # the parser adds the option's name to its message
-
-def _whole(text):
-    if not text.isdecimal() or int(text) < 1:
-        raise _Wrong(f"must be a whole number of at least 1, not {text!r}")
-    return int(text)
-
-def _seed(text):
-    if not text.isdecimal() or int(text) >= 2**32:
-        raise _Wrong(f"must be a whole number from 0 to 4294967295, not {text!r}")
-    return int(text)
-
-def _positive(text):
-    try: number = float(text)
-    except ValueError: number = 0
-    if not (isfinite(number) and number > 0):
-        raise _Wrong(f"must be a number above 0, not {text!r}")
-    return number
-
-# %% ../nbs/cli.ipynb #4bf0c436
-def _several(read):
-    "Options of `add_argument` for one or more values that `read` checks."
-    def read_all(text): return [read(part) for part in text.split(",")]
-    return {"nargs": "+", "type": read_all, "action": _Several}
-
-class _Several(argparse.Action):
-    "Joins the values, none of which may come twice."
-    def __call__(self, parser, namespace, values, option_string=None):
-        values = [value for part in values for value in part]
-        twice = [value for i, value in enumerate(values) if value in values[:i]]
-        if twice: raise argparse.ArgumentError(self, f"{twice[0]} is given twice")
-        setattr(namespace, self.dest, values)
-
-# %% ../nbs/cli.ipynb #1b553349
-@cache
-def _names(chapter, table):
-    "The keys of a dictionary of this library, without importing its module."
-    modules = sorted((package_files("prompt_packing") / chapter).glob("*.py"))
-    lines = [line for m in modules for line in ast.parse(m.read_text("utf-8")).body]
-    return [key for line in lines for key in _keys(line, table)]
-
-def _keys(line, table):
-    "The keys that `TABLE = {...}`, `TABLE = dict(...)` or `TABLE[...] = ...` adds."
-    if not isinstance(line, ast.Assign): return []
-    target, value = line.targets[0], line.value
-    if isinstance(target, ast.Subscript) and ast.unparse(target.value) == table:
-        return [target.slice.value]
-    if ast.unparse(target) != table: return []
-    if isinstance(value, ast.Dict): return [key.value for key in value.keys]
-    return [k.arg for k in value.keywords] if isinstance(value, ast.Call) else []
-
-# %% ../nbs/cli.ipynb #e96ce81a
-def _one_of(chapter, table, what):
-    "A function that checks a name."
-    def read(text):
-        known = _names(chapter, table)
-        if text in known: return text
-        raise _Wrong(f"there is no {what} {text!r}; {_nearest(text, known)}")
-    return read
-
-# %% ../nbs/cli.ipynb #8376413e
-_not_text = {b"\x89PNG": "a PNG picture", b"\xff\xd8\xff": "a JPEG picture",
-             b"GIF8": "a GIF picture", b"%PDF": "a PDF document",
-             b"PK\x03\x04": "a zip archive (or an Excel or Word file)"}
-
-def _file(text):
-    path = Path(text)
-    if path.is_dir(): raise _Wrong(f"{text} is a folder; name the files in it")
-    if not path.is_file(): raise _Wrong(f"there is no file {text}")
-    with open(path, "rb") as file: start = file.read(8)
-    if not start: raise _Wrong(f"{text} is empty")
-    for begin, kind in _not_text.items():
-        if start.startswith(begin): raise _Wrong(f"{text} is {kind}, not text")
-    return text
-
-# %% ../nbs/cli.ipynb #61e31c20
-def _model(text):
-    known = _names("tasks", "BACKBONES")
-    if text in known: return text
-    if Path(text).is_dir() and not (Path(text) / "config.json").exists():
-        raise _Wrong(f"the folder {text} holds no model: it has no config.json")
-    if Path(text).is_file(): raise _Wrong(f"{text} is a file, not a model's folder")
-    if not Path(text).exists() and not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", text):
-        raise _Wrong(f"there is no folder {text}")
-    if near := get_close_matches(text, known, 1, cutoff=0.85):
-        raise _Wrong(f"there is no model {text}; did you mean {near[0]}?")
-    return text
-
-def _task(text):
-    known = _names("tasks", "TASKS")
-    if text in known or Path(text).is_dir(): return text
-    if Path(text).is_file() or "/" in text or Path(text).suffix: return _file(text)
-    raise _Wrong(f"there is no task or file {text!r}; {_nearest(text, known)}")
-
-# %% ../nbs/cli.ipynb #8e6cb062
-def _folder(text):
-    if not Path(text).is_dir(): raise _Wrong(f"there is no folder {text}")
-    return text
-
-def _source(text): return text if text in ("hub", "pypi") else _folder(text)
-
-def _checkpoint(text): return _file(text) if Path(text).suffix else _folder(text)
-
-def _output_dir(text):
-    if Path(text).is_file(): raise _Wrong(f"{text} is a file; name a folder")
-    return text
-
-def _picture(text):
-    if Path(text).suffix not in (".png", ".pdf", ".svg"):
-        raise _Wrong(f"{text} must end in .png, .pdf or .svg")
-    _folder(Path(text).parent)
-    return text
-
-def _text(text):
-    if not text.strip(): raise _Wrong("must not be empty")
-    return text
-
-# %% ../nbs/cli.ipynb #d0adac0c
-def _in_option_names(error, parser):
-    "The library's message in one line, `token_budget` as `--token-budget`."
-    text = " ".join(str(error).split())
-    for action in parser._actions:
-        if not action.option_strings: continue
-        word = action.dest if "_" in action.dest else f"{action.dest}="
-        option = action.option_strings[-1] + (" " if word.endswith("=") else "")
-        text = re.sub(rf"(?<![-\w]){word}(?!\w)", option, text)
-    return text
-
 # %% ../nbs/cli.ipynb #5ecce738
 def main(argv=None)->int: # 0; 1 where `verify` found a difference; 2 for bad input
     "The command `prompt-packing`, with the words of `argv` or of the shell."
@@ -232,13 +76,6 @@ def _chapter(name):
     return import_module(f"prompt_packing.{name}")
 
 # %% ../nbs/cli.ipynb #0427828b
-def _tokenizer(name):
-    "The tokenizer of a packaged backbone, a folder or a hub name."
-    tasks = _chapter("tasks")
-    if name in tasks.BACKBONES: return tasks.load_backbone(name)[1]
-    return import_module("transformers").AutoTokenizer.from_pretrained(name)
-
-# %% ../nbs/cli.ipynb #2e936931
 def padding(
     files, # text (a line an example), csv, tsv, jsonl or parquet, each also as .gz
     tokenizer:str, # smollm2-135m, minilm-l6, a hub name, or a folder
@@ -249,9 +86,10 @@ def padding(
 )->dict: # as `bucketing.padding_report` makes it
     "Report how much of the computation is padding, and how much with a token budget."
     bucketing, tqdm = _chapter("bucketing"), import_module("tqdm").tqdm
+    encode = _chapter("tasks").load_tokenizer(tokenizer)
     with tqdm(unit=" examples", leave=False) as bar:
         lengths = bucketing.file_lengths(
-            files, _tokenizer(tokenizer), column=column, max_length=max_length,
+            files, encode, column=column, max_length=max_length,
             progress=lambda rows: bar.update(rows - bar.n))
     if plot:
         axes = bucketing.plot_tradeoff(lengths, token_budget=token_budget)
@@ -275,10 +113,11 @@ def _padding_options(add):
 def _padding_text(report):
     "The plans as a table, and the setting to start with."
     plans = import_module("pandas").DataFrame(report["plans"]).set_index("plan")
-    setting = "token_budget={token_budget}, bucket_window={bucket_window}"
+    setting = "token_budget={token_budget}, bucket_window={bucket_window}".format(
+        **report["setting"])
     return ("{rows:,} examples, {tokens:,} tokens".format(**report)
             + f"\n\n{plans.round(4).to_string()}\n\n"
-            + f"to start with: TrainingArguments({setting})".format(**report["setting"]))
+            + f"to start with: TrainingArguments({setting})")
 
 _commands["padding"] = _Command(padding, _padding_options, _padding_text, json.dumps)
 
@@ -297,8 +136,8 @@ def audit(
         if Path(model).exists(): raise
         known = ", ".join(tasks.BACKBONES)
         raise FileNotFoundError(
-            f"no model {model}: there is no such folder, and the hub, or its cache, does "
-            f"not have it; take a folder, a hub name, or one of {known}") from error
+            f"no model {model}: there is no such folder, and the hub, or its cache, "
+            f"has none of this name; take a folder, a hub name, or {known}") from error
 
 # %% ../nbs/cli.ipynb #b89ab71d
 def _audit_options(add):

@@ -95,9 +95,9 @@ def _prompt(run, kit): return _solved(_prompt_model(run, kit, init=run.init), ki
 def _prompt_random(run, kit): return _prompt_model(run, kit, init="random")
 
 METHODS["prompt"] = Method(
-    _prompt, learning_rate=(2e-3, 5e-3, 1e-2), epochs=5, prompted=True)
+    _prompt, learning_rate=(1e-3, 3e-3, 1e-2), epochs=5, prompted=True)
 METHODS["prompt-random"] = Method(
-    _prompt_random, learning_rate=(5e-3, 1e-2, 2e-2), epochs=5, prompted=True)
+    _prompt_random, learning_rate=(3e-3, 1e-2, 3e-2), epochs=5, prompted=True)
 
 # %% ../../nbs/compare/methods.ipynb #04dee919
 def _finetune(run, kit):
@@ -109,4 +109,4 @@ def _finetune(run, kit):
     return _named(model, kit.task.label_names)
 
 METHODS["finetune"] = Method(
-    _finetune, learning_rate=(2e-5, 5e-5, 1e-4), epochs=5, frozen=False)
+    _finetune, learning_rate=(3e-5, 1e-4, 3e-4), epochs=5, frozen=False)
