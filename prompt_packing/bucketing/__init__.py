@@ -6,7 +6,7 @@
 __all__ = ['BatchPlan', 'as_lengths', 'plot_plan', 'PlannedBatchSampler', 'plan_batches', 'PaddedCollator', 'TokenRows',
            'dataset_lengths', 'PackedCollator', 'collator_for_packing', 'pack_sequences', 'file_lengths',
            'compare_plans', 'padding_report', 'plot_lengths', 'plot_tradeoff', 'recommend_setting', 'StreamingBatches',
-           'create_wiki_dataloader', 'write_shards', 'TokenShards', 'tokenize_corpus']
+           'create_wiki_dataloader', 'write_shards', 'TokenShards', 'tokenize_corpus', 'ShardedBatchSampler']
 
 # %% ../../nbs/bucketing/index.ipynb #e64212e7
 from .batches import BatchPlan, as_lengths, plot_plan
@@ -21,6 +21,7 @@ from .report import (
 from .streaming import (
     StreamingBatches, create_wiki_dataloader, write_shards)
 from .shards import TokenShards, tokenize_corpus
+from .shard_plans import ShardedBatchSampler
 
 # %% ../../nbs/bucketing/index.ipynb #b7337337
 _all_ = [
@@ -29,4 +30,4 @@ _all_ = [
     "collator_for_packing", "pack_sequences", "file_lengths", "compare_plans",
     "padding_report", "plot_lengths", "plot_tradeoff", "recommend_setting",
     "StreamingBatches", "create_wiki_dataloader", "write_shards", "TokenShards",
-    "tokenize_corpus"]
+    "tokenize_corpus", "ShardedBatchSampler"]

@@ -25,18 +25,26 @@ def _numbered_lines(path):
     """(line number, line) of a text or gzip file.
 
     Raises `FileNotFoundError`, or `ValueError` with the last line that was read."""
-    open_file = gzip.open if str(path).endswith(".gz") else open
     number = 0
     try:
-        with BufferedReader(open_file(path, "rb")) as file:
+        with _open(path) as file:
             for number, line in enumerate(map(bytes.decode, file), 1):
                 yield number, line
     except FileNotFoundError: raise FileNotFoundError(f"no file {path}") from None
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is broken after line {number}: {error}") from error
 
+# %% ../../nbs/bucketing/files.ipynb #37b4f731
+def _open(path):
+    "A file for reading bytes: local, or by fsspec where the path has a protocol."
+    if "://" not in str(path): file = open(path, "rb")
+    else:
+        import fsspec
+        file = fsspec.open(str(path), "rb").open()
+    return BufferedReader(gzip.open(file)) if str(path).endswith(".gz") else file
+
 # %% ../../nbs/bucketing/files.ipynb #83c18bc7
-def _json_texts(path, column):
+def _json_rows(path, columns):
     for number, line in _numbered_lines(path):
         if not line.strip(): continue
         try: record = json.loads(line)
@@ -44,53 +52,65 @@ def _json_texts(path, column):
             message = f"{path}, line {number} is not JSON: {error.msg}"
             raise ValueError(message) from None
         names = record if isinstance(record, dict) else ()
-        if column not in names:
-            raise _no_column(f"{path}, line {number}", column, names)
-        yield number, record[column]
+        _check_columns(f"{path}, line {number}", columns, names)
+        yield number, [record[column] for column in columns]
 
-def _csv_texts(path, column):
+def _csv_rows(path, columns):
     lines = (line for _, line in _numbered_lines(path))
     reader = csv.DictReader(lines, delimiter="\t" if ".tsv" in str(path) else ",")
     try:
-        names = reader.fieldnames or ()
-        if column not in names: raise _no_column(path, column, names)
-        for record in reader: yield reader.line_num, record[column]
+        _check_columns(path, columns, reader.fieldnames or ())
+        for record in reader:
+            yield reader.line_num, [record[column] for column in columns]
     except csv.Error as error:
         line = reader.line_num
         raise ValueError(f"{path} is broken after line {line}: {error}") from None
 
-def _parquet_texts(path, column):
+def _parquet_rows(path, columns):
     file = _open_parquet(path)
-    names = file.schema_arrow.names
-    if column not in names: raise _no_column(path, column, names)
-    batches = file.iter_batches(10_000, columns=[column])
-    yield from enumerate((text for b in batches for text in b.column(0).to_pylist()), 1)
+    _check_columns(path, columns, file.schema_arrow.names)
+    number = 0
+    for batch in file.iter_batches(10_000, columns=columns):
+        values = batch.to_pydict()
+        for number, row in enumerate(zip(*(values[c] for c in columns)), number + 1):
+            yield number, row
 
 # %% ../../nbs/bucketing/files.ipynb #958d736c
 def _open_parquet(path):
     from pyarrow.parquet import ParquetFile
-    try: return ParquetFile(path)
+    try: return ParquetFile(_open(path))
     except FileNotFoundError: raise FileNotFoundError(f"no file {path}") from None
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is no parquet file: {error}") from None
 
-def _no_column(where, column, names):
+def _check_columns(where, columns, names):
+    "Raise a `ValueError` that names the first column that is not there."
+    missing = [column for column in columns if column not in names]
+    if not missing: return
     names = ", ".join(map(str, names)) or "none"
-    return ValueError(f"{where} has no column {column!r}; it has {names}: "
-                      "name one with column=")
+    raise ValueError(f"{where} has no column {missing[0]!r}; it has {names}: "
+                     "name one with column=")
 
 # %% ../../nbs/bucketing/files.ipynb #3a4d41fe
-_readers = {".jsonl": _json_texts, ".json": _json_texts, ".csv": _csv_texts,
-            ".tsv": _csv_texts, ".parquet": _parquet_texts}
+_readers = {".jsonl": _json_rows, ".json": _json_rows, ".csv": _csv_rows,
+            ".tsv": _csv_rows, ".parquet": _parquet_rows}
 
-def _numbered_texts(path, column="text"):
-    "(line number, text), blank ones left out. Raises `ValueError` if nothing is left."
-    name, empty = str(path).removesuffix(".gz"), True
-    read = next((read for end, read in _readers.items() if name.endswith(end)), None)
-    for number, text in read(path, column) if read else _numbered_lines(path):
+def _text_rows(path, columns):
+    "A text file has one column; it is the text, whatever it is called."
+    _check_columns(path, columns[1:], ())
+    yield from ((number, [line]) for number, line in _numbered_lines(path))
+
+def _numbered_texts(path, column="text", columns=()):
+    """(line number, text), or with further columns (line number, dict).
+
+    Blank texts are left out. Raises `ValueError` if nothing is left."""
+    name, empty, columns = str(path).removesuffix(".gz"), True, list(columns)
+    ends = [end for end in _readers if name.endswith(end)]
+    read = _readers[ends[0]] if ends else _text_rows
+    for number, (text, *others) in read(path, [column, *columns]):
         if text is None or not (text := str(text).strip()): continue
         empty = False
-        yield number, text
+        yield number, {column: text} | dict(zip(columns, others)) if columns else text
     if empty: raise ValueError(f"{path} is empty: no text in it, so leave it out")
 
 # %% ../../nbs/bucketing/files.ipynb #cd37dad7

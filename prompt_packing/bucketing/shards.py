@@ -183,11 +183,15 @@ class TokenShards:
         self.first = np.cumsum([0] + [record["rows"] for record in self.shards])
         self._lengths = self._open = None
 
+    def shard_lengths(self, n:int) -> np.ndarray: # shape (rows,), uint32
+        "Tokens in each row of one shard."
+        return np.load(self.folder / f"{n:05d}.npy")
+
     @property
     def lengths(self): # tokens in each row: shape (rows,), uint32
         if self._lengths is None:
-            paths = [self.folder / f"{n:05d}.npy" for n in range(len(self.shards))]
-            self._lengths = np.concatenate([np.load(path) for path in paths])
+            shards = map(self.shard_lengths, range(len(self.shards)))
+            self._lengths = np.concatenate(list(shards))
         return self._lengths
 
     @property

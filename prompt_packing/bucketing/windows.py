@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from infinibatch.iterators import CheckpointableIterator
 
+from .files import _encoder
+
 # %% auto #0
 __all__ = []
 
@@ -72,14 +74,40 @@ class _ReadAhead(CheckpointableIterator):
         self._source.close()
 
 # %% ../../nbs/bucketing/windows.ipynb #c9d5daf9
+def _row_encoder(tokenizer, max_length, column):
+    "A function from the contents of rows to their lists of ids."
+    encode = tokenizer and _encoder(tokenizer, max_length)
+    def ids_of(contents):
+        if isinstance(contents[0], str): return encode(contents)
+        if "input_ids" in contents[0]:
+            return [np.asarray(row["input_ids"])[:max_length] for row in contents]
+        return encode([str(row[column]) for row in contents])
+    return ids_of
+
+def _kept_columns(content, column):
+    "Columns that go to the collator as they are: all but texts and ids."
+    if isinstance(content, str): return []
+    mine = (column, "input_ids", "attention_mask")
+    return [name for name, value in content.items()
+            if name not in mine and not isinstance(value, str)]
+
+def _cut(row, name, length):
+    "A value of a row; a list with an entry for each token is cut like the ids."
+    value = row[name]
+    if "input_ids" not in row or np.ndim(value) == 0: return value
+    return value[:length] if len(value) == len(row["input_ids"]) else value
+
+# %% ../../nbs/bucketing/windows.ipynb #b3588e85
 class _TokenWindow:
     "The rows of a window as token ids: all at once or, with known lengths, on demand."
     def __init__(self,
-        rows:list, # of (file, line number, text)
-        encode, # function: list of texts -> list of lists of ids
+        rows:list, # of (file, line number, content)
+        encode, # function: list of contents -> list of lists of ids
         lengths=None, # tokens in each row, where they are known
+        column="text", # where a row is a dict: the one with the text
     ):
         self.rows, self.encode, self.lengths, self._flat = rows, encode, lengths, None
+        self.kept = _kept_columns(rows[0][2], column)
         if lengths is None: self._flat, self.lengths = self._tokens(range(len(rows)))
         self._starts = np.cumsum(self.lengths) - self.lengths
 
@@ -91,9 +119,16 @@ class _TokenWindow:
         return np.fromiter(flat, np.int32, int(lengths.sum())), lengths
 
     def features(self, picked): # a dict of columns, as `PaddedCollator` takes it
-        if self._flat is None: return {"input_ids": self._again(picked)}
+        columns = {"input_ids": self._ids(picked)}
+        for name in self.kept:
+            columns[name] = [
+                _cut(self.rows[i][2], name, self.lengths[i]) for i in picked]
+        return columns
+
+    def _ids(self, picked):
+        if self._flat is None: return self._again(picked)
         starts, ends = self._starts[picked], (self._starts + self.lengths)[picked]
-        return {"input_ids": [self._flat[s:e] for s, e in zip(starts, ends)]}
+        return [self._flat[s:e] for s, e in zip(starts, ends)]
 
     def _again(self, picked):
         flat, lengths = self._tokens(picked)
@@ -102,8 +137,9 @@ class _TokenWindow:
                              "was saved")
         return np.split(flat, np.cumsum(lengths)[:-1])
 
-# %% ../../nbs/bucketing/windows.ipynb #b3588e85
-def _row_name(row): return f"{row[0]}, line {row[1]}"
+# %% ../../nbs/bucketing/windows.ipynb #434d3e95
+def _row_name(row):
+    return f"{row[0]}, {'line' if isinstance(row[2], str) else 'row'} {row[1]}"
 
 def _no_token(row):
     return ValueError(f"{_row_name(row)}: the tokenizer makes no token of it")
