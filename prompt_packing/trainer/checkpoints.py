@@ -114,14 +114,14 @@ class DataPlace:
         if state["stream"] is not None and self.batch:
             self.loader.dataset.seek(self.batch, state["stream"])
 
-# %% ../../nbs/trainer/checkpoints.ipynb #e30e846c
+# %% ../../nbs/trainer/checkpoints.ipynb #56faf3ac
 def _plan_rest(place, anew):
     "Have the loader plan what the epoch still owes; the next epoch if that is nothing."
     rows = place.loader.plan_rest(place.epoch, place.trained)
     if anew:
-        _logger.warning("The checkpoint was made with another number of processes or of "
-                        f"accumulation steps: the {rows:,} rows that epoch {place.epoch} "
-                        "still owes are planned anew.")
+        _logger.warning("The checkpoint was made with another number of processes or "
+                        f"of accumulation steps: the {rows:,} rows that epoch "
+                        f"{place.epoch} still owes are planned anew.")
     if not rows: place.epoch, place.batch, place.trained = place.epoch + 1, 0, []
 
 # %% ../../nbs/trainer/checkpoints.ipynb #2a787e4c

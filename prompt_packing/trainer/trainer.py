@@ -158,7 +158,7 @@ class TokenBudgetMixin:
             num_train_samples = _rows_of_schedule(self, self._data_place.rows)
         return super()._finalize_training(trial, num_train_samples, start_time)
 
-# %% ../../nbs/trainer/trainer.ipynb #f9015ed2
+# %% ../../nbs/trainer/trainer.ipynb #bef01984
 def _resumed_values(trainer, place, checkpoint, values):
     "transformers' training values (epochs, steps of each ... steps) for a resumed run."
     epochs, per_epoch, *between, max_steps = values
@@ -178,8 +178,8 @@ def _place_to_resume(trainer, place, checkpoint):
     rank = trainer.args.process_index
     state = _load_place(checkpoint, rank) or _load_place(checkpoint, 0)
     if state is None:
-        _logger.warning(f"{os.path.basename(checkpoint)} does not say where in the data "
-                        "it was made: batches are counted off instead.")
+        _logger.warning(f"{os.path.basename(checkpoint)} does not say where in the "
+                        "data it was made: batches are counted off instead.")
         return None
     place.load_state_dict(state)
     return state["losses"] if state["settings"] == place.settings else {}
