@@ -75,15 +75,18 @@ def last_checkpoint(
 # %% ../../nbs/trainer/checkpoints.ipynb #2fba7629
 _logger = logging.get_logger(__name__)
 
-# %% ../../nbs/trainer/checkpoints.ipynb #6d6a3595
+# %% ../../nbs/trainer/checkpoints.ipynb #0c8762c8
 class DataPlace:
     "How far a training has come: batches of this epoch, rows of this `train()`."
     def __init__(self, loader, settings):
-        self.loader, self.settings, self.batch, self.rows = loader, settings, 0, 0
+        self.loader, self.settings, self.epoch = loader, settings, 0
+        self.batch = self.rows = 0
+        self.trained = [] # in this epoch by other numbers of processes, see `resume`
 
     def begin_epoch(self, epoch, batch=0):
+        if epoch != self.epoch: self.trained = []
         self.loader.set_epoch(epoch)
-        self.batch = batch
+        self.epoch, self.batch = epoch, batch
 
     def advance(self, batches):
         start, self.batch = self.batch, self.batch + len(batches)
@@ -92,20 +95,40 @@ class DataPlace:
 
     def state_dict(self):
         stream = self.loader.stream
-        return {"settings": self.settings, "batch": self.batch,
+        return {"settings": self.settings, "epoch": self.epoch, "batch": self.batch,
+                "trained": self.trained,
                 "stream": None if stream is None else stream.state_dict()}
 
-    def load_state_dict(self, state, batch):
-        "Go on behind `batch` batches; `ValueError` if the settings have changed since."
-        _check_unchanged(state["settings"], self.settings)
-        if state["stream"] is not None and batch:
-            self.loader.dataset.seek(batch, state["stream"])
+    def load_state_dict(self, state):
+        "Go on behind it; `ValueError` if settings have changed that must not."
+        planned = hasattr(self.loader.batch_sampler, "planner")
+        may_change = ("world_size", "gradient_accumulation_steps") if planned else ()
+        _check_unchanged(state["settings"], self.settings, may_change)
+        self.epoch, self.batch = state["epoch"], state["batch"]
+        self.trained = state["trained"]
+        anew = self.settings != state["settings"]
+        if anew:
+            processes = state["settings"]["world_size"]
+            self.trained, self.batch = [*self.trained, (processes, self.batch)], 0
+        if self.trained: _plan_rest(self, anew)
+        if state["stream"] is not None and self.batch:
+            self.loader.dataset.seek(self.batch, state["stream"])
 
-# %% ../../nbs/trainer/checkpoints.ipynb #2067bf64
-def _check_unchanged(then, now):
+# %% ../../nbs/trainer/checkpoints.ipynb #56faf3ac
+def _plan_rest(place, anew):
+    "Have the loader plan what the epoch still owes; the next epoch if that is nothing."
+    rows = place.loader.plan_rest(place.epoch, place.trained)
+    if anew:
+        _logger.warning("The checkpoint was made with another number of processes or "
+                        f"of accumulation steps: the {rows:,} rows that epoch "
+                        f"{place.epoch} still owes are planned anew.")
+    if not rows: place.epoch, place.batch, place.trained = place.epoch + 1, 0, []
+
+# %% ../../nbs/trainer/checkpoints.ipynb #2a787e4c
+def _check_unchanged(then, now, may_change=()):
     "Raise a `ValueError` that names the settings which differ."
-    changed = [f"{name}: {then.get(name)} then, {value} now"
-               for name, value in now.items() if then.get(name) != value]
+    changed = [f"{name}: {then.get(name)} then, {value} now" for name, value
+               in now.items() if then.get(name) != value and name not in may_change]
     if not changed: return
     raise ValueError("the checkpoint was trained on other batches "
                      f"({'; '.join(changed)}). Use the settings of the checkpoint, or "
