@@ -11,9 +11,10 @@ __all__ = ['FrozenBackbone', 'Prompt', 'PromptForSequenceClassification', 'Promp
 # %% ../../nbs/prompt_tuning/index.ipynb #prom0002
 from .backbone import (
     FrozenBackbone, align_columns, real_positions)
+from .combining import combine_prompts
+from .config import PromptTuningConfig
 from .frozen_text import is_causal, text_is_constant
-from .model import (
-    PromptForSequenceClassification, PromptTuningConfig, combine_prompts)
+from .model import PromptForSequenceClassification
 from .prompts import (
     Prompt, PromptHead, initial_prompt, pool)
 from .saving import model_card

@@ -9,6 +9,7 @@ __all__ = ['TextCacheCollator', 'TextCache']
 import hashlib
 import json
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from ..bucketing.collating import PaddedCollator
 from .backbone import (
     backbone_digest, real_positions, text_id)
 from .frozen_text import (
-    frozen_view, is_causal, state_shapes, text_is_constant, text_pass)
+    bfloat16_speedup, frozen_view, is_causal, state_shapes, text_is_constant, text_pass)
 from .text_store import (
     TextPlan, TextStore, check_room, map_file)
 
@@ -150,12 +151,23 @@ class TextCacheCollator:
         return batch | {k: torch.tensor([int(r[k]) for r in rows]) for k in numbers}
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #ba43bbfe
+def _warn_if_slow(backbone):
+    "Warns where a backbone in bfloat16 is slower than it would be in float32."
+    on_cpu = backbone.device.type == "cpu" and backbone.dtype == torch.bfloat16
+    if on_cpu and bfloat16_speedup() < 1:
+        warnings.warn(
+            "the backbone is in bfloat16, and on this processor a product takes "
+            f"{1 / bfloat16_speedup():.1f} times as long in bfloat16 as in float32; "
+            "load it in float32")
+
+# %% ../../nbs/prompt_tuning/text_cache.ipynb #ec24b810
 def _passes_of(model, dataset, dtype=None, token_budget=None, check=False):
     "The text pass of a model's backbone over a data set."
     if check and (reason := _refusal(model)):
         raise ValueError(f"no text cache for this model: {reason}; train it on the "
                          "texts themselves")
     backbone = frozen_view(getattr(model, "backbone", model).base_model.eval())
+    if check: _warn_if_slow(backbone)
     if dtype is None:
         dtype = backbone.dtype if backbone.dtype.itemsize == 2 else torch.float16
     return _TextPass(backbone, TextPlan(dataset, token_budget), dtype)

@@ -89,7 +89,7 @@ def position_limit(
         named = takes(module, "layer_type")
         layers = [{"layer_type": kind} for kind in sorted(kinds)] if named else [{}]
         try: limit = min(limit, _rotary_limit(module, layers, limit))
-        except (TypeError, ValueError, AttributeError, RuntimeError): continue
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError): continue
     return limit - (start or 0)
 
 # %% ../../nbs/prompt_tuning/trials.ipynb #4bfa86eb
