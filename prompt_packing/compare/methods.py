@@ -104,7 +104,7 @@ def _finetune(run, kit):
     config = kit.backbone.config.__class__.from_dict(
         kit.backbone.config.to_dict() | {"num_labels": kit.task.num_labels})
     config.pad_token_id = kit.tokenizer.pad_token_id
-    model = AutoModelForSequenceClassification.from_config(config)
+    model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     model.base_model.load_state_dict(kit.backbone.state_dict())
     return _named(model, kit.task.label_names)
 
