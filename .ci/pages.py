@@ -43,8 +43,8 @@ def look(path):
     total = sum(len(code_lines(c)) for c in exported)
     row = (str(path.relative_to(root / "nbs")), len(cells), sum(c.cell_type == "markdown" for c in cells) / len(cells),
            total, sum(len(code_lines(c)) for c in shown) / total if total else None, longest_function(exported))
-    faults = [f"a line of {len(line)} columns: {line.strip()[:60]}" for c in code for line in c.source.splitlines() if len(line) > LONGEST_LINE]
-    faults += ["imports beside other code: " + c.source.strip().splitlines()[-1][:60] for c in code if mixes_imports(c) and "eval" not in directives(c)]
+    faults = [f"a line of {len(line)} columns: {line.strip()[:60]}" for c in code for line in code_lines(c) if len(line) > LONGEST_LINE]
+    faults += ["imports beside other code: " + code_lines(c)[-1][:60] for c in code if c not in exported and mixes_imports(c) and "hide" not in directives(c)]
     faults += ["import *" for c in code if re.search(r"^from \S+ import \*", c.source, flags=re.M)]
     if len(cells) > MOST_CELLS: faults.append(f"{len(cells)} cells, and a page has at most {MOST_CELLS}")
     return row, [f"{row[0]}: {fault}" for fault in faults]

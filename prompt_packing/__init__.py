@@ -6,10 +6,10 @@ __version__ = "0.1.0"
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/how_it_is_built.ipynb #768aef0d
+# %% ../nbs/how_it_is_built.ipynb #39459d02
 from importlib import import_module
 
-# %% ../nbs/how_it_is_built.ipynb #ba5d2db0
+# %% ../nbs/how_it_is_built.ipynb #ac87596e
 _homes = {
     "PackedSequenceMixin": "packed_sequence",
     "ExactLossMixin": "accumulation_loss", "audit_loss": "accumulation_loss",

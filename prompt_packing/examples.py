@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['wikitext_lengths', 'wikitext_article_starts', 'wikitext_lines']
 
-# %% ../nbs/examples.ipynb #4a7e977a
+# %% ../nbs/examples.ipynb #522bf8f4
 import os
 from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 
-# %% ../nbs/examples.ipynb #b447c984
+# %% ../nbs/examples.ipynb #6414f04e
 def wikitext_lengths() -> np.ndarray: # int64, shape (11686,)
     "Tokens in each of 11,686 lines of WikiText-103, cut at 512."
     return _recorded("lengths")
@@ -25,7 +25,7 @@ def _recorded(name):
     with (files("prompt_packing") / "wikitext103_lengths.npz").open("rb") as file:
         return np.load(file)[name].astype(np.int64)
 
-# %% ../nbs/examples.ipynb #0f4d09a2
+# %% ../nbs/examples.ipynb #084a3a13
 _wikitext_files = {"train": "wt103_train_head.txt", "validation": "wt103_valid.txt",
                    "test": "wt103_test.txt"}
 
@@ -34,13 +34,16 @@ def wikitext_lines(
 ) -> list: # of str, one paragraph or heading each
     """Lines of WikiText-103 with more than two characters.
 
-    Raises `ValueError` for another split; what `datasets.load_dataset` raises where there is
-    neither the folder nor a network."""
+    Raises `ValueError` for another split, and what `datasets.load_dataset` raises where
+    there is neither the folder nor a network."""
     if split not in _wikitext_files:
-        raise ValueError(f"split is {split!r}: choose one of {', '.join(_wikitext_files)}")
+        known = ", ".join(_wikitext_files)
+        raise ValueError(f"split is {split!r}: choose one of {known}")
     folder = os.environ.get("PROMPT_PACKING_DATA")
     if folder is None: lines = _hub_lines(split)
-    else: lines = Path(folder, "wikitext", _wikitext_files[split]).read_text("utf-8").split("\n")
+    else:
+        file = Path(folder, "wikitext", _wikitext_files[split])
+        lines = file.read_text("utf-8").split("\n")
     return [line.strip() for line in lines if len(line.strip()) > 2]
 
 def _hub_lines(split):

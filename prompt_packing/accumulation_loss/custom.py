@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['REGISTERED', 'RegisteredLoss', 'register_loss', 'must_call_registered']
 
-# %% ../../nbs/accumulation_loss/custom.ipynb #2421b37a
+# %% ../../nbs/accumulation_loss/custom.ipynb #c3534350
 from collections.abc import Callable
 from contextlib import contextmanager
 from inspect import signature
@@ -15,7 +15,7 @@ from transformers.loss.loss_utils import LOSS_MAPPING
 
 from .targets import POSITIONS, bare_model
 
-# %% ../../nbs/accumulation_loss/custom.ipynb #48591c4d
+# %% ../../nbs/accumulation_loss/custom.ipynb #0b6659ab
 REGISTERED = {} # `config.loss_type` -> a loss, filled by `register_loss`
 
 class RegisteredLoss:
@@ -33,7 +33,7 @@ class RegisteredLoss:
             names[:2] = ["labels", "logits"]
         return self.fn(**dict(zip(names, args)), **kwargs)
 
-# %% ../../nbs/accumulation_loss/custom.ipynb #ae9432c3
+# %% ../../nbs/accumulation_loss/custom.ipynb #d546fce5
 def _chosen_loss_type(model):
     "`config.loss_type` if there is one, else what transformers guessed from the class."
     name = getattr(getattr(model, "config", None), "loss_type", None)
@@ -43,7 +43,7 @@ def _chosen_loss_type(model):
 
 def _keep_loss_type(model, value): vars(model)["loss_type"] = value
 
-# %% ../../nbs/accumulation_loss/custom.ipynb #37e5f610
+# %% ../../nbs/accumulation_loss/custom.ipynb #ebefce95
 def register_loss(
     name: str, # what `config.loss_type` will say
     fn: Callable, # takes `logits`, `labels` and more keywords; see below
@@ -52,7 +52,7 @@ def register_loss(
     `self.loss_function`, in this process; the name is saved with the config.
 
     `fn` is called by keywords: `logits`, `labels`, `vocab_size` or `config`,
-    `num_items_in_batch` and more. Where `num_items_in_batch` is `None` it returns the mean.
+    `num_items_in_batch` and more. Without `num_items_in_batch` it returns the mean.
     Raises `TypeError` where `fn` cannot be called so, `ValueError` for a name of
     transformers' own."""
     if name in LOSS_MAPPING and name not in REGISTERED:
@@ -62,7 +62,7 @@ def register_loss(
     PreTrainedModel.loss_type = property(_chosen_loss_type, _keep_loss_type)
     return fn
 
-# %% ../../nbs/accumulation_loss/custom.ipynb #cfe94720
+# %% ../../nbs/accumulation_loss/custom.ipynb #730f2f30
 def _check_signature(name, fn):
     keywords = ["vocab_size", "config", "pooled_logits", "num_items_in_batch"]
     try: signature(fn).bind(**dict.fromkeys(["logits", "labels", *keywords]))
@@ -70,19 +70,20 @@ def _check_signature(name, fn):
         raise TypeError(
             f"register_loss({name!r}): models call it with logits=, labels= and more "
             f"keywords ({', '.join(keywords)}), and {getattr(fn, '__name__', fn)}"
-            f"{signature(fn)} does not take them ({error}): end its parameters with **kwargs"
+            f"{signature(fn)} does not take them ({error}): end them with **kwargs"
         ) from error
 
-# %% ../../nbs/accumulation_loss/custom.ipynb #1ca1c4e0
+# %% ../../nbs/accumulation_loss/custom.ipynb #e16a8146
 @contextmanager
 def must_call_registered(model, instead=None):
-    "An error if the model leaves its config's loss aside, unless `instead` computes one."
+    "An error if the model ignores its config's loss, unless `instead` computes one."
     name = getattr(getattr(bare_model(model), "config", None), "loss_type", None)
     loss = REGISTERED.get(name)
     before = loss.calls if loss else None
     yield
     if loss and instead is None and loss.calls == before:
+        owner = type(bare_model(model)).__name__
         raise ValueError(
-            f"config.loss_type is {name!r}, and {type(bare_model(model)).__name__} never "
-            "calls it: this class computes its loss in `forward`, without "
-            "`self.loss_function`. Pass a `compute_loss_func` to the Trainer instead.")
+            f"config.loss_type is {name!r}, and {owner} never calls it: this class computes "
+            "its loss in `forward`, without `self.loss_function`. Pass a "
+            "`compute_loss_func` to the Trainer instead.")

@@ -6,7 +6,7 @@
 __all__ = ['BatchPlan', 'as_lengths', 'plot_plan', 'PlannedBatchSampler', 'plan_batches', 'PaddedCollator', 'TokenRows',
            'dataset_lengths', 'PackedCollator', 'collator_for_packing', 'pack_sequences', 'file_lengths',
            'compare_plans', 'padding_report', 'plot_lengths', 'plot_tradeoff', 'recommend_setting', 'StreamingBatches',
-           'create_wiki_dataloader', 'write_shards']
+           'create_wiki_dataloader', 'write_shards', 'TokenShards', 'tokenize_corpus']
 
 # %% ../../nbs/bucketing/index.ipynb #e64212e7
 from .batches import BatchPlan, as_lengths, plot_plan
@@ -20,6 +20,7 @@ from .report import (
     compare_plans, padding_report, plot_lengths, plot_tradeoff, recommend_setting)
 from .streaming import (
     StreamingBatches, create_wiki_dataloader, write_shards)
+from .shards import TokenShards, tokenize_corpus
 
 # %% ../../nbs/bucketing/index.ipynb #b7337337
 _all_ = [
@@ -27,4 +28,5 @@ _all_ = [
     "PaddedCollator", "TokenRows", "dataset_lengths", "PackedCollator",
     "collator_for_packing", "pack_sequences", "file_lengths", "compare_plans",
     "padding_report", "plot_lengths", "plot_tradeoff", "recommend_setting",
-    "StreamingBatches", "create_wiki_dataloader", "write_shards"]
+    "StreamingBatches", "create_wiki_dataloader", "write_shards", "TokenShards",
+    "tokenize_corpus"]

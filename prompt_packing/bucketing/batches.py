@@ -108,8 +108,12 @@ class BatchPlan(Sequence):
         return 1 - float(self.tokens.sum() / self.computed.sum())
 
     @property
-    def length_correlation(self): # of the lengths of two rows of a batch
+    def length_correlation(self): # of the lengths of two rows of a batch, -1 to 1
         return _length_correlation(self)
+
+    def new_mates(self, following:BatchPlan) -> float: # between 0 and 1
+        "Of the rows that share a batch with a row, the share that no longer do after."
+        return _new_mates(self, following)
 
     def report(self) -> dict: # of plain numbers
         "What the plan costs, how even its batches are, and how alike their rows."
@@ -121,13 +125,30 @@ class BatchPlan(Sequence):
 
 # %% ../../nbs/bucketing/batches.ipynb #d6fdc28f
 def _length_correlation(plan):
-    "Mean product of two rows' deviations from the mean length, over the variance."
-    picked = plan.lengths[plan.indices]
-    apart = picked - picked.mean()
+    "Pearson's correlation over all pairs of rows that share a batch."
+    picked = plan.lengths[plan.indices].astype(float)
+    mates = np.repeat(plan.rows - 1, plan.rows)
+    if not mates.any(): return 0.
+    apart = picked - np.average(picked, weights=mates)
     sums, squares = plan._reduce(np.add, apart), plan._reduce(np.add, apart ** 2)
+    variance = ((plan.rows - 1) * squares).sum()
+    return float((sums ** 2 - squares).sum() / variance) if variance > 1e-9 else 0.
+
+# %% ../../nbs/bucketing/batches.ipynb #e29b03ba
+def _batch_of(plan):
+    "Number of the batch of each row; -1 for rows of other ranks."
+    batches = np.full(len(plan.lengths), -1)
+    batches[plan.indices] = np.repeat(np.arange(len(plan)), plan.rows)
+    return batches
+
+def _new_mates(plan, following):
+    "Of the pairs of rows in a batch of `plan`, the share in none of `following`."
+    first, then = _batch_of(plan), _batch_of(following)
+    both = (first >= 0) & (then >= 0)
+    _, together = np.unique(first[both] * len(following) + then[both],
+                            return_counts=True)
     pairs = (plan.rows * (plan.rows - 1)).sum()
-    scale = pairs * squares.sum() / len(picked)
-    return float((sums ** 2 - squares).sum() / scale) if scale > 0 else 0.
+    return 1 - float((together * (together - 1)).sum() / pairs) if pairs else 1.
 
 # %% ../../nbs/bucketing/batches.ipynb #7309736d
 def _report(plan):

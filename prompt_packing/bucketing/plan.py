@@ -5,7 +5,10 @@
 # %% ../../nbs/bucketing/plan.ipynb #a8af2134
 from __future__ import annotations
 
+import sys
+
 import numpy as np
+from torch.utils.data import DataLoader
 
 from .batches import (
     BatchPlan, _check_longest, _check_rank, _positive, as_lengths)
@@ -114,9 +117,11 @@ def _rows_for(token_budget, batch_size):
     if batch_size is None: return lambda longest: token_budget // longest
     return lambda longest: min(batch_size, token_budget // longest)
 
+def _default_window(rows): return min(100_000, -(-rows // 4))
+
 def _count_windows(rows, window, shuffle):
     "Number of windows of at most `window` rows."
-    if window is None: window = min(100_000, -(-rows // 4))
+    if window is None: window = _default_window(rows)
     return -(-rows // _positive("window", window)) if shuffle else 1
 
 # %% ../../nbs/bucketing/plan.ipynb #4921b4db
@@ -188,6 +193,7 @@ class PlannedBatchSampler:
         self.lengths, self.planner, self.options = as_lengths(lengths), planner, plan
         self.epoch, self.batch = plan.pop("epoch", 0), 0
         self._start, self._planned = 0, (None, None)
+        self._ahead, self._used = False, None
 
     @property
     def plan(self) -> BatchPlan: # of the present epoch
@@ -199,20 +205,47 @@ class PlannedBatchSampler:
     def __len__(self): return len(self.plan)
 
     def __iter__(self):
+        self._ahead, self._used = _draws_ahead(sys._getframe(1)), None
+        return self._draw()
+
+    def _draw(self):
         start, self._start = self._start, 0
         for self.batch in range(start + 1, len(self.plan) + 1):
             yield self.plan[self.batch - 1].tolist()
         self.epoch, self.batch = self.epoch + 1, 0
+
+    def used(self, loader):
+        "Batches of a loader that draws from this sampler, counted when they are used."
+        epoch, start = self.epoch, self._start
+        for batch, loaded in enumerate(loader, start + 1):
+            self._used = {"epoch": epoch, "batch": batch}
+            yield loaded
+        self._used = {"epoch": epoch + 1, "batch": 0}
 
     def set_epoch(self, epoch:int):
         "Go to the start of another epoch, as accelerate and transformers ask."
         if epoch != self.epoch: self.load_state_dict({"epoch": int(epoch), "batch": 0})
 
     def state_dict(self) -> dict: # the epoch, and how many of its batches were taken
-        "The position after the last batch."
+        """The position after the last batch.
+
+        Raises `RuntimeError` where only what workers drew ahead is known."""
+        if self._used is not None: return dict(self._used)
+        if self._ahead: raise RuntimeError(_drawn_ahead)
         return {"epoch": self.epoch, "batch": self.batch}
 
     def load_state_dict(self, state:dict):
         "Go on after the batch at which `state` was taken."
         self.epoch, self.batch = state["epoch"], state["batch"]
-        self._start = self.batch
+        self._start, self._ahead, self._used = self.batch, False, None
+
+# %% ../../nbs/bucketing/plan.ipynb #6e9cbfec
+_drawn_ahead = ("the worker processes of a DataLoader have drawn batches ahead of "
+                "their use: iterate over sampler.used(loader) in place of loader, or "
+                "take torchdata's StatefulDataLoader")
+
+def _draws_ahead(frame):
+    "Whether the caller is torch's `DataLoader` with worker processes."
+    caller = frame.f_locals.get("self")
+    return (type(caller).__module__ == DataLoader.__module__
+            and getattr(caller, "_num_workers", 0) > 0)

@@ -10,7 +10,7 @@ import numpy as np
 from .batches import (
     BatchPlan, _check_longest, _positive, as_lengths)
 from .packing import pack_sequences
-from .plan import _random, plan_batches
+from .plan import _default_window, _random, plan_batches
 
 # %% auto #0
 __all__ = ['plot_lengths', 'compare_plans', 'plot_tradeoff', 'recommend_setting', 'padding_report']
@@ -36,25 +36,47 @@ def plot_lengths(
 
 # %% ../../nbs/bucketing/report.ipynb #f1bedd02
 def _candidates(lengths, token_budget, batch_size, capacity, seed):
-    "Plans by name."
+    "Functions from the epoch to a plan, by name."
     rows, n = min(batch_size, len(lengths)), len(lengths)
     def in_order(order):
         return BatchPlan(order, np.append(np.arange(0, n, rows), n), lengths)
+    def shuffled(epoch): return in_order(_random(seed, epoch).permutation(n))
+    def window_of(window, **size):
+        options = dict(window=window, seed=seed, **size)
+        return lambda epoch: plan_batches(lengths, epoch=epoch, **options)
+    def packed(epoch):
+        many = max(1, token_budget // capacity)
+        return pack_sequences(lengths, capacity, rows=many, seed=seed, epoch=epoch)
 
-    options = dict(token_budget=token_budget, seed=seed)
-    packed = max(1, token_budget // capacity)
+    budget, default = dict(token_budget=token_budget), _default_window(n)
     return {
-        f"{rows} rows, file order": in_order(np.arange(n)),
-        f"{rows} rows, shuffled": in_order(_random(seed, 0).permutation(n)),
-        f"{rows} rows, sorted in windows of {10 * rows}":
-            plan_batches(lengths, batch_size=rows, window=10 * rows, seed=seed),
-        f"{token_budget} tokens, window 10,000":
-            plan_batches(lengths, window=10_000, **options),
-        f"{token_budget} tokens, default window": plan_batches(lengths, **options),
-        f"{token_budget} tokens, packed rows of {capacity}":
-            pack_sequences(lengths, capacity, rows=packed, seed=seed)}
+        f"{rows} rows, file order": lambda epoch: in_order(np.arange(n)),
+        f"{rows} rows, shuffled": shuffled,
+        f"{rows} rows, windows of {10 * rows}": window_of(10 * rows, batch_size=rows),
+        f"{token_budget} tokens, windows of {default} (default)":
+            window_of(default, **budget),
+        f"{token_budget} tokens, all sorted": window_of(n, **budget),
+        f"{token_budget} tokens, packed in rows of {capacity}": packed}
 
 # %% ../../nbs/bucketing/report.ipynb #274baf45
+_columns = {
+    "padding": "share of computed tokens that are padding",
+    "batches": "batches in an epoch",
+    "computed_tokens": "tokens computed in an epoch, padding included",
+    "compute": "computed tokens per real token",
+    "cost_spread": "standard deviation of a batch's cost over its mean",
+    "length_correlation": "how alike the lengths in a batch are: 0 random, 1 all equal",
+    "new_mates": "share of the rows in a row's batch that are others in the next epoch"}
+
+def _line(plan_of):
+    "A plan in the table, from the first two epochs."
+    plan, following = plan_of(0), plan_of(1)
+    report = plan.report()
+    report |= {"compute": report["computed_tokens"] / report["tokens"],
+               "new_mates": plan.new_mates(following)}
+    return {name: report[name] for name in _columns}
+
+# %% ../../nbs/bucketing/report.ipynb #4919cd16
 def compare_plans(
     lengths, # tokens in each row
     *,
@@ -75,23 +97,19 @@ def compare_plans(
     table = pd.DataFrame(map(_line, plans.values()), index=list(plans))
     bound = -(-int(lengths.sum()) // token_budget)
     table.loc[f"bound: tokens / {token_budget}"] = [
-        0., bound, bound * token_budget, 1., 0., np.nan]
+        0., bound, bound * token_budget, 1., 0., np.nan, np.nan]
     return table.astype({"batches": int, "computed_tokens": int})
-
-def _line(plan):
-    "A plan in the table."
-    report = plan.report()
-    return {"padding": report["padding"], "batches": report["batches"],
-            "computed_tokens": report["computed_tokens"],
-            "compute": report["computed_tokens"] / report["tokens"],
-            "cost_spread": report["cost_spread"],
-            "length_correlation": report["length_correlation"]}
 
 # %% ../../nbs/bucketing/report.ipynb #b261c996
 def _windows_to_try(rows):
     "Windows from 100 rows to all of them, about 3 for each power of ten."
     steps = 3 * max(1, len(str(rows)) - 2) + 1
     return sorted({int(w) for w in np.geomspace(min(100, rows), rows, steps).round()})
+
+def _two_epochs(lengths, token_budget, window):
+    "The plans of two epochs, to compare."
+    return [plan_batches(lengths, token_budget=token_budget, window=window, epoch=epoch)
+            for epoch in range(2)]
 
 # %% ../../nbs/bucketing/report.ipynb #6c5c00d3
 def plot_tradeoff(
@@ -100,53 +118,91 @@ def plot_tradeoff(
     token_budget:int=16_384, # tokens in a batch
     ax=None, # matplotlib axes; None: a new figure
 ): # the axes
-    "Padding and correlation of lengths over the window."
+    "Padding, and the share of new batch-mates in each epoch, over the window."
     import matplotlib.pyplot as plt
     lengths, windows = as_lengths(lengths), _windows_to_try(len(lengths))
-    plans = [plan_batches(lengths, token_budget=token_budget, window=window)
-             for window in windows]
+    plans = [_two_epochs(lengths, token_budget, window) for window in windows]
     ax = plt.subplots(figsize=(6, 2.5))[1] if ax is None else ax
-    ax.plot(windows, [100 * plan.padding for plan in plans], "o-", color="C3")
+    ax.plot(windows, [100 * plan.padding for plan, _ in plans], "o-", color="C3")
     ax.set(xscale="log", xlabel="rows in a window", ylim=(0, None))
     ax.set_ylabel("padding, %", color="C3")
     other = ax.twinx()
-    other.plot(windows, [plan.length_correlation for plan in plans], "s--", color="C0")
-    other.set_ylabel("length correlation", color="C0")
-    other.set_ylim(0, 1.02)
+    mates = [100 * plan.new_mates(following) for plan, following in plans]
+    other.plot(windows, mates, "s--", color="C0")
+    other.set_ylabel("new mates, %", color="C0")
+    other.set_ylim(0, 102)
     return ax
 
 # %% ../../nbs/bucketing/report.ipynb #e475d945
 def recommend_setting(
     lengths, # tokens in each row
     token_budget:int=16_384, # tokens in a batch
-) -> dict: # token_budget, bucket_window, padding, length_correlation
+    *,
+    batch_size:int=32, # rows in a batch without a budget
+) -> dict: # token_budget and bucket_window for a Trainer; padding and randomness
     "The most random window with at most 2% padding; the default if none has that."
     lengths = as_lengths(lengths)
-    chosen = None, plan_batches(lengths, token_budget=token_budget)
-    for window in _windows_to_try(len(lengths)):
-        if window > min(100_000, len(lengths) // 4): break
-        plan = plan_batches(lengths, token_budget=token_budget, window=window)
-        if plan.padding <= .02:
-            chosen = window, plan
-            break
-    window, plan = chosen
-    return {"token_budget": token_budget, "bucket_window": window,
-            "padding": plan.padding, "length_correlation": plan.length_correlation}
+    largest = _default_window(len(lengths))
+    windows = [w for w in _windows_to_try(len(lengths)) if w < largest] + [largest]
+    for window in windows:
+        plan, following = _two_epochs(lengths, token_budget, window)
+        if plan.padding <= .02: break
+    rows = f"{min(batch_size, len(lengths))} rows, shuffled"
+    plain = _candidates(lengths, token_budget, batch_size, token_budget, 0)[rows]
+    if plain(0).padding <= plan.padding:
+        plan, following, token_budget, window = plain(0), plain(1), None, None
+    return {"token_budget": token_budget,
+            "bucket_window": None if window == largest else window,
+            "padding": plan.padding, "new_mates": plan.new_mates(following),
+            "length_correlation": plan.length_correlation, "batches": len(plan)}
 
 # %% ../../nbs/bucketing/report.ipynb #3ef4ed3b
+def _budget_for(lengths, batches, window=None):
+    "The token budget that gives about so many batches; at least the longest row."
+    longest, budget = int(lengths.max()), -(-int(lengths.sum()) // batches)
+    for _ in range(5):
+        budget = max(budget, longest)
+        plan = plan_batches(lengths, token_budget=budget, window=window)
+        budget = round(budget * len(plan) / batches)
+    return max(budget, longest)
+
+# %% ../../nbs/bucketing/report.ipynb #ef8ce7e9
+def _advice(lengths, plans, setting, batch_size):
+    "What the table means for a training, in sentences."
+    plain, packed = plans[1], plans[5]
+    if setting["token_budget"] is None:
+        return [f"{plain['plan']}: these rows have about one length, so a token budget "
+                f"gains nothing; {plain['padding']:.1%} is padding."]
+    fewer = plain["padding"], setting["padding"]
+    times = (1 - fewer[1]) / (1 - fewer[0])
+    same = _budget_for(lengths, plain["batches"], setting["bucket_window"])
+    return [
+        f"TrainingArguments(token_budget={setting['token_budget']}, "
+        f"bucket_window={setting['bucket_window']}): {fewer[1]:.1%} padding in place "
+        f"of {fewer[0]:.1%} with {plain['plan']}; {times:.1f} times fewer computed "
+        "tokens.",
+        f"An epoch has {setting['batches']} optimizer steps in place of "
+        f"{plain['batches']}, each over {plain['batches'] / setting['batches']:.1f} "
+        f"times as many tokens. For about as many steps as before, use "
+        f"token_budget={same}; else train more epochs or raise the learning rate.",
+        f"{packed['plan']}: {packed['padding']:.1%} padding, for language models that "
+        "collator_for_packing accepts."]
+
+# %% ../../nbs/bucketing/report.ipynb #e0b7f1aa
 def padding_report(
     lengths, # tokens in each row
     *,
     token_budget:int=16_384, # tokens in a batch
     batch_size:int=32, # rows in a batch, for the plans that count rows
-) -> dict: # plain numbers and lists: rows, tokens, lengths, plans, setting
+) -> dict: # plain: rows, tokens, lengths, plans, columns, setting, advice
     "Everything about the padding of these lengths."
     lengths = as_lengths(lengths)
     table = compare_plans(lengths, token_budget=token_budget, batch_size=batch_size)
     table = table.astype(object).where(table.notna(), None)
     plans = [{"plan": name} | line for name, line in table.to_dict("index").items()]
+    setting = recommend_setting(lengths, token_budget, batch_size=batch_size)
     quantiles = {f"p{q}": int(np.percentile(lengths, q)) for q in (5, 50, 95)}
     mean = {"mean": float(lengths.mean()), "longest": int(lengths.max())}
     return {"rows": len(lengths), "tokens": int(lengths.sum()),
-            "lengths": quantiles | mean, "plans": plans,
-            "setting": recommend_setting(lengths, token_budget)}
+            "lengths": quantiles | mean, "plans": plans, "columns": _columns,
+            "setting": setting, "advice": _advice(lengths, plans, setting, batch_size)}

@@ -96,12 +96,14 @@ def text_id(digest:str) -> int:
 # %% ../../nbs/prompt_tuning/backbone.ipynb #dd10aef9
 def load_text_model(
     name_or_model, # a name or folder for `load_backbone`, or a loaded model
+    dtype:torch.dtype=torch.float32, # of the weights that are loaded
 ) -> tuple: # the bare backbone in eval mode; its tokenizer (None for a loaded model)
     """A backbone that a prompt can stand beside.
 
     Raises `ValueError` for an encoder-decoder and a model that takes no positions."""
     model, tokenizer = name_or_model, None
-    if not isinstance(model, PreTrainedModel): model, tokenizer = load_backbone(model)
+    if not isinstance(model, PreTrainedModel):
+        model, tokenizer = load_backbone(name_or_model, dtype=dtype)
     model = model.base_model
     if model.config.is_encoder_decoder:
         raise ValueError(f"{type(model).__name__} is an encoder-decoder; give a "

@@ -14,10 +14,11 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from .backbone import (
     FrozenBackbone, backbone_digest, check_mask, load_text_model, text_id)
 from .frozen_text import is_causal, unpack_states
+from .predicting import named_scores, predict_texts
 from .prompts import (
     Prompt, PromptHead, chosen_prompts, embedding_width, initial_prompt)
 from .saving import (
-    check_backbone, read_prompt, write_prompt)
+    check_arguments, check_backbone, read_prompt, read_tokenizer, write_prompt)
 
 # %% ../../nbs/prompt_tuning/model.ipynb #3c2d3339
 class PromptTuningConfig(PretrainedConfig):
@@ -28,6 +29,7 @@ class PromptTuningConfig(PretrainedConfig):
         self,
         backbone_name:str="", # name or folder of the backbone
         backbone_fingerprint:str="", # digest of its weights
+        backbone_dtype:str="float32", # of its weights when the digest was taken
         hidden_size:int=0, # of the backbone
         num_hidden_layers:int=0, # of the backbone
         prompt_tokens:int=5, # virtual tokens; 0: the head alone
@@ -42,33 +44,43 @@ class PromptTuningConfig(PretrainedConfig):
         super().__init__(**kwargs)
         self.backbone_name = backbone_name
         self.backbone_fingerprint = backbone_fingerprint
+        self.backbone_dtype = backbone_dtype
         self.hidden_size, self.num_hidden_layers = hidden_size, num_hidden_layers
         self.prompt_tokens, self.num_prompts = prompt_tokens, num_prompts
         self.placement, self.pooling, self.deep = placement, pooling, deep
         self.bias, self.init = bias, init
 
 # %% ../../nbs/prompt_tuning/model.ipynb #bdef9545
+_problem_types = ("single_label_classification", "multi_label_classification",
+                  "regression")
+
 def _check_choices(
     prompt_tokens:int|None, # virtual tokens; None: decided later
     placement:str, # "suffix" or "prefix"
     pooling:str, # "last", "first" or "mean"
-    num_labels:int, # classes
-    tokenizer=None, # which must be able to pad
+    num_labels:int, # scores for each row
+    problem_type:str|None=None, # as transformers names it
 ):
     "Raises `ValueError` for a choice outside what is allowed."
     if prompt_tokens is not None and prompt_tokens < 0:
         raise ValueError(f"prompt_tokens is {prompt_tokens}; give 0 (the head alone) "
                          "or more")
-    if tokenizer is not None and tokenizer.pad_token is None:
-        raise ValueError("the tokenizer has no padding token; set "
-                         "tokenizer.pad_token = tokenizer.eos_token")
-    if num_labels < 2:
-        raise ValueError(f"num_labels is {num_labels}; a classifier needs 2 or more")
+    if num_labels < 1 or (num_labels == 1 and problem_type not in ("regression", None)):
+        raise ValueError(f"num_labels is {num_labels}; give 1 for a regression, 2 or "
+                         "more for a classifier")
+    if problem_type not in (None, *_problem_types):
+        raise ValueError(f"problem_type is {problem_type!r}; give one of "
+                         f"{', '.join(_problem_types)}")
     if placement not in ("suffix", "prefix"):
         raise ValueError(f"placement is {placement!r}; give 'suffix' (after the text) "
                          "or 'prefix' (before it)")
     if pooling not in ("last", "first", "mean"):
         raise ValueError(f"pooling is {pooling!r}; give 'last', 'first' or 'mean'")
+
+def _check_padding(tokenizer): # None: nothing to check
+    if tokenizer is not None and tokenizer.pad_token is None:
+        raise ValueError("the tokenizer has no padding token; set "
+                         "tokenizer.pad_token = tokenizer.eos_token")
 
 def _check_labels(labels:torch.Tensor, num_labels:int):
     "Raises `ValueError` for labels that are not 0 to `num_labels` - 1 (or -100)."
@@ -96,12 +108,36 @@ def _check_states(
                          "after the text only")
 
 # %% ../../nbs/prompt_tuning/model.ipynb #8f0ba541
+def _named_labels(id2label, num_labels): # -> {0: name, ...}
+    if id2label is None: return {i: f"LABEL_{i}" for i in range(num_labels)}
+    if not isinstance(id2label, dict): id2label = dict(enumerate(id2label))
+    return {int(i): str(id2label[i]) for i in sorted(id2label, key=int)}
+
+def _as_dtype(dtype): # torch.bfloat16 or "bfloat16"
+    return dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
+
 def _described(backbone:PreTrainedModel) -> dict: # fields of `PromptTuningConfig`
     "Name, digest and sizes of a backbone."
     sizes = {name: getattr(backbone.config, name)
              for name in ("hidden_size", "num_hidden_layers", "pad_token_id")}
     return dict(backbone_name=backbone.name_or_path,
-                backbone_fingerprint=backbone_digest(backbone), **sizes)
+                backbone_fingerprint=backbone_digest(backbone),
+                backbone_dtype=str(backbone.dtype).removeprefix("torch."), **sizes)
+
+# %% ../../nbs/prompt_tuning/model.ipynb #6bf87d65
+def _label_loss(model, logits, labels, num_items_in_batch=None):
+    config = model.config
+    if config.problem_type is None and config.num_labels == 1:
+        config.problem_type = "regression"
+    given = dict(pooled_logits=logits, config=config)
+    numbers = config.problem_type in _problem_types[1:] or labels.is_floating_point()
+    if not numbers:
+        _check_labels(labels, config.num_labels)
+        given["num_items_in_batch"] = num_items_in_batch
+        return model.loss_function(labels, **given)
+    loss = model.loss_function(labels.to(logits.dtype), **given)
+    if num_items_in_batch is None: return loss
+    return loss * labels.numel() / num_items_in_batch
 
 # %% ../../nbs/prompt_tuning/model.ipynb #9a616423
 class PromptForSequenceClassification(PreTrainedModel):
@@ -110,6 +146,8 @@ class PromptForSequenceClassification(PreTrainedModel):
     Prompt tuning: [Lester et al., 2021](https://arxiv.org/abs/2104.08691)."""
     config_class = PromptTuningConfig
     base_model_prefix = "backbone"
+    accepts_loss_kwargs = True
+    tokenizer = None
 
     def __init__(self, config:PromptTuningConfig, backbone:PreTrainedModel):
         super().__init__(config)
@@ -134,13 +172,14 @@ class PromptForSequenceClassification(PreTrainedModel):
         input_ids:torch.Tensor|None=None, # [rows, columns]
         attention_mask:torch.Tensor|None=None, # [rows, columns]; None: no padding
         token_type_ids:torch.Tensor|None=None, # [rows, columns], where they are taken
-        labels:torch.Tensor|None=None, # [rows], integers below num_labels
+        labels:torch.Tensor|None=None, # [rows], or [rows, labels] for several
         prompt_ids:torch.Tensor|None=None, # [rows], which prompt each row takes
+        num_items_in_batch:torch.Tensor|int|None=None, # labels of the optimizer step
         text_states:torch.Tensor|None=None, # [rows, columns, width], of a text cache
         text_features:torch.Tensor|None=None, # [rows, hidden], of a text cache
         text_made_by:torch.Tensor|None=None, # [rows], of a text cache
     ) -> SequenceClassifierOutput:
-        """Logits [rows, labels], and their mean cross-entropy where labels are given.
+        """Logits [rows, labels], and their loss where labels are given.
 
         Raises `ValueError` for labels out of range and for empty or too long texts."""
         if text_states is None:
@@ -149,8 +188,9 @@ class PromptForSequenceClassification(PreTrainedModel):
             read = self.cached_features(text_states, attention_mask, text_features,
                                         text_made_by, prompt_ids)
         logits = self.head(read, self.prompts_of(read, prompt_ids))
-        if labels is not None: _check_labels(labels, self.config.num_labels)
-        loss = None if labels is None else F.cross_entropy(logits, labels)
+        loss = None
+        if labels is not None:
+            loss = _label_loss(self, logits, labels, num_items_in_batch)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
     def features(
@@ -188,6 +228,24 @@ class PromptForSequenceClassification(PreTrainedModel):
         count = self.config.num_prompts
         return chosen_prompts(prompt_ids, len(rows), count, rows.device)
 
+    def predict(
+        self,
+        texts, # a text, or a list of texts or of pairs of texts
+        *,
+        top_k:int|None=1, # labels for each text, best first; None: all
+        token_budget:int=4096, # most tokens in a batch, padding included
+        prompt_ids:list|None=None, # for each text, which prompt it takes
+    ) -> list: # dicts with `label` and `score`; lists of them unless `top_k` is 1
+        """Labels of texts with their scores; long texts are cut to what fits.
+
+        Raises `ValueError` for an empty text and for a model without a tokenizer."""
+        if self.tokenizer is None:
+            raise ValueError("this model has no tokenizer; set model.tokenizer, or "
+                             "give tokenizer=... to from_backbone")
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        scores = predict_texts(self, texts, token_budget, prompt_ids)
+        return named_scores(scores, self.config.id2label, top_k)
+
     def set_head(self, weight:torch.Tensor, bias:torch.Tensor|None=None, prompt:int=0):
         "Puts a head in place, [labels, hidden], [labels], as `solve_head` returns it."
         self.head.set(weight, bias, prompt)
@@ -197,15 +255,17 @@ class PromptForSequenceClassification(PreTrainedModel):
     def from_backbone(
         cls,
         name_or_model, # a name or folder for `load_backbone`, or a loaded model
-        num_labels:int=2, # classes
+        num_labels:int=2, # scores for each row; 1: a regression
         *,
+        id2label:list|dict|None=None, # names of the labels, which say `num_labels` too
+        problem_type:str|None=None, # as transformers names it; None: from the labels
         prompt_tokens:int|None=None, # virtual tokens; None: 5, or as `init`; 0: none
         placement:str="suffix", # "suffix": after the text, "prefix": before it
         init="vocab", # "vocab", "random", a text, words, a prompt model, or a tensor
         pooling:str|None=None, # "last" (decoders), "mean" (encoders) or "first"
         deep:bool=False, # vectors of their own for every layer
         bias:bool=True, # in the head
-        tokenizer=None, # for an `init` of text, when a loaded model is given
+        tokenizer=None, # of the backbone; found where a name is given
         seed:int=0, # of the random starts
     ):
         """A new prompt and head on a backbone; a loaded model is frozen in place.
@@ -215,22 +275,26 @@ class PromptForSequenceClassification(PreTrainedModel):
         backbone, found = load_text_model(name_or_model)
         tokenizer = found if tokenizer is None else tokenizer
         pooling = pooling or ("last" if is_causal(backbone) else "mean")
-        _check_choices(prompt_tokens, placement, pooling, num_labels, tokenizer)
+        names = _named_labels(id2label, num_labels)
+        _check_choices(prompt_tokens, placement, pooling, len(names), problem_type)
+        _check_padding(tokenizer)
         start = initial_prompt(
             backbone.get_input_embeddings(), init, prompt_tokens, tokenizer, seed)
         config = cls.config_class(
-            **_described(backbone), num_labels=num_labels, prompt_tokens=len(start),
+            **_described(backbone), id2label=names, problem_type=problem_type,
+            label2id={name: i for i, name in names.items()}, prompt_tokens=len(start),
             placement=placement, pooling=pooling, deep=deep, bias=bias,
             init=init if isinstance(init, str) else type(init).__name__)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = cls(config, backbone)
         if len(start): model.prompt.weight.data[0] = start
+        model.tokenizer = tokenizer
         return model
 
     def save_pretrained(self, save_directory, is_main_process=True, state_dict=None,
                         comparison=None, **kwargs):
-        """Writes prompt, head, configuration and a card.
+        """Writes prompt, head, configuration, tokenizer and a card.
 
         `comparison`, a DataFrame, is shown in the card. Further arguments of
         transformers' method change nothing here."""
@@ -243,18 +307,23 @@ class PromptForSequenceClassification(PreTrainedModel):
         *,
         backbone=None, # a loaded model, a name or folder; None: the one configured
         config:PromptTuningConfig|None=None, # None: the one in the folder
+        dtype=None, # of all weights once loaded; None or "auto": as they were trained
         **hub # `revision`, `cache_dir` and the like, for a name on the hub
     ):
         """Prompt and head on their backbone again.
 
-        Raises `ValueError` if the backbone has other weights."""
-        source = pretrained_model_name_or_path
+        Raises `ValueError` if the backbone has other weights, `TypeError` for arguments
+        that mean nothing here."""
+        source, hub = pretrained_model_name_or_path, check_arguments(hub)
         config = config or cls.config_class.from_pretrained(source, **hub)
         backbone = config.backbone_name if backbone is None else backbone
-        found, _ = load_text_model(backbone)
+        loaded_as = _as_dtype(config.backbone_dtype)
+        found, tokenizer = load_text_model(backbone, loaded_as)
         check_backbone(config, found, source)
         model = cls(config, found)
         model.load_state_dict(read_prompt(source, **hub))
+        model.tokenizer = read_tokenizer(source, **hub) or tokenizer
+        if dtype not in (None, "auto"): model.to(_as_dtype(dtype))
         return model.eval()
 
 # %% ../../nbs/prompt_tuning/model.ipynb #ee1ce2d1
@@ -279,19 +348,22 @@ def _check_alike(models):
 def combine_prompts(
     models:list, # prompt models on the same backbone, with prompts of one length
 ) -> PromptForSequenceClassification: # with all prompts, chosen by `prompt_ids`
-    """One model with all prompts and heads.
+    """One model with all prompts and heads. Labels keep their names where all agree.
 
     Raises `ValueError` where they differ in backbone, placement, pooling or length."""
     _check_alike(models)
     first, labels = models[0], max(m.config.num_labels for m in models)
     config = first.config_class.from_dict(first.config.to_dict())
     config.num_prompts = sum(m.config.num_prompts for m in models)
-    config.num_labels = labels
+    if any(m.config.id2label != config.id2label for m in models):
+        config.id2label = _named_labels(None, labels)
+        config.label2id = {name: i for i, name in config.id2label.items()}
     together = type(first)(config, first.backbone)
     for name in first.state_dict():
         parts = [_with_labels(name, m.state_dict()[name], labels) for m in models]
         joined = torch.cat(parts, dim=1 if name == "prompt.deep" else 0)
         together.get_parameter(name).data.copy_(joined)
+    together.tokenizer = first.tokenizer
     return together.eval()
 
 def _with_labels(name, tensor, labels): # head tensors with rows for more labels

@@ -187,7 +187,9 @@ class PromptHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_prompts, num_labels)) if bias else None
 
     def forward(self, features, prompt_ids): # [rows, hidden], [rows] -> [rows, labels]
-        logits = torch.einsum("rh,rlh->rl", features, self.weight[prompt_ids])
+        dtype = torch.promote_types(features.dtype, self.weight.dtype)
+        weight = self.weight[prompt_ids].to(dtype)
+        logits = torch.einsum("rh,rlh->rl", features.to(dtype), weight)
         return logits if self.bias is None else logits + self.bias[prompt_ids]
 
     @torch.no_grad()
