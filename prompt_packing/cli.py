@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Thread
 from typing import Callable
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from . import __version__
 from .options import (
@@ -71,9 +74,22 @@ def main(argv=None)->int: # 0; 1 where `verify` found a difference; 2 for bad in
 
 # %% ../nbs/cli.ipynb #ab1ad759
 def _chapter(name):
-    for timeout in ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"):
-        os.environ.setdefault(timeout, "5")
+    if "huggingface_hub" not in sys.modules and not _hub_answers():
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
     return import_module(f"prompt_packing.{name}")
+
+def _hub_answers(seconds=4):
+    "Whether the hub answers in time; a name server that does not counts too."
+    hub, answers = os.environ.get("HF_ENDPOINT", "https://huggingface.co"), []
+    def ask():
+        try: urlopen(Request(hub, method="HEAD"), timeout=seconds)
+        except HTTPError: answers.append("an error is an answer")
+        except (OSError, ValueError): pass
+        else: answers.append("yes")
+    thread = Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return bool(answers)
 
 # %% ../nbs/cli.ipynb #0427828b
 def padding(

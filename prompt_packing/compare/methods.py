@@ -64,16 +64,10 @@ def _features(model, kit, batch_tokens=8192): # float32 [rows, hidden]
 # %% ../../nbs/compare/methods.ipynb #eb8269f7
 def _prompt_model(run, kit, **kwargs):
     "A prompt and a head on the kit's backbone, with the task's labels."
-    model = PromptForSequenceClassification.from_backbone(
-        kit.backbone, num_labels=kit.task.num_labels, tokenizer=kit.tokenizer,
-        prompt_tokens=run.prompt_tokens, seed=run.seed, **kwargs)
-    return _named(model, kit.task.label_names)
-
-def _named(model, names):
-    "`model` with the labels' names in its configuration."
-    model.config.id2label = dict(enumerate(names))
-    model.config.label2id = {name: i for i, name in enumerate(names)}
-    return model
+    return PromptForSequenceClassification.from_backbone(
+        kit.backbone, id2label=list(kit.task.label_names), tokenizer=kit.tokenizer,
+        num_labels=kit.task.num_labels, prompt_tokens=run.prompt_tokens, seed=run.seed,
+        **kwargs)
 
 def _solved(model, kit):
     "`model` with the best head for what it reads."
@@ -101,12 +95,13 @@ METHODS["prompt-random"] = Method(
 
 # %% ../../nbs/compare/methods.ipynb #04dee919
 def _finetune(run, kit):
-    config = kit.backbone.config.__class__.from_dict(
-        kit.backbone.config.to_dict() | {"num_labels": kit.task.num_labels})
-    config.pad_token_id = kit.tokenizer.pad_token_id
-    model = AutoModelForSequenceClassification.from_config(config)
+    names = kit.task.label_names
+    config = type(kit.backbone.config).from_dict(kit.backbone.config.to_dict() | {
+        "id2label": dict(enumerate(names)), "pad_token_id": kit.tokenizer.pad_token_id,
+        "label2id": {name: i for i, name in enumerate(names)}})
+    model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     model.base_model.load_state_dict(kit.backbone.state_dict())
-    return _named(model, kit.task.label_names)
+    return model
 
 METHODS["finetune"] = Method(
     _finetune, learning_rate=(3e-5, 1e-4, 3e-4), epochs=5, frozen=False)

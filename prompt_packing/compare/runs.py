@@ -86,8 +86,9 @@ def _text_caches(backbone, data, folder, max_bytes):
     if why:
         _logger.warning(f"{why}; the text runs forward in every step instead.")
         return {}
-    return {name: TextCache.build(backbone, d, path=folder and Path(folder) / name)
-            for name, d in data.items()}
+    dtype = torch.bfloat16 if backbone.dtype == torch.bfloat16 else torch.float16
+    return {name: TextCache.build(backbone, rows, path=folder and Path(folder) / name,
+                                  dtype=dtype) for name, rows in data.items()}
 
 # %% ../../nbs/compare/runs.ipynb #c637ec4a
 def load_kit(
@@ -102,6 +103,9 @@ def load_kit(
     rows = DatasetDict(train=_draw(task.splits["train"], run.train_rows, "training"),
                        validation=_draw(task.splits["validation"], run.eval_rows,
                                         "validation"))
+    if task.problem_type != "single_label_classification":
+        raise ValueError(f"{task.name} is a {task.problem_type}; methods are compared "
+                         "only on tasks with one class for each row")
     encoded = replace(task, splits=rows).encode(tokenizer, max_length=run.max_length)
     data = {"train": encoded["train"], "evaluation": encoded["validation"]}
     start = time.perf_counter()
