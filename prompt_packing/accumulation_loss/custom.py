@@ -84,6 +84,6 @@ def must_call_registered(model, instead=None):
     if loss and instead is None and loss.calls == before:
         owner = type(bare_model(model)).__name__
         raise ValueError(
-            f"config.loss_type is {name!r}, and {owner} never calls it: this class computes "
-            "its loss in `forward`, without `self.loss_function`. Pass a "
+            f"config.loss_type is {name!r}, and {owner} never calls it: this class "
+            "computes its loss in `forward`, without `self.loss_function`. Pass a "
             "`compute_loss_func` to the Trainer instead.")
