@@ -15,6 +15,7 @@ from torch import nn
 from torch.func import functional_call
 from transformers import PreTrainedModel
 from ..frozen_weights.fingerprints import fingerprint
+from .frozen_text import frozen_view
 
 # %% ../../nbs/prompt_tuning/trials.ipynb #d6992799
 def sample_ids(backbone:PreTrainedModel, count:int) -> torch.Tensor: # [1, count], int64
@@ -108,6 +109,7 @@ def unread_parameters(
     backbone:PreTrainedModel, # in eval mode
 ) -> set: # of names
     "Parameters of layers that run without any influence on the last hidden states."
+    backbone = frozen_view(backbone) # so that nothing of the trial stays behind
     leaves = {n: p.detach().requires_grad_() for n, p in backbone.named_parameters()
               if p.is_floating_point()}
     ran, hooks = set(), []
