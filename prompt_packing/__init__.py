@@ -6,10 +6,10 @@ __version__ = "0.1.0"
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/how_it_is_built.ipynb #80a0406c
+# %% ../nbs/how_it_is_built.ipynb #46950e8e
 from importlib import import_module
 
-# %% ../nbs/how_it_is_built.ipynb #ef3e80d5
+# %% ../nbs/how_it_is_built.ipynb #425365f7
 _homes = {
     "PackedSequenceMixin": "packed_sequence",
     "ExactLossMixin": "accumulation_loss", "audit_loss": "accumulation_loss",
