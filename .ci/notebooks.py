@@ -100,7 +100,7 @@ def main():
     parser.add_argument("--flags", default="", help="flags whose cells run although settings.ini skips them")
     parser.add_argument("--force", action="store_true", help="run notebooks that say skip_exec too")
     parser.add_argument("--workers", type=int, default=int(os.environ.get("WORKERS", 2)))
-    parser.add_argument("--limit", type=float, default=300, help="seconds that one notebook may take")
+    parser.add_argument("--limit", type=float, default=900, help="seconds that one notebook may take")
     args = parser.parse_args()
     from nbdev.config import get_config
     skip_flags = set(get_config().tst_flags.split()) - set(args.flags.split())
