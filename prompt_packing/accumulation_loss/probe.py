@@ -171,16 +171,18 @@ def ignores_first_label(probe, batch, key, whole):
 # %% ../../nbs/accumulation_loss/probe.ipynb #12e3b2e1
 def weigh_values(probe, row, key, values: list) -> dict:
     "Value -> its weight, relative to the first of them that has any; all from one row."
-    weights = {}
+    weights, known = {}, []
     for start in range(0, len(values), 7):
-        chunk = ([values[0]] if start else []) + values[start:start + 7]
+        chunk = known + values[start:start + 7]
         batch = _with_values(row, key, chunk)
         singles = [take_rows(batch, [i], len(chunk)) for i in range(len(chunk))]
         parts = torch.stack([probe(single) for single in singles])
-        shares, _ = fit_shares(probe(batch), parts, add_up=True)
-        shares[(parts == 0).all(1)] = 0 # a mean over ignored labels is not a number
-        scale = weights[values[0]] / shares[0] if start else 1.0
+        counts = parts.any(1) # a mean over ignored labels is 0, or not a number
+        shares = torch.zeros(len(chunk)).double()
+        shares[counts], _ = fit_shares(probe(batch), parts[counts], add_up=True)
+        scale = weights[known[0]] / shares[0] if known else 1.0
         weights |= dict(zip(chunk, (shares * scale).tolist()))
+        known = [v for v, w in weights.items() if w > 0][:1]
     usual = max(np.median([w for w in weights.values() if abs(w) > 1e-4] or [1]), 1e-9)
     return {v: float(w / usual) if abs(w) > 1e-4 * usual else 0.0
             for v, w in weights.items()}
