@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['logger', 'StepWindow', 'weighed_loss', 'Filler', 'Weightless', 'fill_step', 'with_targets', 'LossMeter', 'note_loss',
-           'copied_rows', 'note_evaluated', 'ask_before_evaluation', 'open_step', 'gathered_counts',
-           'ask_on_first_process', 'counts_itself', 'has_own_loss', 'asked_loss', 'handed_count', 'report',
-           'loss_and_outputs', 'over_devices', 'save_findings', 'load_findings', 'warn_of_no_targets', 'check_order',
-           'check_parallelism', 'ExactLossMixin']
+           'copied_rows', 'note_evaluated', 'ask_before_evaluation', 'open_step', 'gathered_counts', 'ask_together',
+           'counts_itself', 'has_own_loss', 'asked_loss', 'handed_count', 'report', 'loss_and_outputs', 'over_devices',
+           'save_findings', 'load_findings', 'warn_of_no_targets', 'check_order', 'check_parallelism', 'ExactLossMixin']
 
 # %% ../../nbs/accumulation_loss/exact.ipynb #a14d14db
 import json
@@ -168,7 +167,7 @@ def ask_before_evaluation(trainer, inputs):
     several = args.world_size > 1 or args.gradient_accumulation_steps > 1
     counter.keys(trainer.model, inputs)
     if several and not counts_itself(trainer) and not counter.known().asked:
-        ask_on_first_process(trainer, [inputs])
+        ask_together(trainer, [inputs])
 
 # %% ../../nbs/accumulation_loss/exact.ipynb #c7e38e9c
 def open_step(trainer, batches: list, width: int) -> StepWindow:
@@ -176,7 +175,7 @@ def open_step(trainer, batches: list, width: int) -> StepWindow:
     counter, own = trainer.target_counter, counts_itself(trainer)
     table = gathered_counts(trainer, batches, width)
     if not own and counter.must_ask(table[:-1]):
-        ask_on_first_process(trainer, batches)
+        ask_together(trainer, batches)
         table = gathered_counts(trainer, batches, width)
     is_sum = not own and counter.known().kind == "sum"
     processes = trainer.accelerator.num_processes
@@ -194,26 +193,25 @@ def gathered_counts(trainer, batches, width):
     return gathered.permute(1, 0, 2).flatten(1)
 
 # %% ../../nbs/accumulation_loss/exact.ipynb #40a42ec6
-def ask_on_first_process(trainer, batches):
-    "Find out what the loss is a mean over, from rows of all processes."
+def ask_together(trainer, batches):
+    """Find out what the loss is a mean over, from rows of all processes.
+
+    All of them ask with the same rows at the same time, because some losses reduce over
+    processes (those of detection models); the answer of the first one holds."""
     counter = trainer.target_counter
     model = trainer.accelerator.unwrap_model(trainer.model)
     rows = [row for batch in batches for row in _some_rows(counter, model, batch)]
     if trainer.args.world_size > 1: rows = gather_object(rows)
-    answer = [None]
-    if trainer.args.process_index == 0 and rows:
-        rows, own = [trainer._prepare_inputs(r) for r in rows], has_own_loss(trainer)
-        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-            counter.keys(model, rows[0])
-            counter.found[counter.last_keys] = Finding(asked=counter.most_asked,
-                                                       problem="the model is sharded")
-        else: counter.ask(model, rows, asked_loss(trainer, model), own)
-        report(trainer, counter, model, rows[0])
-        answer = [(counter.last_keys, counter.known())]
+    if not rows: return
+    rows = [trainer._prepare_inputs(row) for row in rows]
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        counter.found[counter.keys(model, rows[0])] = Finding(
+            asked=counter.most_asked, problem="the model is sharded")
+    else: counter.ask(model, rows, asked_loss(trainer, model), has_own_loss(trainer))
+    answer = [counter.known()]
     if trainer.args.world_size > 1: broadcast_object_list(answer)
-    if answer[0]:
-        counter.last_keys, found = answer[0]
-        counter.found[counter.last_keys] = found
+    counter.found[counter.last_keys] = answer[0]
+    report(trainer, counter, model, rows[0])
 
 def _some_rows(counter, model, batch):
     rules = counter.rules(model, batch)
@@ -270,7 +268,7 @@ def report(trainer, counter, model, batch):
              f"number of {rule.words}; to change that, override `count_targets(self, "
              "model, inputs)`.")
     if trainer.strict_loss: raise ValueError(words)
-    logger.warning(words)
+    if trainer.args.process_index == 0: logger.warning(words)
 
 # %% ../../nbs/accumulation_loss/exact.ipynb #14898c69
 def loss_and_outputs(trainer, model, inputs, num_items_in_batch):

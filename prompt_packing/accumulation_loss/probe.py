@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from .targets import (
-    TargetRule, bare_model, is_classes, is_wide, join_batches, label_keys,
+    TargetRule, bare_model, is_classes, join_batches, label_keys,
     possible_rules, row_count, rule_by_value, take_rows, values_of)
 
 # %% ../../nbs/accumulation_loss/probe.ipynb #416dede2
@@ -119,11 +119,11 @@ def single_rows(batch) -> list:
     return [take_rows(batch, [i], rows) for i in range(rows)]
 
 def telling_rows(rows: list, keys: list, counts: Callable, limit: int = 8) -> list:
-    "Rows with targets that differ in their counts or class, spread evenly."
-    def kind(row):
-        classes = [values_of(row[k]).tolist() for k in keys
-                   if is_classes(row[k]) and not is_wide(row[k])]
-        return tuple(counts(row)), str(classes)
+    "Rows with targets that differ in their counts or classes, spread evenly."
+    def kind(row): # the counts by each rule, and how often each class occurs
+        classes = [values_of(row[k]).unique(return_counts=True) for k in keys
+                   if is_classes(row[k])]
+        return tuple(counts(row)), str([[c.tolist() for c in pair] for pair in classes])
     kinds = {}
     for row in rows: kinds.setdefault(kind(row), []).append(row)
     kinds = {k: v for k, v in sorted(kinds.items()) if k[0][0] > 0}
@@ -171,16 +171,18 @@ def ignores_first_label(probe, batch, key, whole):
 # %% ../../nbs/accumulation_loss/probe.ipynb #12e3b2e1
 def weigh_values(probe, row, key, values: list) -> dict:
     "Value -> its weight, relative to the first of them that has any; all from one row."
-    weights = {}
+    weights, known = {}, []
     for start in range(0, len(values), 7):
-        chunk = ([values[0]] if start else []) + values[start:start + 7]
+        chunk = known + values[start:start + 7]
         batch = _with_values(row, key, chunk)
         singles = [take_rows(batch, [i], len(chunk)) for i in range(len(chunk))]
         parts = torch.stack([probe(single) for single in singles])
-        shares, _ = fit_shares(probe(batch), parts, add_up=True)
-        shares[(parts == 0).all(1)] = 0 # a mean over ignored labels is not a number
-        scale = weights[values[0]] / shares[0] if start else 1.0
+        counts = parts.any(1) # a mean over ignored labels is 0, or not a number
+        shares = torch.zeros(len(chunk)).double()
+        shares[counts], _ = fit_shares(probe(batch), parts[counts], add_up=True)
+        scale = weights[known[0]] / shares[0] if known else 1.0
         weights |= dict(zip(chunk, (shares * scale).tolist()))
+        known = [v for v, w in weights.items() if w > 0][:1]
     usual = max(np.median([w for w in weights.values() if abs(w) > 1e-4] or [1]), 1e-9)
     return {v: float(w / usual) if abs(w) > 1e-4 * usual else 0.0
             for v, w in weights.items()}
@@ -228,7 +230,8 @@ def find_rule(
     rules = known.rules(model, rows[0], keys)
     if len(rows) < 2: return replace(known, asked=known.asked + 1)
     probe = GradientProbe(model, loss_of)
-    found = replace(known, asked=known.asked + 1, values=_values(rows, keys, known))
+    tried = _values(rows, keys, known, tried=True)
+    found = replace(known, asked=known.asked + 1, values=tried)
     batch = join_rows(model, rows, keys, loss_of)
     rows = single_rows(batch)
     whole = probe(batch)
@@ -246,10 +249,14 @@ def find_rule(
     found.calls = known.calls + probe.calls
     return found
 
-def _values(rows, keys, known):
-    "The first 256 label values seen so far, where one key holds classes."
+def _values(rows, keys, known, tried=False):
+    """The first 256 label values seen so far, where one key holds classes; with `tried`
+    only those that do not occur equally often in all of these rows."""
     if len(keys) != 1 or not is_classes(rows[0][keys[0]]): return ()
-    seen = {v for row in rows for v in values_of(row[keys[0]]).unique().tolist()}
+    labels = [values_of(row[keys[0]]).flatten() for row in rows]
+    seen = {v for row in labels for v in row.unique().tolist()}
+    if tried:
+        seen = {v for v in seen if len({int((row == v).sum()) for row in labels}) > 1}
     return tuple(sorted({*known.values, *seen} - {-100})[:256])
 
 # %% ../../nbs/accumulation_loss/probe.ipynb #ee54784a
@@ -274,12 +281,13 @@ def _explains(shares, whole, parts, left):
 
 def _by_value_or_not(probe, rows, keys, whole, parts, left, batch, found):
     "The last two possibilities: weights of classes, or no sum over rows."
-    if found.values and left < MOST_LEFT:
+    values = _values(rows, keys, found)
+    if values and left < MOST_LEFT:
         row = max(rows, key=lambda r: int((values_of(r[keys[0]]) != -100).sum()))
-        weights = weigh_values(probe, row, keys[0], list(found.values))
+        weights = weigh_values(probe, row, keys[0], list(values))
         rule = rule_by_value(keys[0], weights, found.shifts)
         if _fits(rule, rows, whole, parts, left + 1e-4):
-            found.kind, found.weights = "mean", weights
+            found.kind, found.weights, found.values = "mean", weights, values
             return
     again = probe(batch)
     found.kind = "random" if misfit(torch.ones(1).double(), whole, again[None]) > 1e-3 \
