@@ -49,7 +49,7 @@ def text_pass(
     out = backbone(**inputs, past_key_values=cache, use_cache=True)
     return out.last_hidden_state, [(layer.keys, layer.values) for layer in cache.layers]
 
-# %% ../../nbs/prompt_tuning/frozen_text.ipynb #ba264e3a
+# %% ../../nbs/prompt_tuning/frozen_text.ipynb #fdb626fd
 def _hide(scores, mask):
     "Scores [rows, key heads, queries, columns] without what [rows, 1, new, all] hides."
     if mask is None: return scores
@@ -59,7 +59,6 @@ def _hide(scores, mask):
     else: by_head.add_(mask)
     return scores
 
-# %% ../../nbs/prompt_tuning/frozen_text.ipynb #fdb626fd
 def _attend(query, key, value, mask=None):
     "Attention of scaled queries; returns the output and the probabilities."
     probs = _hide(query @ key.mT, mask).softmax(-1) # computed in float32 or more
