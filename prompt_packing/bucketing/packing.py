@@ -10,113 +10,13 @@ import torch
 
 from .batches import (
     BatchPlan, _check_longest, _check_rank, _positive, as_lengths)
+from .best_fit import _pack, _split_rows
 from .collating import _by_column
 from .plan import (
     _deal_batches, _narrow, _random, _sort_rows, _stable_order, _take_batches)
 
 # %% auto #0
 __all__ = ['pack_sequences', 'PackedCollator', 'collator_for_packing']
-
-# %% ../../nbs/bucketing/packing.ipynb #792fff19
-def _best_fit(
-    counts:np.ndarray, # counts[n]: sequences of length n, up to the capacity
-    rooms:np.ndarray, # rooms[r]: rows that have room for r tokens already
-) -> list: # of (room at the start or None, lengths added, number of such rows)
-    "Best-fit decreasing on a histogram of lengths."
-    capacity = len(counts) - 1
-    groups = [[(r, int(n))] if n and r else [] for r, n in enumerate(rooms)]
-    has = np.array([bool(g) for g in groups])
-    for length in np.flatnonzero(counts)[::-1].tolist():
-        left = int(counts[length])
-        while left:
-            room = length + int(has[length:].argmax()) # the least that is enough
-            if has[room]: found = groups[room].pop()
-            else: room, found = capacity, (None, -(-left // (capacity // length)))
-            left -= _fill(groups, has, room, found, length, left)
-            has[room] = bool(groups[room])
-    return [(*_contents(chain), n) for group in groups for chain, n in group]
-
-# %% ../../nbs/bucketing/packing.ipynb #c0a243c6
-def _fill(groups, has, room, found, length, left):
-    "Add sequences of one length to a group of rows; returns how many were placed."
-    chain, rows = found
-    each = min(room // length, left)
-    filled = min(rows, left // each)
-    groups[room - each * length].append(((chain, length, each), filled))
-    has[room - each * length] = True
-    if rows > filled and chain is not None: groups[room].append((chain, rows - filled))
-    return filled * each
-
-def _contents(chain):
-    "What a chain started from, and the lengths that were added to it."
-    added = []
-    while isinstance(chain, tuple):
-        chain, length, each = chain
-        added += [length] * each
-    return chain, added
-
-# %% ../../nbs/bucketing/packing.ipynb #6850f319
-def _deal(
-    longest_first:np.ndarray, # lengths in descending order
-    rows:int, # rows to deal to
-    rounds:int, # sequences dealt to each row
-    capacity:int, # tokens in a row
-    random:np.random.RandomState,
-) -> tuple[np.ndarray, np.ndarray]: # row of each sequence or -1; room left in each row
-    "Deal sequences to rows at random; what does not fit is left over."
-    room, where = np.full(rows, capacity), np.full(len(longest_first), -1)
-    for start in range(0, min(rounds * rows, len(longest_first)), rows):
-        hand = longest_first[start:start + rows]
-        to = random.permutation(rows)[:len(hand)]
-        fits = hand <= room[to]
-        room[to[fits]] -= hand[fits]
-        where[start:start + rows][fits] = to[fits]
-    return where, room
-
-# %% ../../nbs/bucketing/packing.ipynb #9cdc8feb
-def _close_gaps(longest_first, where, room, capacity):
-    "Best fit for what was not dealt: completes `where`, returns the number of rows."
-    rest, size = np.flatnonzero(where < 0), capacity + 1
-    by_room = np.bincount(room, minlength=size)
-    groups = _best_fit(np.bincount(longest_first[rest], minlength=size), by_room)
-    order, end = _stable_order(room), np.cumsum(by_room)
-    rows, ids, added = len(room), [], []
-    for start, more, n in groups:
-        if start is None: rows, taken = rows + n, np.arange(rows, rows + n)
-        else: end[start], taken = end[start] - n, order[end[start] - n:end[start]]
-        ids.append(np.repeat(taken, len(more)))
-        added.append(np.tile(np.array(more, int), n))
-    if len(rest):
-        longest = _stable_order(capacity - np.concatenate(added))
-        where[rest] = np.concatenate(ids)[longest]
-    return rows
-
-# %% ../../nbs/bucketing/packing.ipynb #a531d552
-def _pack(longest_first, capacity, random):
-    "Row of each sequence, as random as full rows allow, and how many rows are allowed."
-    counts, size = np.bincount(longest_first, minlength=capacity + 1), capacity + 1
-    most = int(1.0002 * sum(n for *_, n in _best_fit(counts, np.zeros(size, int))))
-    bound = -(-int(longest_first.sum()) // capacity)
-    per_row = len(longest_first) / bound
-    for share in (.7, .5, .3, 0) if per_row > 8 else (.4, .2, 0):
-        rounds = round(share * per_row)
-        where, room = _deal(longest_first, bound, rounds, capacity, random)
-        if _close_gaps(longest_first, where, room, capacity) <= most: break
-    return where, most
-
-# %% ../../nbs/bucketing/packing.ipynb #b1376bdc
-def _split_rows(where, rows):
-    "Cut rows in two until there are `rows` of them; None if that cannot be."
-    if len(where) < rows: return None
-    while (have := len(sizes := np.bincount(where))) < rows:
-        big = np.argsort(-sizes, kind="stable")[:rows - have]
-        big = big[sizes[big] > 1]
-        new = np.zeros(have, int)
-        new[big] = np.arange(have, have + len(big))
-        cut = np.flatnonzero(new[where])
-        moved = cut[_stable_order(where[cut])][::2]
-        where[moved] = new[where[moved]]
-    return where
 
 # %% ../../nbs/bucketing/packing.ipynb #5b998d06
 def pack_sequences(
