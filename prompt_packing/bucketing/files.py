@@ -69,8 +69,8 @@ def _csv_rows(path, columns):
 def _parquet_rows(path, columns):
     file = _open_parquet(path)
     _check_columns(path, columns, file.schema_arrow.names)
-    number = 0
-    for batch in file.iter_batches(10_000, columns=columns):
+    number, batches = 0, file.iter_batches(10_000, columns=columns)
+    while (batch := _next_batch(batches, path, number)) is not None:
         values = batch.to_pydict()
         for number, row in enumerate(zip(*(values[c] for c in columns)), number + 1):
             yield number, row
@@ -82,6 +82,12 @@ def _open_parquet(path):
     except FileNotFoundError: raise FileNotFoundError(f"no file {path}") from None
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is no parquet file: {error}") from None
+
+def _next_batch(batches, path, number):
+    "The next rows of a parquet file, None at its end."
+    try: return next(batches, None)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is broken after row {number}: {error}") from error
 
 def _check_columns(where, columns, names):
     "Raise a `ValueError` that names the first column that is not there."

@@ -5,6 +5,7 @@
 # %% ../../nbs/bucketing/shards.ipynb #987bce4a
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import itertools
@@ -28,8 +29,8 @@ __all__ = ['tokenize_corpus', 'TokenShards']
 _schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
 
 def _write_tokens(path, blocks):
-    "Blocks of lists of ids as an Arrow file; returns the length of every row."
-    lengths = []
+    "Blocks of lists of ids as an Arrow file; the length of every row, the largest id."
+    lengths, largest = [], 0
     with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, _schema) as writer:
         for ids in blocks:
             sizes = np.fromiter(map(len, ids), np.int64, len(ids))
@@ -39,7 +40,8 @@ def _write_tokens(path, blocks):
             column = pa.ListArray.from_arrays(offsets, flat)
             writer.write_batch(pa.record_batch([column], schema=_schema))
             lengths.append(sizes)
-    return np.concatenate(lengths).astype(np.uint32)
+            largest = max(largest, int(flat.max()))
+    return np.concatenate(lengths).astype(np.uint32), largest
 
 def _token_blocks(path, column, encode, rows=10_000):
     "Lists of ids, many rows at a time. Raises `ValueError` for a row without a token."
@@ -55,17 +57,25 @@ def _token_blocks(path, column, encode, rows=10_000):
 # %% ../../nbs/bucketing/shards.ipynb #defaec64
 def _tokenize_file(path, target, tokenizer, digest, column="text", max_length=None):
     "The task: `target`.arrow, .npy and .json of one file; the record."
-    target, encode = Path(target), _encoder(tokenizer, max_length)
-    try: lengths = _write_tokens(f"{target}.part", _token_blocks(path, column, encode))
-    except BaseException:
-        Path(f"{target}.part").unlink(missing_ok=True)
-        raise
-    np.save(f"{target}.npy", lengths)
-    record = {"source": Path(path).name, "tokenizer": digest, "rows": len(lengths),
-              "tokens": int(lengths.sum()), "crc32": _crc32(f"{target}.part")}
-    os.replace(f"{target}.part", f"{target}.arrow")
-    _write_json(f"{target}.json", record)
+    blocks = _token_blocks(path, column, _encoder(tokenizer, max_length))
+    try:
+        lengths, largest = _write_tokens(f"{target}.part", blocks)
+        np.save(f"{target}.npy", lengths)
+        record = {"source": Path(path).name, "tokenizer": digest, "rows": len(lengths),
+                  "tokens": int(lengths.sum()), "largest id": largest,
+                  "crc32": _crc32(f"{target}.part")}
+        os.replace(f"{target}.part", f"{target}.arrow")
+        _write_json(f"{target}.json", record)
+    except OSError as error: raise _cannot_write(path, target, error) from error
+    finally: Path(f"{target}.part").unlink(missing_ok=True)
     return record
+
+def _cannot_write(path, target, error):
+    "The error of reading as it is; that of writing with the names of both files."
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG): return error
+    return OSError(error.errno, f"no room for the tokens of {path} in {target}: "
+                   f"{os.strerror(error.errno)}. Finished shards are kept: make room "
+                   "and call again to go on with the others")
 
 def _crc32(path):
     "Checksum of a file, read in pieces."
@@ -217,12 +227,17 @@ class TokenShards:
 
     def _open_shard(self, n): return _Shard(self.folder / f"{n:05d}.arrow")
 
-    def check(self):
-        "Compare every file with its checksum. Raises `ValueError` that names one."
+    def check(self,
+        vocab_size:int | None=None, # of the model that is to be trained
+    ):
+        "Compare files with their checksums and ids with the vocabulary; `ValueError`."
         for n, record in enumerate(self.shards):
-            if _crc32(self.folder / f"{n:05d}.arrow") != record["crc32"]:
-                raise ValueError(f"{self.folder}/{n:05d}.arrow, made of "
-                                 f"{record['source']}, is not as it was written")
+            path = self.folder / f"{n:05d}.arrow"
+            if _crc32(path) != record["crc32"]:
+                raise ValueError(f"{path}, made of {record['source']}, is not as it "
+                                 "was written: remove its .json and tokenize again")
+            if vocab_size is not None and record["largest id"] >= vocab_size:
+                raise _beyond(self, n, vocab_size)
 
     def __getstate__(self): return self.__dict__ | {"_open": None}
 
@@ -231,6 +246,14 @@ class TokenShards:
                 f"{self.tokens:,} tokens)")
 
 # %% ../../nbs/bucketing/shards.ipynb #4fc0130d
+def _beyond(shards, n, vocab_size):
+    "A `ValueError` that names the first row of a shard with an id that is too large."
+    rows, record = _Shard(shards.folder / f"{n:05d}.arrow"), shards.shards[n]
+    row = next(r for r in range(record["rows"]) if rows[r].max() >= vocab_size)
+    return ValueError(f"row {row} of shard {n:05d}, made of {record['source']}, has id "
+                      f"{rows[row].max()}, and the vocabulary ends before {vocab_size}:"
+                      " the corpus was made by another tokenizer than the model's")
+
 def _read_manifest(folder):
     try: return json.loads((folder / "manifest.json").read_text())
     except FileNotFoundError:

@@ -132,6 +132,7 @@ class StreamingBatches(IterableDataset):
         pack:int | None=None, # lay rows end to end, in packed rows of so many tokens
         window:int=20_000, # rows read ahead and planned together
         max_length:int | None=None, # longer examples are cut to this
+        vocab_size:int | None=None, # of the model: an id beyond it is an error
         column:str="text", # the one with the text, where rows have columns
         columns=(), # further columns of files to read, such as labels
         shuffle:bool=True, # False: one pass, in order of length inside each window
@@ -143,7 +144,8 @@ class StreamingBatches(IterableDataset):
         _check_stream(token_budget, pack, window, max_length, seed, rank, world_size)
         self.source, self.tokenizer = _find_source(source), tokenizer
         self.token_budget, self.pack, self.window = token_budget, pack, window
-        self.max_length, self.column, self.columns = max_length, column, tuple(columns)
+        self.max_length, self.vocab_size = max_length, vocab_size
+        self.column, self.columns = column, tuple(columns)
         self.finite, self.seed = not shuffle, seed
         self.rank, self.world_size = rank, world_size
         self.collator = _make_collator(collator, tokenizer, pack)
@@ -215,6 +217,7 @@ def _open(stream, share, position):
         lengths = known.pop() if known else None
         window = _TokenWindow(rows, encode, lengths, stream.column)
         _check_window(window, most, name)
+        if stream.vocab_size is not None: window.check_ids(stream.vocab_size)
         return window
 
     size = stream.window
@@ -260,8 +263,13 @@ def _check_settings(saved, present):
     "Raise a `ValueError` that names what differs."
     changed = [f"{name}: {saved.get(name)} then, {value} now"
                for name, value in present.items() if saved.get(name) != value]
-    if changed:
-        raise ValueError(f"the state is of another stream ({'; '.join(changed)})")
+    if not changed: return
+    why = _fixed_processes if changed[0].startswith("world_size") else ""
+    raise ValueError(f"the state is of another stream ({'; '.join(changed)}){why}")
+
+_fixed_processes = (": each process reads its own part of the source, so go on with as "
+                    "many as before; with tokenize_corpus and TokenShards any number "
+                    "can go on")
 
 # %% ../../nbs/bucketing/streaming.ipynb #f0da1fdc
 def create_wiki_dataloader(

@@ -125,6 +125,16 @@ class _TokenWindow:
                 _cut(self.rows[i][2], name, self.lengths[i]) for i in picked]
         return columns
 
+    def check_ids(self, vocab_size):
+        "Raise a `ValueError` that names the first row with an id beyond the vocabulary."
+        if self._flat is None: return # checked when its lengths became known
+        wrong = np.flatnonzero((self._flat < 0) | (self._flat >= vocab_size))
+        if not len(wrong): return
+        row = self.rows[int(np.searchsorted(self._starts, wrong[0], "right")) - 1]
+        raise ValueError(f"{_row_name(row)} has id {self._flat[wrong[0]]}, and the "
+                         f"vocabulary ends before {vocab_size}: the ids were made by "
+                         "another tokenizer than the model's")
+
     def _ids(self, picked):
         if self._flat is None: return self._again(picked)
         starts, ends = self._starts[picked], (self._starts + self.lengths)[picked]

@@ -21,6 +21,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from .. import __version__
+from .corpus import _tokenize_command
 from .options import (
     _check_words, _checkpoint, _file, _in_option_names, _model, _one_of, _output_dir,
     _Parser, _picture, _positive, _seed, _several, _source, _task, _text, _whole)
@@ -136,6 +137,9 @@ def _padding_text(report):
             + f"to start with: TrainingArguments({setting})")
 
 _commands["padding"] = _Command(padding, _padding_options, _padding_text, json.dumps)
+
+# %% ../../nbs/cli/index.ipynb #ce2eacfd
+_commands["tokenize"] = _Command(*_tokenize_command)
 
 # %% ../../nbs/cli/index.ipynb #4a595cd9
 def audit(
