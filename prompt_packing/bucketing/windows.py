@@ -126,7 +126,7 @@ class _TokenWindow:
         return columns
 
     def check_ids(self, vocab_size):
-        "Raise a `ValueError` that names the first row with an id beyond the vocabulary."
+        "Raise a `ValueError` that names the first row with an id that is too large."
         if self._flat is None: return # checked when its lengths became known
         wrong = np.flatnonzero((self._flat < 0) | (self._flat >= vocab_size))
         if not len(wrong): return

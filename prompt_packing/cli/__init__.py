@@ -137,8 +137,6 @@ def _padding_text(report):
             + f"to start with: TrainingArguments({setting})")
 
 _commands["padding"] = _Command(padding, _padding_options, _padding_text, json.dumps)
-
-# %% ../../nbs/cli/index.ipynb #ce2eacfd
 _commands["tokenize"] = _Command(*_tokenize_command)
 
 # %% ../../nbs/cli/index.ipynb #4a595cd9
