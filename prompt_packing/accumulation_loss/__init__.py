@@ -6,21 +6,19 @@
 __all__ = ['ExactLossMixin', 'audit_loss', 'audit_head', 'HEADS', 'random_batch', 'register_loss', 'target_rule', 'count_targets',
            'TargetCounter', 'LossMeter']
 
-# %% ../../nbs/accumulation_loss/index.ipynb #4794208a
+# %% ../../nbs/accumulation_loss/index.ipynb #c2a6d485
 from prompt_packing.accumulation_loss.audit import (
     HEADS,
     audit_head,
     audit_loss,
     random_batch,
 )
+from .counter import (
+    TargetCounter, count_targets, target_rule)
 from .custom import register_loss
-from .exact import ExactLossMixin, LossMeter
-from prompt_packing.accumulation_loss.probe import (
-    TargetCounter,
-    count_targets,
-    target_rule,
-)
+from .exact import ExactLossMixin
+from .meter import LossMeter
 
-# %% ../../nbs/accumulation_loss/index.ipynb #46a59295
+# %% ../../nbs/accumulation_loss/index.ipynb #f3456b6f
 _all_ = ["ExactLossMixin", "audit_loss", "audit_head", "HEADS", "random_batch",
          "register_loss", "target_rule", "count_targets", "TargetCounter", "LossMeter"]

@@ -6,14 +6,14 @@
 __all__ = ['BudgetArguments', 'Seq2SeqTrainingArguments', 'TrainingArguments', 'ReadyBatches', 'ExactResumeMixin',
            'Seq2SeqTrainer', 'TokenBudgetMixin', 'Trainer']
 
-# %% ../../nbs/trainer/index.ipynb #f3f8f096
+# %% ../../nbs/trainer/index.ipynb #bfd38537
 from .arguments import (BudgetArguments, Seq2SeqTrainingArguments,
                                               TrainingArguments)
-from .loaders import ReadyBatches
+from .streams import ReadyBatches
 from .trainer import (ExactResumeMixin, Seq2SeqTrainer,
                                             TokenBudgetMixin, Trainer)
 
-# %% ../../nbs/trainer/index.ipynb #17df3d0a
+# %% ../../nbs/trainer/index.ipynb #6b169fab
 _all_ = ["BudgetArguments", "Seq2SeqTrainingArguments", "TrainingArguments",
          "ReadyBatches", "ExactResumeMixin", "Seq2SeqTrainer", "TokenBudgetMixin",
          "Trainer"]
