@@ -217,9 +217,6 @@ class TokenShards:
 
     def __getitem__(self, row): return {"input_ids": self._row(range(len(self))[row])}
 
-    def __getitems__(self, rows): # a batch as a dict of columns
-        return {"input_ids": [self._row(int(row)) for row in rows]}
-
     def _row(self, row):
         if self._open is None: self._open = functools.lru_cache(64)(self._open_shard)
         shard = int(np.searchsorted(self.first, row, "right")) - 1

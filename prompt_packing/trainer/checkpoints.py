@@ -118,7 +118,7 @@ class DataPlace:
 def _plan_rest(place, anew):
     "Have the loader plan what the epoch still owes; the next epoch if that is nothing."
     rows = place.loader.plan_rest(place.epoch, place.trained)
-    if anew:
+    if anew and not place.loader.batch_sampler.options.get("rank"):
         _logger.warning("The checkpoint was made with another number of processes or "
                         f"of accumulation steps: the {rows:,} rows that epoch "
                         f"{place.epoch} still owes are planned anew.")
@@ -130,9 +130,14 @@ def _check_unchanged(then, now, may_change=()):
     changed = [f"{name}: {then.get(name)} then, {value} now" for name, value
                in now.items() if then.get(name) != value and name not in may_change]
     if not changed: return
+    fixed = "world_size" not in may_change and then["world_size"] != now["world_size"]
     raise ValueError("the checkpoint was trained on other batches "
-                     f"({'; '.join(changed)}). Use the settings of the checkpoint, or "
-                     "ignore_data_skip=True to begin an epoch anew")
+                     f"({'; '.join(changed)}). {_fixed * fixed}Use the settings of the "
+                     "checkpoint, or ignore_data_skip=True to begin an epoch anew")
+
+_fixed = ("Each process reads its own part of a stream, and its own of ready-made "
+          "batches; any number of processes can go on with rows that have lengths, as "
+          "those of TokenShards. ")
 
 # %% ../../nbs/trainer/checkpoints.ipynb #59cc9d4b
 def _place_file(checkpoint, rank):

@@ -145,10 +145,15 @@ def _as_stream(trainer, dataset, description, is_training):
     rows = args.train_batch_size if is_training else args.eval_batch_size
     options = dict(window=args.bucket_window) if args.bucket_window else {}
     return StreamingBatches(
-        dataset, tokenizer, token_budget=args.token_budget or rows * args.pack,
+        dataset, tokenizer, vocab_size=_vocab_size(trainer.model), token_budget=args.token_budget or rows * args.pack,
         pack=(args.pack or None) if is_training else None, collator=collate,
         shuffle=is_training, seed=_data_seed(args), rank=args.process_index,
         world_size=args.world_size, **options)
+
+def _vocab_size(model):
+    "Number of vectors of the model's embedding; None where it does not say."
+    try: return model.get_input_embeddings().num_embeddings
+    except (AttributeError, NotImplementedError): return None
 
 def _is_iterable(dataset):
     "Whether a data set yields rows, one after the other, and no ready batches."
