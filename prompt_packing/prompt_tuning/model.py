@@ -38,6 +38,92 @@ def _check_states(
         raise ValueError("cached texts are exact for a causal decoder with the prompt "
                          "after the text only")
 
+# %% ../../nbs/prompt_tuning/model.ipynb #f8c8e5a1
+def _read_texts(model, input_ids, attention_mask, token_type_ids, prompt_ids):
+    "What the head reads for token ids, [rows, columns] -> [rows, hidden]."
+    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    mask, frozen = mask.long(), model.frozen
+    check_mask(mask, model.config.prompt_tokens, frozen.limit)
+    text = frozen.placement.align(mask, input_ids, token_type_ids)
+    return frozen(*text, *model.prompt(model.prompts_of(mask, prompt_ids)))
+
+def _read_cached(model, attention_mask, prompt_ids, text_states, text_features=None,
+                 text_made_by=None):
+    "The same from keys and values, [rows, columns, width]."
+    _check_states(model, text_made_by)
+    if not model.config.prompt_tokens: return text_features
+    mask, frozen = attention_mask.long(), model.frozen
+    check_mask(mask, model.config.prompt_tokens, frozen.limit)
+    states = unpack_states(text_states, frozen.state_shapes)
+    prompt = model.prompt(model.prompts_of(mask, prompt_ids))
+    return frozen.after_text(states, mask, *prompt)
+
+# %% ../../nbs/prompt_tuning/model.ipynb #fb946991
+def _from_backbone(
+    cls,
+    name_or_model, # a name or folder for `load_backbone`, or a loaded model
+    num_labels:int=2, # scores for each row; 1: a regression
+    *,
+    id2label:list|dict|None=None, # names of the labels, which say `num_labels` too
+    problem_type:str|None=None, # as transformers names it; None: from the labels
+    prompt_tokens:int|None=None, # virtual tokens; None: 5, or as `init`; 0: none
+    placement:str="suffix", # "suffix": after the text, "prefix": before it
+    init="vocab", # "vocab", "random", a text, words, a prompt model, or a tensor
+    pooling:str|None=None, # "last" (decoders), "mean" (encoders) or "first"
+    deep:bool=False, # vectors of their own for every layer
+    bias:bool=True, # in the head
+    tokenizer=None, # of the backbone; found where a name is given
+    seed:int=0, # of the random starts
+):
+    """A new prompt and head on a backbone; a loaded model is frozen in place.
+
+    Raises `ValueError` for arguments outside what is allowed, and for a backbone whose
+    scores of a text would depend on the rest of its batch."""
+    backbone, found = load_text_model(name_or_model)
+    tokenizer = found if tokenizer is None else tokenizer
+    pooling = pooling or ("last" if is_causal(backbone) else "mean")
+    names = named_labels(id2label, num_labels)
+    check_choices(prompt_tokens, placement, pooling, len(names), problem_type)
+    check_tokenizer(tokenizer)
+    start = initial_prompt(
+        backbone.get_input_embeddings(), init, prompt_tokens, tokenizer, seed)
+    config = cls.config_class(
+        **describe_backbone(backbone), id2label=names, problem_type=problem_type,
+        label2id={name: i for i, name in names.items()}, prompt_tokens=len(start),
+        placement=placement, pooling=pooling, deep=deep, bias=bias,
+        init=init if isinstance(init, str) else type(init).__name__)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = cls(config, backbone)
+    if len(start): model.prompt.weight.data[0] = start
+    model.tokenizer = tokenizer
+    return model
+
+# %% ../../nbs/prompt_tuning/model.ipynb #9023d169
+def _from_pretrained(
+    cls,
+    pretrained_model_name_or_path, # a folder, or a name on the hub
+    *,
+    backbone=None, # a loaded model, a name or folder; None: the one configured
+    config:PromptTuningConfig|None=None, # None: the one in the folder
+    dtype=None, # of all weights once loaded; None or "auto": as they were trained
+    **hub # `revision`, `cache_dir` and the like, for a name on the hub
+):
+    """Prompt and head on their backbone again.
+
+    Raises `ValueError` if the backbone has other weights, `TypeError` for arguments
+    that mean nothing here."""
+    source, hub = pretrained_model_name_or_path, check_arguments(hub)
+    config = config or cls.config_class.from_pretrained(source, **hub)
+    backbone = config.backbone_name if backbone is None else backbone
+    found, tokenizer = load_text_model(backbone, as_dtype(config.backbone_dtype))
+    check_backbone(config, found, source)
+    model = cls(config, found)
+    model.load_state_dict(read_prompt(source, **hub))
+    model.tokenizer = read_tokenizer(source, **hub) or tokenizer
+    if dtype not in (None, "auto"): model.to(as_dtype(dtype))
+    return model.eval()
+
 # %% ../../nbs/prompt_tuning/model.ipynb #9a616423
 class PromptForSequenceClassification(PreTrainedModel):
     """A trained prompt and head on a frozen backbone; make one with `from_backbone`.
@@ -58,6 +144,9 @@ class PromptForSequenceClassification(PreTrainedModel):
         self.prompt = Prompt(c.num_prompts, c.prompt_tokens, width, deep).to(device)
         self.head = PromptHead(c.num_prompts, c.num_labels, c.hidden_size, c.bias)
         self.head.to(device)
+
+    from_backbone = classmethod(_from_backbone)
+    from_pretrained = classmethod(_from_pretrained)
 
     @property
     def backbone(self): return self.frozen.model
@@ -85,13 +174,11 @@ class PromptForSequenceClassification(PreTrainedModel):
         """Logits [rows, labels], and their loss where labels are given.
 
         Raises `ValueError` for labels out of range and for empty or too long texts."""
-        if text_states is None:
-            read = self.features(input_ids, attention_mask, token_type_ids, prompt_ids)
-        else:
-            read = self.cached_features(text_states, attention_mask, text_features,
-                                        text_made_by, prompt_ids)
-        logits = self.head(read, self.prompts_of(read, prompt_ids))
-        loss = None
+        cached = dict(text_states=text_states, text_features=text_features,
+                      text_made_by=text_made_by)
+        read = self.features(
+            input_ids, attention_mask, token_type_ids, prompt_ids, **cached)
+        logits, loss = self.head(read, self.prompts_of(read, prompt_ids)), None
         if labels is not None:
             loss = label_loss(self, logits, labels, num_items_in_batch)
         if output_hidden_states is None:
@@ -102,36 +189,18 @@ class PromptForSequenceClassification(PreTrainedModel):
 
     def features(
         self,
-        input_ids:torch.Tensor, # [rows, columns]
+        input_ids:torch.Tensor|None=None, # [rows, columns]
         attention_mask:torch.Tensor|None=None, # [rows, columns]; None: no padding
         token_type_ids:torch.Tensor|None=None, # [rows, columns], where they are taken
         prompt_ids:torch.Tensor|None=None, # [rows], which prompt each row takes
+        **cached, # of a text cache, in the place of token ids, as in `forward`
     ) -> torch.Tensor: # [rows, hidden], float32
         "What the head reads for each text."
-        if attention_mask is None: attention_mask = torch.ones_like(input_ids)
-        mask = attention_mask.long()
-        check_mask(mask, self.config.prompt_tokens, self.frozen.limit)
-        text = self.frozen.placement.align(mask, input_ids, token_type_ids)
-        return self.frozen(*text, *self.prompt(self.prompts_of(input_ids, prompt_ids)))
+        if cached.get("text_states") is not None:
+            return _read_cached(self, attention_mask, prompt_ids, **cached)
+        return _read_texts(self, input_ids, attention_mask, token_type_ids, prompt_ids)
 
-    def cached_features(
-        self,
-        text_states:torch.Tensor, # [rows, columns, width], texts at the right end
-        attention_mask:torch.Tensor, # [rows, columns]
-        text_features:torch.Tensor|None=None, # [rows, hidden], last states of the texts
-        text_made_by:torch.Tensor|None=None, # [rows], `text_id` of the weights
-        prompt_ids:torch.Tensor|None=None, # [rows], which prompt each row takes
-    ) -> torch.Tensor: # [rows, hidden], float32
-        "What the head reads, from a text cache."
-        _check_states(self, text_made_by)
-        if not self.config.prompt_tokens: return text_features
-        mask = attention_mask.long()
-        check_mask(mask, self.config.prompt_tokens, self.frozen.limit)
-        states = unpack_states(text_states, self.frozen.state_shapes)
-        return self.frozen.after_text(
-            states, mask, *self.prompt(self.prompts_of(mask, prompt_ids)))
-
-    def prompts_of(self, rows, prompt_ids):
+    def prompts_of(self, rows, prompt_ids): # [rows, ...] -> [rows], which prompt
         count = self.config.num_prompts
         return chosen_prompts(prompt_ids, len(rows), count, rows.device)
 
@@ -146,9 +215,6 @@ class PromptForSequenceClassification(PreTrainedModel):
         """Labels of texts with their scores; long texts are cut to what fits.
 
         Raises `ValueError` for an empty text and for a model without a tokenizer."""
-        if self.tokenizer is None:
-            raise ValueError("this model has no tokenizer; set model.tokenizer, or "
-                             "give tokenizer=... to from_backbone")
         texts = [texts] if isinstance(texts, str) else list(texts)
         scores = predict_texts(self, texts, token_budget, prompt_ids)
         return named_scores(scores, self.config.id2label, top_k)
@@ -158,47 +224,6 @@ class PromptForSequenceClassification(PreTrainedModel):
         self.head.set(weight, bias, prompt)
         return self
 
-    @classmethod
-    def from_backbone(
-        cls,
-        name_or_model, # a name or folder for `load_backbone`, or a loaded model
-        num_labels:int=2, # scores for each row; 1: a regression
-        *,
-        id2label:list|dict|None=None, # names of the labels, which say `num_labels` too
-        problem_type:str|None=None, # as transformers names it; None: from the labels
-        prompt_tokens:int|None=None, # virtual tokens; None: 5, or as `init`; 0: none
-        placement:str="suffix", # "suffix": after the text, "prefix": before it
-        init="vocab", # "vocab", "random", a text, words, a prompt model, or a tensor
-        pooling:str|None=None, # "last" (decoders), "mean" (encoders) or "first"
-        deep:bool=False, # vectors of their own for every layer
-        bias:bool=True, # in the head
-        tokenizer=None, # of the backbone; found where a name is given
-        seed:int=0, # of the random starts
-    ):
-        """A new prompt and head on a backbone; a loaded model is frozen in place.
-
-        Raises `ValueError` for arguments outside what is allowed and for backbones that
-        take no positions."""
-        backbone, found = load_text_model(name_or_model)
-        tokenizer = found if tokenizer is None else tokenizer
-        pooling = pooling or ("last" if is_causal(backbone) else "mean")
-        names = named_labels(id2label, num_labels)
-        check_choices(prompt_tokens, placement, pooling, len(names), problem_type)
-        check_tokenizer(tokenizer)
-        start = initial_prompt(
-            backbone.get_input_embeddings(), init, prompt_tokens, tokenizer, seed)
-        config = cls.config_class(
-            **describe_backbone(backbone), id2label=names, problem_type=problem_type,
-            label2id={name: i for i, name in names.items()}, prompt_tokens=len(start),
-            placement=placement, pooling=pooling, deep=deep, bias=bias,
-            init=init if isinstance(init, str) else type(init).__name__)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = cls(config, backbone)
-        if len(start): model.prompt.weight.data[0] = start
-        model.tokenizer = tokenizer
-        return model
-
     def save_pretrained(self, save_directory, is_main_process=True, state_dict=None,
                         comparison=None, **kwargs):
         """Writes prompt, head, configuration, tokenizer and a card.
@@ -206,32 +231,6 @@ class PromptForSequenceClassification(PreTrainedModel):
         `comparison`, a DataFrame, is shown in the card. Further arguments of
         transformers' method change nothing here."""
         if is_main_process: write_prompt(self, save_directory, state_dict, comparison)
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        pretrained_model_name_or_path, # a folder, or a name on the hub
-        *,
-        backbone=None, # a loaded model, a name or folder; None: the one configured
-        config:PromptTuningConfig|None=None, # None: the one in the folder
-        dtype=None, # of all weights once loaded; None or "auto": as they were trained
-        **hub # `revision`, `cache_dir` and the like, for a name on the hub
-    ):
-        """Prompt and head on their backbone again.
-
-        Raises `ValueError` if the backbone has other weights, `TypeError` for arguments
-        that mean nothing here."""
-        source, hub = pretrained_model_name_or_path, check_arguments(hub)
-        config = config or cls.config_class.from_pretrained(source, **hub)
-        backbone = config.backbone_name if backbone is None else backbone
-        loaded_as = as_dtype(config.backbone_dtype)
-        found, tokenizer = load_text_model(backbone, loaded_as)
-        check_backbone(config, found, source)
-        model = cls(config, found)
-        model.load_state_dict(read_prompt(source, **hub))
-        model.tokenizer = read_tokenizer(source, **hub) or tokenizer
-        if dtype not in (None, "auto"): model.to(as_dtype(dtype))
-        return model.eval()
 
 # %% ../../nbs/prompt_tuning/model.ipynb #ee1ce2d1
 AutoConfig.register("prompt_tuning", PromptTuningConfig)

@@ -61,8 +61,13 @@ def predict_texts(
     token_budget:int=4096, # most tokens in a batch, padding included
     prompt_ids:list|None=None, # for each text, which prompt it takes
 ) -> torch.Tensor: # [rows, labels], float32, on the CPU
-    "Scores of all labels. A text that is longer than the budget is a batch of its own."
+    """Scores of all labels; a text longer than the budget is a batch of its own.
+
+    Raises `ValueError` for a model without a tokenizer."""
     config, tokenizer = model.config, model.tokenizer
+    if tokenizer is None: raise ValueError("this model has no tokenizer; set "
+                                           "model.tokenizer, or give tokenizer=... to "
+                                           "from_backbone")
     limit = text_limit(model.frozen.limit, config.prompt_tokens, tokenizer)
     encoded = encode_texts(texts, tokenizer, limit)
     lengths = np.array([len(row["input_ids"]) for row in encoded])

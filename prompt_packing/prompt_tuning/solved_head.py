@@ -88,5 +88,5 @@ def prompt_features(
     for part in np.array_split(rows, -(-len(rows) // batch_size)):
         batch = cache.data_collator([cache[int(i)] for i in part])
         batch = {k: v.to(model.device) for k, v in batch.items() if k != "labels"}
-        found[part] = model.cached_features(**batch).cpu().to(found.dtype)
+        found[part] = model.features(**batch).cpu().to(found.dtype)
     return found

@@ -24,6 +24,7 @@ from .frozen_text import (
     bfloat16_speedup, frozen_view, is_causal, state_shapes, text_is_constant, text_pass)
 from .text_store import (
     TextPlan, TextStore, check_room, map_file)
+from .trials import feature_size
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #f5ade4bb
 @torch.no_grad()
@@ -45,7 +46,7 @@ class _TextPass:
     def __init__(self, backbone, plan, dtype):
         self.backbone, self.plan, self.dtype = backbone, plan, dtype
         self.width = sum(heads * size for heads, size in state_shapes(backbone))
-        self.hidden = backbone.config.hidden_size
+        self.hidden = feature_size(backbone)
         self.nbytes = plan.tokens * self.width * dtype.itemsize
         self.nbytes += len(plan.texts) * self.hidden * 4
 
@@ -148,7 +149,11 @@ class TextCacheCollator:
         batch = {"text_states": states, "attention_mask": mask,
                  "text_features": torch.stack([row["text_features"] for row in rows])}
         numbers = [k for k in ("labels", "prompt_ids", "text_made_by") if k in rows[0]]
-        return batch | {k: torch.tensor([int(r[k]) for r in rows]) for k in numbers}
+        return batch | {k: _as_tensor([row[k] for row in rows]) for k in numbers}
+
+def _as_tensor(values): # of whole numbers int64, of others float32
+    tensor = torch.from_numpy(np.asarray(values))
+    return tensor.float() if tensor.is_floating_point() else tensor.long()
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #ba43bbfe
 def _warn_if_slow(backbone):
@@ -226,7 +231,7 @@ class TextCache(Dataset):
         start, n = int(self.starts[i]), int(self.lengths[i])
         row = {"text_states": self.states[start:start + n],
                "text_features": self.features[i], "text_made_by": self.made_by}
-        return row if self.labels is None else row | {"labels": int(self.labels[i])}
+        return row if self.labels is None else row | {"labels": self.labels[i].tolist()}
 
     @property
     def nbytes(self) -> int: return self.states.nbytes + self.features.nbytes

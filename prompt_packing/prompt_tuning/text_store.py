@@ -74,7 +74,7 @@ class TextPlan:
         "sha256 of all token ids and labels."
         ids = [np.asarray(ids, dtype=np.int64) for ids in self.texts]
         parts = [self.lengths, np.concatenate(ids)]
-        if self.labels is not None: parts.append(self.labels.astype(np.int64))
+        if self.labels is not None: parts.append(self.labels)
         return hashlib.sha256(b"".join(map(np.ndarray.tobytes, parts))).hexdigest()
 
 # %% ../../nbs/prompt_tuning/text_store.ipynb #ae683419

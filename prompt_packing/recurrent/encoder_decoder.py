@@ -12,9 +12,9 @@ import math
 import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
-from transformers import AutoModelForSeq2SeqLM, GenerationMixin
+from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import Seq2SeqLMOutput
-from .generation import _new_ids, _with_repeated_state
+from .generation import _new_ids, _StateGenerationMixin
 from .heads import _token_loss
 from .layers import _Layers, _lay_out
 from .layout import Layout
@@ -92,7 +92,7 @@ def _refuse_no_target(labels):
                                         "decoder_input_ids.")
 
 # %% ../../nbs/recurrent/encoder_decoder.ipynb #5e1badbd
-class RecurrentEncoderDecoder(RecurrentPreTrainedModel, GenerationMixin):
+class RecurrentEncoderDecoder(RecurrentPreTrainedModel, _StateGenerationMixin):
     """Sequence to sequence with attention.
 
     The encoder reads in one or two directions, the decoder in one. Both share one
@@ -116,8 +116,6 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, GenerationMixin):
     def get_encoder(self, *args, **kwargs): return self.encoder
     def get_input_embeddings(self): return self.encoder.embed_tokens
     def set_input_embeddings(self, value): self.encoder.embed_tokens = value
-    def get_output_embeddings(self): return self.lm_head
-    def set_output_embeddings(self, value): self.lm_head = value
 
     def forward(self,
         input_ids=None, # source: int64 (rows, steps) or a `PackedSequence`
@@ -177,12 +175,5 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, GenerationMixin):
                 "past_key_values": past_key_values, "attention_mask": attention_mask,
                 "input_lengths": kwargs.get("input_lengths"), "use_cache": use_cache,
                 "encoder_outputs": encoder_outputs}
-
-    def _expand_inputs_for_generation(self, expand_size=1, **kwargs):
-        kwargs = _with_repeated_state(kwargs, expand_size)
-        return super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls): return False # a state, no keys and values
 
 AutoModelForSeq2SeqLM.register(RecurrentConfig, RecurrentEncoderDecoder, exist_ok=True)

@@ -31,11 +31,17 @@ def _refuse_seen(state, input_ids):
                      "attention_mask, or start from RecurrentState(state.hidden), "
                      "which has seen none.")
 
-# %% ../../nbs/recurrent/generation.ipynb #add897d7
-def _with_repeated_state(kwargs, times):
-    state = kwargs.get("past_key_values")
-    if times == 1 or state is None: return kwargs
-    return kwargs | {"past_key_values": state.repeat(times)}
+# %% ../../nbs/recurrent/generation.ipynb #2fe625c6
+class _StateGenerationMixin(GenerationMixin):
+    "`generate()` for a model that carries a recurrent state."
+    def _expand_inputs_for_generation(self, expand_size=1, **kwargs):
+        state = kwargs.get("past_key_values")
+        if expand_size > 1 and state is not None:
+            kwargs["past_key_values"] = state.repeat(expand_size)
+        return super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls): return False # a state, no keys and values
 
 # %% ../../nbs/recurrent/generation.ipynb #e829e521
 def _refuse_right_padding(attention_mask):
@@ -78,7 +84,7 @@ def _next_token_targets(layout, labels, shift_labels):
     return layout.next_targets(labels)
 
 # %% ../../nbs/recurrent/generation.ipynb #d4a490b5
-class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
+class RecurrentForCausalLM(RecurrentPreTrainedModel, _StateGenerationMixin):
     """Predicts the next token of each row.
 
     `generate()` carries the state instead of reading the prefix again."""
@@ -92,9 +98,6 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         self.model = RecurrentModel(config)
         self.lm_head = nn.Linear(config.output_size, config.vocab_size, bias=False)
         self.post_init()
-
-    def get_output_embeddings(self): return self.lm_head
-    def set_output_embeddings(self, value): self.lm_head = value
 
     def forward(self,
         input_ids=None, # int64 (rows, steps), or a `PackedSequence` of token ids
@@ -152,12 +155,5 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         if steps == 1: attention_mask = None # one token a row, none is padding
         if attention_mask is not None: attention_mask = attention_mask[:, -steps:]
         return inputs | {"input_ids": new, "attention_mask": attention_mask}
-
-    def _expand_inputs_for_generation(self, expand_size=1, **kwargs):
-        kwargs = _with_repeated_state(kwargs, expand_size)
-        return super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls): return False # a state, no keys and values
 
 AutoModelForCausalLM.register(RecurrentConfig, RecurrentForCausalLM, exist_ok=True)

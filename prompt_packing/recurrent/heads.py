@@ -25,6 +25,14 @@ def _top_state(state, bidirectional):
     h = state.hidden[0] if isinstance(state.hidden, tuple) else state.hidden
     return torch.cat([h[-2], h[-1]], dim=-1) if bidirectional else h[-1]
 
+# %% ../../nbs/recurrent/heads.ipynb #faccb7fe
+def _add_classifier(model):
+    "The recurrent layers, and a linear layer from their outputs to the labels."
+    config = model.config
+    model.num_labels, model.model = config.num_labels, RecurrentModel(config)
+    model.classifier = nn.Linear(config.output_size, config.num_labels)
+    model.post_init()
+
 # %% ../../nbs/recurrent/heads.ipynb #5fe90bc0
 def _check_row_labels(labels, rows): # how many of each
     if labels == rows: return
@@ -41,9 +49,7 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
 
     def __init__(self, config):
         super().__init__(config)
-        self.num_labels, self.model = config.num_labels, RecurrentModel(config)
-        self.classifier = nn.Linear(config.output_size, config.num_labels)
-        self.post_init()
+        _add_classifier(self)
 
     def forward(self,
         input_ids=None, # int64 (rows, steps), or a `PackedSequence` of token ids
@@ -104,9 +110,7 @@ class RecurrentForTokenClassification(RecurrentPreTrainedModel):
 
     def __init__(self, config):
         super().__init__(config)
-        self.num_labels, self.model = config.num_labels, RecurrentModel(config)
-        self.classifier = nn.Linear(config.output_size, config.num_labels)
-        self.post_init()
+        _add_classifier(self)
 
     def forward(self,
         input_ids=None, # int64 (rows, steps), or a `PackedSequence` of token ids
