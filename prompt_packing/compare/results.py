@@ -58,9 +58,9 @@ def _table(runs, metric):
     "A row for each method and prompt size, the most frequent class first."
     where, what, rows = ["backbone", "task"], ["method", "prompt_tokens"], {}
     for place, here in runs.groupby(where, sort=False):
-        rows[*place, "most frequent class", 0] = _majority_row(here, metric)
+        rows[(*place, "most frequent class", 0)] = _majority_row(here, metric)
         for how, group in here.groupby(what, sort=False):
-            rows[*place, *how] = _row(group, metric)
+            rows[(*place, *how)] = _row(group, metric)
     index = pd.MultiIndex.from_tuples(rows, names=where + what)
     table = pd.DataFrame(list(rows.values()), index=index)
     table = table.drop(columns=[] if table.note.any() else "note")
