@@ -16,6 +16,7 @@ root = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(root), str(root / ".ci")]
 math_span = re.compile(r'<span class="math (inline|display)">(.*?)</span>', re.S)
 outer_script = re.compile(r'<(?:script|link)[^>]*https?://[^>]*katex[^>]*>(?:\s*</script>)?', re.I)
+outer_font = re.compile(r"@import url\(https?://[^)]*\);?")  # the text falls back to the reader's own fonts
 katex_call = re.compile(r"<script[^>]*>[^<]*renderMathInElement[^<]*</script>")
 
 
@@ -45,8 +46,17 @@ def build():
     for page in docs.rglob("*.html"):
         text = math_span.sub(mathml, page.read_text(encoding="utf-8"))
         text = with_relative_links(katex_call.sub("", outer_script.sub("", text)), page.relative_to(docs))
-        page.write_text(text, encoding="utf-8")
+        page.write_text(accessible(text), encoding="utf-8")
+    for theme in (docs / "site_libs" / "themes").glob("*.css"):
+        theme.write_text(outer_font.sub("", theme.read_text(encoding="utf-8")), encoding="utf-8")
     return docs
+
+
+def accessible(text):
+    "What scrolls sideways can be reached by keyboard; icons beside words are not read out."
+    text = re.sub(r'<(pre|div) class="(sourceCode|sd-table|cell-output)', r'<\1 tabindex="0" class="\2', text)
+    text = re.sub(r"<pre>", '<pre tabindex="0">', text)
+    return re.sub(r'(<i class="bi [^"]*") role="img"', r'\1 aria-hidden="true"', text)
 
 
 def with_relative_links(text, page):
@@ -58,16 +68,22 @@ def with_relative_links(text, page):
 
 
 class Page(HTMLParser):
-    "The links that leave a page and the anchors that it offers."
+    "The links that leave a page, the anchors that it offers, and links that stayed Markdown."
     def __init__(self, text):
         super().__init__()
-        self.links, self.anchors = [], set()
+        self.links, self.anchors, self.unread, self.inside = [], set(), [], 0
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         attrs = dict(attrs)
+        self.inside += tag in ("code", "pre", "script", "style")
         self.anchors |= {attrs.get("id"), attrs.get("name")} - {None}
         self.links += [attrs[k] for k in ("href", "src") if attrs.get(k)]
+
+    def handle_endtag(self, tag): self.inside -= tag in ("code", "pre", "script", "style")
+
+    def handle_data(self, data):
+        if not self.inside and re.search(r"\]\([\w./#-]+\)", data): self.unread.append(data.strip()[:80])
 
 
 def broken_links(docs):
@@ -77,6 +93,7 @@ def broken_links(docs):
     pages = {p.resolve(): Page(p.read_text(encoding="utf-8")) for p in docs.rglob("*.html")}
     bad = []
     for path, page in pages.items():
+        bad += [f"{path.relative_to(docs.resolve())}: not rendered: {words}" for words in page.unread]
         for link in page.links:
             url, anchor = urldefrag(link)
             if urlsplit(url).scheme or url.startswith("//") or link == "#": continue

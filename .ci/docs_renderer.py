@@ -175,5 +175,8 @@ def keep_heading(cell, alone):
 
 
 def public_links(cell):
-    "Names that begin with an underscore have no heading on the site, so they are not linked."
-    if cell.cell_type == "markdown": cell.source = re.sub(r"\[(`[\w.]*\b_\w+`)\]\(https?://[^)]*\)", r"\1", cell.source)
+    "Names that begin with an underscore have no heading on the site, so they are not linked; a link within a link's words goes."
+    if cell.cell_type != "markdown": return
+    text = re.sub(r"\[(`[\w.]*\b_\w+`)\]\(https?://[^)]*\)", r"\1", cell.source)
+    inner = r"\[(`[^`]*`)\]\([^)]*\)"
+    cell.source = re.sub(rf"\[((?:[^\[\]]|{inner})*)\](?=\()", lambda m: "[" + re.sub(inner, r"\1", m[1]) + "]", text)
