@@ -55,7 +55,7 @@ def build():
 def accessible(text):
     "What scrolls sideways can be reached by keyboard; icons beside words are not read out."
     text = re.sub(r'<(pre|div) class="(sourceCode|sd-table|cell-output)', r'<\1 tabindex="0" class="\2', text)
-    text = re.sub(r"<pre>", '<pre tabindex="0">', text)
+    text = re.sub(r'<pre>|<math (?=[^>]*display="block")', lambda m: m[0].rstrip(">").rstrip() + ' tabindex="0"' + (">" if m[0] == "<pre>" else " "), text)
     return re.sub(r'(<i class="bi [^"]*") role="img"', r'\1 aria-hidden="true"', text)
 
 
@@ -68,7 +68,7 @@ def with_relative_links(text, page):
 
 
 class Page(HTMLParser):
-    "The links that leave a page, the anchors that it offers, and links that stayed Markdown."
+    "The links that leave a page, the anchors that it offers, and what a reader cannot read: links left as Markdown, pictures without words."
     def __init__(self, text):
         super().__init__()
         self.links, self.anchors, self.unread, self.inside = [], set(), [], 0
@@ -78,12 +78,13 @@ class Page(HTMLParser):
         attrs = dict(attrs)
         self.inside += tag in ("code", "pre", "script", "style")
         self.anchors |= {attrs.get("id"), attrs.get("name")} - {None}
+        if tag == "img" and not attrs.get("alt"): self.unread.append("a picture without alternative text")
         self.links += [attrs[k] for k in ("href", "src") if attrs.get(k)]
 
     def handle_endtag(self, tag): self.inside -= tag in ("code", "pre", "script", "style")
 
     def handle_data(self, data):
-        if not self.inside and re.search(r"\]\([\w./#-]+\)", data): self.unread.append(data.strip()[:80])
+        if not self.inside and re.search(r"\]\([\w./#-]+\)", data): self.unread.append("a link left as Markdown: " + data.strip()[:80])
 
 
 def broken_links(docs):
@@ -93,7 +94,7 @@ def broken_links(docs):
     pages = {p.resolve(): Page(p.read_text(encoding="utf-8")) for p in docs.rglob("*.html")}
     bad = []
     for path, page in pages.items():
-        bad += [f"{path.relative_to(docs.resolve())}: not rendered: {words}" for words in page.unread]
+        bad += [f"{path.relative_to(docs.resolve())}: {words}" for words in page.unread]
         for link in page.links:
             url, anchor = urldefrag(link)
             if urlsplit(url).scheme or url.startswith("//") or link == "#": continue
