@@ -9,7 +9,6 @@ __all__ = ['padding_shares', 'gradient_factors', 'packed_losses', 'trained_promp
 import contextlib
 import copy
 import tempfile
-from pathlib import Path
 
 import datasets
 import matplotlib.pyplot as plt
@@ -79,7 +78,7 @@ def gradient_factors(
     batches = _micro_batches(rows, backbone.config.pad_token_id)
     with tempfile.TemporaryDirectory() as folder:
         tables = {"transformers": audit_loss(model, batches),
-                  "here": audit_loss(Trainer(model=model, args=_quiet(folder)), batches)}
+                  "here": audit_loss(Trainer(model, _quiet(folder)), batches)}
     return {of: float(table["ratio"].iloc[-1]) for of, table in tables.items()}
 
 # %% ../../nbs/cli/tour.ipynb #83db8aaa
@@ -235,14 +234,14 @@ def _words(found):
            f"today   {said} at the first step",
            f"here    loss {losses[0]:.2f} to {losses[-1]:.2f} in {len(losses)} steps")
     a = found["accuracy"]
-    yield ("4  Frozen SmolLM2-135M learns from 128 film reviews; accuracy on 100 others",
-           f"today   {a['head, Trainer defaults']:.1%} with a head, trained at the "
-           f"Trainer's default rate (one answer for all: {a['one answer for all']:.1%})",
+    yield ("4  Frozen SmolLM2-135M learns from 128 film reviews; accuracy on 100 more",
+           f"today   {a['head, Trainer defaults']:.1%} with a head, at the Trainer's "
+           f"default rate; one answer for all: {a['one answer for all']:.1%}",
            f"here    {a['head, solved']:.1%} with a solved head, "
            f"{a['prompt of 5']:.1%} with a prompt of 5 tokens")
     today, here = found["frozen"].values()
     yield ("5  Frozen tensors that changed, of {}".format(found["tensors"]),
-           f"today   {today}, where they were frozen between gradient and step; no error",
+           f"today   {today}, where one froze them between gradient and step; no error",
            f"here    {here}, compared by their bytes after every run")
 
 # %% ../../nbs/cli/tour.ipynb #76fcb855

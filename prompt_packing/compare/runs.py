@@ -83,7 +83,8 @@ class _CachedRows:
     def __init__(self, cache, labels, rows=slice(None)):
         self.cache, self.rows = cache, np.arange(len(cache))[rows]
         self.labels = torch.tensor(list(labels))[self.rows]
-        self.lengths, self.features = cache.lengths[self.rows], cache.features[self.rows]
+        self.lengths = cache.lengths[self.rows]
+        self.features = cache.features[self.rows]
         self.data_collator = _collate_cached
 
     def __len__(self): return len(self.rows)
