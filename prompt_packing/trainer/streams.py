@@ -145,10 +145,11 @@ def _as_stream(trainer, dataset, description, is_training):
     rows = args.train_batch_size if is_training else args.eval_batch_size
     options = dict(window=args.bucket_window) if args.bucket_window else {}
     return StreamingBatches(
-        dataset, tokenizer, vocab_size=_vocab_size(trainer.model), token_budget=args.token_budget or rows * args.pack,
-        pack=(args.pack or None) if is_training else None, collator=collate,
-        shuffle=is_training, seed=_data_seed(args), rank=args.process_index,
-        world_size=args.world_size, **options)
+        dataset, tokenizer, vocab_size=_vocab_size(trainer.model), collator=collate,
+        token_budget=args.token_budget or rows * args.pack,
+        pack=(args.pack or None) if is_training else None, shuffle=is_training,
+        seed=_data_seed(args), rank=args.process_index, world_size=args.world_size,
+        **options)
 
 def _vocab_size(model):
     "Number of vectors of the model's embedding; None where it does not say."
