@@ -127,8 +127,8 @@ def _refuse_if_moved(frozen):
     except _errors as error:
         raise ValueError(f"{name} cannot read a text and a prompt: {error}") from error
     if moved != moved:
-        raise ValueError(f"{name} in {frozen.model.dtype} gives nan for a text beside a "
-                         "longer one; load it in another dtype, or take the other "
+        raise ValueError(f"{name} in {frozen.model.dtype} gives nan for a text beside "
+                         "a longer one; load it in another dtype, or take the other "
                          "placement")
     if moved <= (1e-4 if frozen.model.dtype in exact else 5e-2): return
     raise ValueError(f"{name} gives a text other features beside a longer one (they "
