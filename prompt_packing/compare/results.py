@@ -65,7 +65,7 @@ def _table(runs):
     where, what, rows = ["backbone", "task"], ["method", "prompt_tokens"], {}
     for place, here in runs.groupby(where, sort=False):
         answer = _same_answer[here.problem_type.iloc[0]]
-        rows[*place, answer, 0] = _majority_row(here)
+        rows[(*place, answer, 0)] = _majority_row(here)
         for how, group in here.groupby(what, sort=False):
             rows[(*place, *how)] = _row(group)
     index = pd.MultiIndex.from_tuples(rows, names=where + what)
