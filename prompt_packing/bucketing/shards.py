@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from .collating import _ListColumn
 from .files import _encoder, _numbered_texts
 
 # %% auto #0
@@ -171,19 +172,10 @@ def _readable(error, finished, tasks):
                         "finished and are kept: call again to go on with the others")
 
 # %% ../../nbs/bucketing/shards.ipynb #4f71b735
-class _Shard:
+def _open_shard(path):
     "The rows of one Arrow file, as views of it."
-    def __init__(self, path):
-        with pa.memory_map(str(path)) as file:
-            chunks = pa.ipc.open_stream(file).read_all().column("input_ids").chunks
-        self.first = np.cumsum([0] + list(map(len, chunks))) # row of each chunk
-        self.offsets = [chunk.offsets.to_numpy() for chunk in chunks]
-        self.values = [chunk.values.to_numpy() for chunk in chunks]
-
-    def __getitem__(self, row):
-        chunk = int(np.searchsorted(self.first, row, "right")) - 1
-        start, end = self.offsets[chunk][row - self.first[chunk]:][:2]
-        return self.values[chunk][start:end]
+    with pa.memory_map(str(path)) as file:
+        return _ListColumn(pa.ipc.open_stream(file).read_all().column("input_ids"))
 
 # %% ../../nbs/bucketing/shards.ipynb #a8151ff8
 class TokenShards:
@@ -215,14 +207,22 @@ class TokenShards:
 
     def __len__(self): return int(self.first[-1])
 
-    def __getitem__(self, row): return {"input_ids": self._row(range(len(self))[row])}
+    def __getitem__(self, row): return self.__getitems__([range(len(self))[row]])[0]
 
-    def _row(self, row):
+    def __getitems__(self, rows): # a list of them; each shard is asked once
+        rows, found = np.asarray(rows), [None] * len(rows)
+        shards = np.searchsorted(self.first, rows, "right") - 1
+        for n in np.unique(shards).tolist():
+            places = np.flatnonzero(shards == n)
+            ids = self._shard(n).rows(rows[places] - self.first[n])
+            for place, row in zip(places.tolist(), ids): found[place] = row
+        return [{"input_ids": row} for row in found]
+
+    def _shard(self, n):
         if self._open is None: self._open = functools.lru_cache(64)(self._open_shard)
-        shard = int(np.searchsorted(self.first, row, "right")) - 1
-        return self._open(shard)[row - self.first[shard]]
+        return self._open(n)
 
-    def _open_shard(self, n): return _Shard(self.folder / f"{n:05d}.arrow")
+    def _open_shard(self, n): return _open_shard(self.folder / f"{n:05d}.arrow")
 
     def check(self,
         vocab_size:int | None=None, # of the model that is to be trained
@@ -245,7 +245,7 @@ class TokenShards:
 # %% ../../nbs/bucketing/shards.ipynb #4fc0130d
 def _beyond(shards, n, vocab_size):
     "A `ValueError` that names the first row of a shard with an id that is too large."
-    rows, record = _Shard(shards.folder / f"{n:05d}.arrow"), shards.shards[n]
+    rows, record = shards._open_shard(n), shards.shards[n]
     row = next(r for r in range(record["rows"]) if rows[r].max() >= vocab_size)
     return ValueError(f"row {row} of shard {n:05d}, made of {record['source']}, has id "
                       f"{rows[row].max()}, and the vocabulary ends before {vocab_size}:"
