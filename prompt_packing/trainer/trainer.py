@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import sys
 from contextlib import contextmanager
 from functools import partial
 from inspect import signature
@@ -248,6 +249,8 @@ class ExactResumeMixin:
 
     def _init_training_state(self, *args, **kwargs):
         epochs, batches = super()._init_training_state(*args, **kwargs)
+        ended = self._checkpoint and self.state.global_step >= self.state.max_steps
+        if ended: return sys.maxsize, 0 # transformers would train a stream on
         if not self._place_found: return epochs, batches
         place = self._data_place
         if place.batch < len(place.loader): return place.epoch, place.batch
