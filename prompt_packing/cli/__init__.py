@@ -188,7 +188,6 @@ def _plotted(comparison, plot):
     if plot: comparison.plot().figure.savefig(plot, dpi=150)
     return comparison
 
-# %% ../../nbs/cli/index.ipynb #4be16e58
 def compare(
     model:str, # backbone
     task:str, # name or file
@@ -198,7 +197,6 @@ def compare(
     "Compare a head alone, a prompt, and fine-tuning on the same rows."
     return _plotted(_chapter("compare").compare(model, task, **_given(**options)), plot)
 
-# %% ../../nbs/cli/index.ipynb #8151fe32
 def sweep(
     models, # backbones
     tasks, # names or files
@@ -282,7 +280,6 @@ def _comparison_text(comparison):
                        f"{comparison.output_dir} FILE"]
     return "\n".join(lines)
 
-# %% ../../nbs/cli/index.ipynb #9d2c086c
 def _comparison_json(comparison):
     "The table's rows, each with the folder of its best model."
     rows = json.loads(comparison.table().reset_index().to_json(orient="records"))
@@ -310,7 +307,6 @@ def _read_texts(file, columns):
         raise ValueError(f"{file}: name the text by text_columns; it has {found}")
     return table[columns]
 
-# %% ../../nbs/cli/index.ipynb #6e2bd0a3
 def predict(
     folder:str, # of a saved model
     file:str, # text (a line each), csv, tsv, json or parquet
@@ -329,7 +325,6 @@ def predict(
         return texts.assign(**{found[0]["label"]: scores} if found else {})
     return texts.assign(label=[row["label"] for row in found], score=scores)
 
-# %% ../../nbs/cli/index.ipynb #27eee816
 def _problem_type(model): # a prompt model or a pipeline
     return getattr(model, "model", model).config.problem_type
 
