@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from transformers import DataCollatorWithPadding, default_data_collator
 from transformers.utils import logging
+from transformers.utils.generic import find_labels
 
 from ..bucketing.collating import PaddedCollator
 from ..bucketing.packing import collator_for_packing
@@ -41,13 +42,15 @@ def _default_collator(trainer, dataset, is_training):
     pad = getattr(trainer.processing_class, "pad_token_id", None)
     if pad is None: pad = getattr(config, "pad_token_id", None)
     side = getattr(trainer.processing_class, "padding_side", "right")
+    names = getattr(dataset, "column_names", None) or list(dataset[0])
+    are_ids = _labels_are_ids(trainer.model, names)
+    if is_training and not are_ids: _say_labels_are_missing(trainer.model, names)
     return PaddedCollator(pad_token_id=pad or 0, padding_side=side,
-                          labels_from_ids=_labels_are_ids(trainer.model, dataset))
+                          labels_from_ids=are_ids)
 
 # %% ../../nbs/trainer/collators.ipynb #e74e5f47
-def _labels_are_ids(model, dataset):
+def _labels_are_ids(model, names):
     "Whether rows have no labels and the model predicts the next token of each row."
-    names = getattr(dataset, "column_names", None) or list(dataset[0])
     return not any("label" in name for name in names) and _predicts_next_token(model)
 
 def _predicts_next_token(model):
@@ -63,6 +66,17 @@ def _predicts_next_token(model):
     except Exception: return False # it does not take ids alone
     finally:
         for module, mode in modes.items(): module.training = mode
+
+# %% ../../nbs/trainer/collators.ipynb #5214da6a
+def _say_labels_are_missing(model, names):
+    "A message where rows have nothing of what the model takes as targets."
+    targets = find_labels(type(model))
+    if not targets or {*targets, "label", "label_ids"} & {*names}: return
+    _logger.warning(
+        f"{type(model).__name__} takes {' and '.join(targets)}, and the rows have "
+        f"{', '.join(names)}. For a model that predicts the next token give "
+        "PaddedCollator(labels_from_ids=True), for masked words a collator that masks "
+        "them (transformers' DataCollatorForLanguageModeling)")
 
 # %% ../../nbs/trainer/collators.ipynb #c0f8fe40
 class _WithinBudget:
