@@ -32,6 +32,7 @@ def run(fname, skip_flags, force, keep, log):
     from nbdev.frontmatter import FrontmatterProc
     from nbdev.process import NBProcessor
 
+    multiprocessing.set_start_method("fork", force=True)  # as scripts have it; a forkserver would import all again for a DataLoader's workers
     os.environ["IN_TEST"] = "1"
     sys.path.insert(0, str(root))
     os.chdir(fname.parent)
