@@ -127,8 +127,9 @@ class TableRenderer(BasicMarkdownRenderer):
         return "\n\n".join(part for part in parts if part)
 
     def heading(self):
-        "A rule, the link to the source and the name, as nbdev writes them."
-        return super()._repr_markdown_().split("```python")[0].strip()
+        "A rule, the link to the source and the name, as nbdev writes them; nbdev finds no line for names that a page imports."
+        text = super()._repr_markdown_().split("```python")[0].strip()
+        return re.sub("#LNone", lambda m: f"#L{inspect.getsourcelines(exported(self.sym))[1]}", text)
 
 
 class sources_once(Processor):
