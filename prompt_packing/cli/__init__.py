@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['main', 'padding', 'audit', 'verify', 'tour', 'tokenize', 'compare', 'sweep', 'predict']
 
-# %% ../../nbs/cli/index.ipynb #403a3bc6
+# %% ../../nbs/cli/index.ipynb #b29d43cc
 import contextlib
 import json
 import sys
@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Callable
 
 from .. import __version__
-from .corpus import _tokenize_command
+from .corpus import _tokenize_command, tokenize
 from .options import (
     _chapter, _check_words, _checkpoint, _file, _in_option_names, _model, _one_of,
     _output_dir, _Parser, _picture, _text, _whole)
 from .training import (
-    _compare_command, _predict_command, _sweep_command)
+    _compare_command, _predict_command, _sweep_command, compare, predict, sweep)
 
-# %% ../../nbs/cli/index.ipynb #26716b1a
+# %% ../../nbs/cli/index.ipynb #8df520ef
 @dataclass
 class _Command:
     function:Callable # does the work; its name is the command
@@ -32,7 +32,7 @@ class _Command:
 
 _commands = {} # name -> _Command
 
-# %% ../../nbs/cli/index.ipynb #30a3a0c1
+# %% ../../nbs/cli/index.ipynb #53febae2
 def _parsers():
     "The parser of the command line, and those of the commands by name."
     top = _Parser(prog="prompt-packing", allow_abbrev=False, description=(
@@ -50,7 +50,7 @@ def _parsers():
         command.options(commands[name].add_argument)
     return top, commands
 
-# %% ../../nbs/cli/index.ipynb #f5648785
+# %% ../../nbs/cli/index.ipynb #cce9ee1a
 def main(argv=None)->int: # 0; 1 where `verify` found a difference; 2 for bad input
     "The command `prompt-packing`, with the words of `argv` or of the shell."
     words = sys.argv[1:] if argv is None else argv
@@ -69,7 +69,7 @@ def main(argv=None)->int: # 0; 1 where `verify` found a difference; 2 for bad in
     print((command.json if as_json else command.text)(result))
     return int(name == "verify" and len(result) > 0)
 
-# %% ../../nbs/cli/index.ipynb #336793ba
+# %% ../../nbs/cli/index.ipynb #87224866
 def padding(
     files, # text (a line an example), csv, tsv, jsonl or parquet, each also as .gz
     tokenizer:str, # smollm2-135m, minilm-l6, a hub name, or a folder
@@ -90,7 +90,7 @@ def padding(
         axes.figure.savefig(plot, dpi=150, bbox_inches="tight")
     return bucketing.padding_report(lengths, token_budget=token_budget)
 
-# %% ../../nbs/cli/index.ipynb #19b0c356
+# %% ../../nbs/cli/index.ipynb #d0ea453f
 def _padding_options(add):
     add("files", nargs="+", metavar="FILE", type=_file,
         help="text, csv, tsv, jsonl or parquet, each also gzipped")
@@ -114,10 +114,10 @@ def _padding_text(report):
 
 _commands["padding"] = _Command(padding, _padding_options, _padding_text, json.dumps)
 
-# %% ../../nbs/cli/index.ipynb #439cf747
+# %% ../../nbs/cli/index.ipynb #03cb7202
 _commands["tokenize"] = _Command(*_tokenize_command)
 
-# %% ../../nbs/cli/index.ipynb #eb9b9b8f
+# %% ../../nbs/cli/index.ipynb #6e6e3ebc
 def audit(
     model:str, # smollm2-135m, minilm-l6, a hub name, or a folder
     head:str="sequence-classification", # which head of transformers stands on it
@@ -135,7 +135,7 @@ def audit(
             f"no model {model}: there is no such folder, and the hub, or its cache, "
             f"has none of this name; take a folder, a hub name, or {known}") from error
 
-# %% ../../nbs/cli/index.ipynb #f7ee2460
+# %% ../../nbs/cli/index.ipynb #c1188746
 def _audit_options(add):
     add("--model", required=True, type=_model,
         help="a backbone: smollm2-135m, minilm-l6, a hub name, or a folder")
@@ -153,14 +153,14 @@ def _rows_json(table): return table.to_json(orient="records")
 
 _commands["audit"] = _Command(audit, _audit_options, _rows_text, _rows_json)
 
-# %% ../../nbs/cli/index.ipynb #75fc0307
+# %% ../../nbs/cli/index.ipynb #5f480a79
 _commands["compare"] = _Command(*_compare_command)
 _commands["sweep"] = _Command(*_sweep_command)
 _commands["predict"] = _Command(*_predict_command)
 
 _all_ = ["tokenize", "compare", "sweep", "predict"]
 
-# %% ../../nbs/cli/index.ipynb #f1abde10
+# %% ../../nbs/cli/index.ipynb #c61131f8
 def verify(
     a:str, # a folder, a safetensors file, or a fingerprint's .json
     b:str, # the same
@@ -168,7 +168,7 @@ def verify(
     "List the tensors in which two checkpoints differ."
     return _chapter("frozen_weights").compare_weights(a, b)
 
-# %% ../../nbs/cli/index.ipynb #abf9a958
+# %% ../../nbs/cli/index.ipynb #530e7450
 def _verify_options(add):
     for name in "ab":
         add(name, metavar=name.upper(), type=_checkpoint,
@@ -178,7 +178,7 @@ def _differences_text(table): return _rows_text(table, empty="no tensor differs"
 
 _commands["verify"] = _Command(verify, _verify_options, _differences_text, _rows_json)
 
-# %% ../../nbs/cli/index.ipynb #5d197d7f
+# %% ../../nbs/cli/index.ipynb #f7f4fed9
 def tour(
     sentences, # to be classified by the prompt that is trained; none: five of ours
     output_dir:str="runs/demo", # of records and models
@@ -191,7 +191,7 @@ def tour(
     chapter.draw_tour(found).savefig(plot, dpi=110)
     return found | {"picture": plot}
 
-# %% ../../nbs/cli/index.ipynb #8e9e0f18
+# %% ../../nbs/cli/index.ipynb #7919f828
 def _new_picture(text): # in a folder that may not be there yet
     _picture(Path(text).name)
     return text
