@@ -9,10 +9,10 @@ __all__ = ['tokenize']
 import json
 import os
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from importlib import import_module
 from multiprocessing import get_context
 
-from .options import _file, _model, _output_dir, _text, _whole
+from .options import (
+    _chapter, _file, _model, _output_dir, _text, _whole)
 
 # %% ../../nbs/cli/corpus.ipynb #65214c25
 def tokenize(
@@ -24,11 +24,10 @@ def tokenize(
     workers:int | None=None, # processes; None: one a core, 1: this process
 ): # `TokenShards`
     "Tokenize files once, for any number of trainings; finished files are kept."
-    chapter = import_module("prompt_packing.cli")._chapter # asks for the hub first
-    encode = chapter("tasks").load_tokenizer(tokenizer)
+    encode = _chapter("tasks").load_tokenizer(tokenizer)
     options = dict(column=column, max_length=max_length)
     with _executor(min(workers or os.cpu_count(), len(files))) as executor:
-        return chapter("bucketing").tokenize_corpus(
+        return _chapter("bucketing").tokenize_corpus(
             files, encode, output_dir, executor=executor, **options)
 
 def _executor(workers):

@@ -5,23 +5,29 @@
 # %% auto #0
 __all__ = []
 
-# %% ../../nbs/cli/options.ipynb #6720bb80
+# %% ../../nbs/cli/options.ipynb #e7d456e2
 import argparse
 import ast
+import os
 import re
+import sys
 from difflib import get_close_matches
 from functools import cache
+from importlib import import_module
 from importlib.resources import files as package_files
 from math import isfinite
 from pathlib import Path
+from threading import Thread
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
-# %% ../../nbs/cli/options.ipynb #0bc54258
+# %% ../../nbs/cli/options.ipynb #dff56492
 class _Parser(argparse.ArgumentParser):
     "A parser whose errors are one line."
     def error(self, message):
         self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\n")
 
-# %% ../../nbs/cli/options.ipynb #72592753
+# %% ../../nbs/cli/options.ipynb #56c57757
 def _nearest(word, known):
     "What the user may have meant."
     near = get_close_matches(word, known, 1)
@@ -38,7 +44,7 @@ def _check_words(words, top, commands):
         if word in known: continue
         parser.error(f"there is no {word}; {_nearest(word, known)}")
 
-# %% ../../nbs/cli/options.ipynb #d7b7f982
+# %% ../../nbs/cli/options.ipynb #896ddfe7
 _Wrong = argparse.ArgumentTypeError # the parser adds the option's name to its message
 
 def _whole(text):
@@ -58,7 +64,7 @@ def _positive(text):
         raise _Wrong(f"must be a number above 0, not {text!r}")
     return number
 
-# %% ../../nbs/cli/options.ipynb #7e8b5ca4
+# %% ../../nbs/cli/options.ipynb #a2532d51
 def _several(read):
     "Options of `add_argument` for one or more values that `read` checks."
     def read_all(text): return [read(part) for part in text.split(",")]
@@ -72,7 +78,7 @@ class _Several(argparse.Action):
         if twice: raise argparse.ArgumentError(self, f"{twice[0]} is given twice")
         setattr(namespace, self.dest, values)
 
-# %% ../../nbs/cli/options.ipynb #1ece61d6
+# %% ../../nbs/cli/options.ipynb #c3886244
 @cache
 def _names(chapter, table):
     "The keys of a dictionary of this library, without importing its module."
@@ -91,7 +97,7 @@ def _keys(line, table):
     if isinstance(value, ast.DictComp): return list(eval(ast.unparse(value)))
     return [k.arg for k in value.keywords] if isinstance(value, ast.Call) else []
 
-# %% ../../nbs/cli/options.ipynb #7a06e2d2
+# %% ../../nbs/cli/options.ipynb #ebc9a36c
 def _one_of(chapter, table, what):
     "A function that checks a name."
     def read(text):
@@ -100,7 +106,7 @@ def _one_of(chapter, table, what):
         raise _Wrong(f"there is no {what} {text!r}; {_nearest(text, known)}")
     return read
 
-# %% ../../nbs/cli/options.ipynb #45723c97
+# %% ../../nbs/cli/options.ipynb #05c0db4a
 _not_text = {b"\x89PNG": "a PNG picture", b"\xff\xd8\xff": "a JPEG picture",
              b"GIF8": "a GIF picture", b"%PDF": "a PDF document",
              b"PK\x03\x04": "a zip archive (or an Excel or Word file)"}
@@ -115,7 +121,7 @@ def _file(text):
         if start.startswith(begin): raise _Wrong(f"{text} is {kind}, not text")
     return text
 
-# %% ../../nbs/cli/options.ipynb #27e8073e
+# %% ../../nbs/cli/options.ipynb #4a27107c
 def _model(text):
     known = _names("tasks", "BACKBONES")
     if text in known: return text
@@ -134,7 +140,7 @@ def _task(text):
     if Path(text).is_file() or "/" in text or Path(text).suffix: return _file(text)
     raise _Wrong(f"there is no task or file {text!r}; {_nearest(text, known)}")
 
-# %% ../../nbs/cli/options.ipynb #2cbbd03a
+# %% ../../nbs/cli/options.ipynb #74debe0f
 def _folder(text):
     if not Path(text).is_dir(): raise _Wrong(f"there is no folder {text}")
     return text
@@ -157,7 +163,26 @@ def _text(text):
     if not text.strip(): raise _Wrong("must not be empty")
     return text
 
-# %% ../../nbs/cli/options.ipynb #1cdbb387
+# %% ../../nbs/cli/options.ipynb #f51c5f34
+def _chapter(name):
+    if "huggingface_hub" not in sys.modules and not _hub_answers():
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    return import_module(f"prompt_packing.{name}")
+
+def _hub_answers(seconds=4):
+    "Whether the hub answers in time; a name server that does not counts too."
+    hub, answers = os.environ.get("HF_ENDPOINT", "https://huggingface.co"), []
+    def ask():
+        try: urlopen(Request(hub, method="HEAD"), timeout=seconds)
+        except HTTPError: answers.append("an error is an answer")
+        except (OSError, ValueError): pass
+        else: answers.append("yes")
+    thread = Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return bool(answers)
+
+# %% ../../nbs/cli/options.ipynb #0ccc3d08
 def _in_option_names(error, parser):
     "The library's message in one line, `token_budget` as `--token-budget`."
     text = " ".join(str(error).split())

