@@ -227,4 +227,5 @@ def on_tokens(
 ):
     "`function` of a tensor, or of the tokens of a `PackedSequence`, packed again."
     if isinstance(x, torch.Tensor): return function(x)
-    return x._replace(data=function(x.data))
+    if isinstance(x, PackedSequence): return x._replace(data=function(x.data))
+    return x.with_data(function(x.data))
