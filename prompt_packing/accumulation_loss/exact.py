@@ -175,15 +175,15 @@ class ExactLossMixin:
     def _run_epoch(self, *args, **kwargs):
         "One pass; no gradient is left over from the one before."
         self.model_wrapped.zero_grad()
-        super()._run_epoch(*args, **kwargs)
+        return super()._run_epoch(*args, **kwargs)
 
     def _maybe_log_save_evaluate(self, tr_loss, *args, **kwargs):
         _put_logged_mean(self, tr_loss)
-        super()._maybe_log_save_evaluate(tr_loss, *args, **kwargs)
+        return super()._maybe_log_save_evaluate(tr_loss, *args, **kwargs)
 
     def log(self, logs, *args, **kwargs):
         _drop_missing_loss(self, logs)
-        super().log(logs, *args, **kwargs)
+        return super().log(logs, *args, **kwargs)
 
     def _finalize_training(self, *args, **kwargs):
         _put_training_mean(self)
