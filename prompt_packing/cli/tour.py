@@ -124,14 +124,13 @@ def trained_prompt(
 # %% ../../nbs/cli/tour.ipynb #fe75a634
 def changed_though_frozen(
     backbone, # from `load_backbone`
-    rows, # at least 16: `input_ids`, `attention_mask`, `labels`
+    rows, # `input_ids` of the first one are read
 )->list: # names of the tensors that changed
     "Freeze a copy of the backbone between the gradient and the optimizer's step."
     model = copy.deepcopy(backbone).requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    batch = _micro_batches(rows, backbone.config.pad_token_id)[0]
-    del batch["labels"]
-    model(**batch).last_hidden_state.float().mean().backward()
+    ids = torch.tensor([rows[0]["input_ids"]])
+    model(input_ids=ids).last_hidden_state.float().mean().backward()
     model.requires_grad_(False)
     optimizer.step()
     return changed_layers(model, backbone)
