@@ -22,7 +22,7 @@ from ..bucketing.collating import (PaddedCollator, TokenRows,
                                                 dataset_lengths)
 from ..bucketing.packing import PackedCollator, pack_sequences
 from ..bucketing.plan import PlannedBatchSampler, plan_batches
-from .collators import (_chosen_collator, _default_collator,
+from .arguments import (_chosen_collator, _default_collator,
                                               _same_random_numbers, _WithinBudget)
 
 # %% auto #0
