@@ -118,7 +118,7 @@ def trained_prompt(
     usual = dict(
         methods=("head-trained", "head", "prompt"), seeds=(0,), epochs=2, source="pypi",
         learning_rate={"head-trained": TrainingArguments.learning_rate, "prompt": 3e-3},
-        train_rows=128, eval_rows=100, token_budget=512, init=" Overall, the movie was")
+        train_rows=96, eval_rows=80, token_budget=512, init=" Overall, the movie was")
     return compare(backbone, "movie_reviews", output_dir=output_dir, **usual | settings)
 
 # %% ../../nbs/cli/tour.ipynb #fe75a634
@@ -225,7 +225,7 @@ def _words(found):
            f"today   {said} at the first step",
            f"here    loss {losses[0]:.2f} to {losses[-1]:.2f} in {len(losses)} steps")
     a = found["accuracy"]
-    yield ("4  Frozen SmolLM2-135M learns from 128 film reviews; accuracy on 100 more",
+    yield ("4  Frozen SmolLM2-135M learns from 96 film reviews; accuracy on 80 more",
            f"today   {a['head, Trainer defaults']:.1%} with a head, at the Trainer's "
            f"default rate; one answer for all: {a['one answer for all']:.1%}",
            f"here    {a['head, solved']:.1%} with a solved head, "
