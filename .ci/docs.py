@@ -134,7 +134,8 @@ def side_by_side(text):
     "The page's two columns as a table, since GitHub knows no columns; GitHub also needs the picture's width."
     text = re.sub(r"::: \{\.front\}\n::: \{\.front-code\}", "<table><tr><td>", text)
     text = re.sub(r":::\n::: \{\.front-picture\}", "</td><td>", text)
-    return re.sub(r":::\n:::", "</td></tr></table>", text).replace("<img ", '<img width="360" ')
+    text = re.sub(r":::\n:::", "</td></tr></table>", text)
+    return re.sub(r'!\[(.*?)\]\((\S+)\)\{fig-alt=(".*?")\}', r'<img width="360" src="\2" alt=\3>\n\n\1', text)
 
 
 def raw_url(cfg):
