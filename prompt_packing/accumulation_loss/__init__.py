@@ -17,7 +17,7 @@ from .counter import (
     TargetCounter, count_targets, target_rule)
 from .custom import register_loss
 from .exact import ExactLossMixin
-from .meter import LossMeter
+from .window import LossMeter
 
 # %% ../../nbs/accumulation_loss/index.ipynb #f3456b6f
 _all_ = ["ExactLossMixin", "audit_loss", "audit_head", "HEADS", "random_batch",

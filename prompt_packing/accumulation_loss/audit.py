@@ -22,13 +22,13 @@ from torch.utils.data import DataLoader
 from transformers import PretrainedConfig, TrainingArguments
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from .asking import _asked_loss, _open_step
-from .counter import TargetCounter
+from .counter import TargetCounter, _asked_loss
 from .exact import ExactLossMixin
 from prompt_packing.accumulation_loss.gradients import (
     _AskedLoss, _own_loss, _undisturbed)
-from .rows import _join_rows
+from .probe import _join_rows
 from .targets import _POSITIONS, _bare_model
+from .window import _open_step
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #56bb40bb
 def _uncut_step(trainer, reference, batches):

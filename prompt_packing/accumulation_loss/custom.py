@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['register_loss']
 
-# %% ../../nbs/accumulation_loss/custom.ipynb #a31d6aa7
+# %% ../../nbs/accumulation_loss/custom.ipynb #19187f7a
 from collections.abc import Callable
 from contextlib import contextmanager
 from inspect import signature
@@ -15,7 +15,7 @@ from transformers.loss.loss_utils import LOSS_MAPPING
 
 from .targets import _POSITIONS, _bare_model
 
-# %% ../../nbs/accumulation_loss/custom.ipynb #7cd943d5
+# %% ../../nbs/accumulation_loss/custom.ipynb #79d5726c
 _REGISTERED = {} # `config.loss_type` -> a loss, filled by `register_loss`
 
 class _RegisteredLoss:
@@ -33,7 +33,7 @@ class _RegisteredLoss:
             names[:2] = ["labels", "logits"]
         return self.fn(**dict(zip(names, args)), **kwargs)
 
-# %% ../../nbs/accumulation_loss/custom.ipynb #f60fb47d
+# %% ../../nbs/accumulation_loss/custom.ipynb #01ba6978
 def _chosen_loss_type(model):
     "`config.loss_type` if there is one, else what transformers guessed from the class."
     name = getattr(getattr(model, "config", None), "loss_type", None)
@@ -43,7 +43,7 @@ def _chosen_loss_type(model):
 
 def _keep_loss_type(model, value): vars(model)["loss_type"] = value
 
-# %% ../../nbs/accumulation_loss/custom.ipynb #92e43c6e
+# %% ../../nbs/accumulation_loss/custom.ipynb #adbdc83b
 def register_loss(
     name: str, # what `config.loss_type` will say
     fn: Callable, # takes `logits`, `labels` and more keywords; see below
@@ -62,7 +62,7 @@ def register_loss(
     PreTrainedModel.loss_type = property(_chosen_loss_type, _keep_loss_type)
     return fn
 
-# %% ../../nbs/accumulation_loss/custom.ipynb #9b0205da
+# %% ../../nbs/accumulation_loss/custom.ipynb #5e04a55e
 def _check_signature(name, fn):
     keywords = ["vocab_size", "config", "pooled_logits", "num_items_in_batch"]
     try: signature(fn).bind(**dict.fromkeys(["logits", "labels", *keywords]))
@@ -73,7 +73,7 @@ def _check_signature(name, fn):
             f"{signature(fn)} does not take them ({error}): end them with **kwargs"
         ) from error
 
-# %% ../../nbs/accumulation_loss/custom.ipynb #390ef9ee
+# %% ../../nbs/accumulation_loss/custom.ipynb #15edda61
 @contextmanager
 def _must_call_registered(model, instead=None):
     "An error if the model ignores its config's loss, unless `instead` computes one."

@@ -10,17 +10,15 @@ import torch
 import transformers
 from transformers.utils import logging
 
-from .asking import (
-    _begin_step, _handed_count, _load_findings, _open_step, _save_findings)
-from .counter import TargetCounter
+from .counter import (
+    TargetCounter, _handed_count, _load_findings, _of_the_mixin, _save_findings)
 from .custom import _must_call_registered
 from .gradients import _loss_in
-from prompt_packing.accumulation_loss.meter import (
-    LossMeter, _drop_missing_loss, _note_evaluated, _note_loss, _put_evaluation_mean,
-    _put_logged_mean, _put_training_mean)
 from .targets import _row_count, _take_rows
-from .window import (
-    _Filler, _of_the_mixin, _part_of_step, _weighed_loss)
+from prompt_packing.accumulation_loss.window import (
+    LossMeter, _Filler, _begin_step, _drop_missing_loss, _note_evaluated, _note_loss,
+    _open_step, _part_of_step, _put_evaluation_mean, _put_logged_mean,
+    _put_training_mean, _weighed_loss)
 
 _logger = logging.get_logger(__name__)
 

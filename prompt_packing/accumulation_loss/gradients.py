@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = []
 
-# %% ../../nbs/accumulation_loss/gradients.ipynb #eeee7adb
+# %% ../../nbs/accumulation_loss/gradients.ipynb #09ea0dc7
 import random
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ import torch
 
 from .targets import TargetRule, _bare_model
 
-# %% ../../nbs/accumulation_loss/gradients.ipynb #709b7c23
+# %% ../../nbs/accumulation_loss/gradients.ipynb #a8512098
 @contextmanager
 def _undisturbed(model):
     """Eval mode; at the end modes, buffers, attributes and random states are as before.
@@ -35,7 +35,7 @@ def _undisturbed(model):
             random.setstate(states[0])
             np.random.set_state(states[1])
 
-# %% ../../nbs/accumulation_loss/gradients.ipynb #396e6d01
+# %% ../../nbs/accumulation_loss/gradients.ipynb #0ab7fcdc
 class _Memory:
     "The attributes of one module, with the contents of its buffers, lists and dicts."
     def __init__(self, module):
@@ -54,7 +54,7 @@ class _Memory:
             (value.extend if type(value) is list else value.update)(content)
         for buffer, content in self.buffers: buffer.copy_(content)
 
-# %% ../../nbs/accumulation_loss/gradients.ipynb #b8a4a7fb
+# %% ../../nbs/accumulation_loss/gradients.ipynb #4b8e4e6d
 class _GradientProbe:
     "The gradient of a loss for any batch, on a sample of the model's parameters."
     def __init__(self, model, loss_of):
@@ -85,7 +85,7 @@ def _some(gradient, most=1000):
     flat = gradient.detach().flatten()
     return flat[::max(1, len(flat) // most)].cpu().double()
 
-# %% ../../nbs/accumulation_loss/gradients.ipynb #c4263d74
+# %% ../../nbs/accumulation_loss/gradients.ipynb #21a55234
 _MOST_LEFT = 0.1 # a fit that leaves more is none, even for gradients in 16 bits
 
 def _fit_shares(whole, parts, add_up=False):
@@ -104,7 +104,7 @@ def _misfit(shares, whole, parts) -> float:
     size = max(whole.norm(), parts.norm(dim=1).mean())
     return float((whole - shares @ parts).norm() / size)
 
-# %% ../../nbs/accumulation_loss/gradients.ipynb #4dc2c041
+# %% ../../nbs/accumulation_loss/gradients.ipynb #605f876f
 class _AskedLoss:
     "A loss as a function of a batch, handed the number of its targets if it has to be."
     def __init__(self, compute: Callable, rule: TargetRule, takes_count: bool = False):
@@ -128,7 +128,7 @@ def _loss_in(outputs):
     if isinstance(outputs, Mapping): return outputs["loss"]
     return outputs[0] if isinstance(outputs, (tuple, list)) else outputs
 
-# %% ../../nbs/accumulation_loss/gradients.ipynb #006eb249
+# %% ../../nbs/accumulation_loss/gradients.ipynb #7e0ac1ab
 def _aux_coefficient(model) -> float:
     "What a mixture of experts multiplies its auxiliary loss by; 0 for other models."
     model = _bare_model(model)

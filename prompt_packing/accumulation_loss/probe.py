@@ -5,20 +5,107 @@
 # %% auto #0
 __all__ = ['Finding']
 
-# %% ../../nbs/accumulation_loss/probe.ipynb #09a208c0
+# %% ../../nbs/accumulation_loss/probe.ipynb #d2482afc
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 
 from .gradients import (
     _MOST_LEFT, _GradientProbe, _fit_shares, _misfit)
-from .rows import (
-    _ignores_first_label, _join_rows, _single_rows, _weigh_values)
-from .targets import (
-    _is_classes, _possible_rules, _rule_by_value, _values_of)
+from prompt_packing.accumulation_loss.targets import (
+    _bare_model, _is_classes, _join_batches, _possible_rules, _row_count,
+    _rule_by_value, _take_rows, _values_of)
 
-# %% ../../nbs/accumulation_loss/probe.ipynb #e37a611b
+# %% ../../nbs/accumulation_loss/probe.ipynb #c0770205
+def _single_rows(batch) -> list:
+    "Batches of one row each."
+    rows = _row_count(batch)
+    return [_take_rows(batch, [i], rows) for i in range(rows)]
+
+def _telling_rows(rows: list, keys: list, counts: Callable, limit: int = 8) -> list:
+    "Rows with targets that differ in their counts or classes, spread evenly."
+    def kind(row): # the counts by each rule, and how often each class occurs
+        classes = [_values_of(row[k]).unique(return_counts=True) for k in keys
+                   if _is_classes(row[k])]
+        return tuple(counts(row)), str([[c.tolist() for c in pair] for pair in classes])
+    kinds = {}
+    for row in rows: kinds.setdefault(kind(row), []).append(row)
+    kinds = {k: v for k, v in sorted(kinds.items()) if k[0][0] > 0}
+    different = [same[0] for same in kinds.values()]
+    spare = [row for same in kinds.values() for row in same[1:]]
+    if len(different) < 2: return ((different + spare) or rows)[:2]
+    places = np.linspace(0, len(different) - 1, min(limit, len(different)))
+    return [different[round(p)] for p in places]
+
+# %% ../../nbs/accumulation_loss/probe.ipynb #e4092cf9
+def _join_rows(model, rows: list, keys: list, loss_of) -> dict:
+    "Rows of several micro-batches as one batch."
+    config = getattr(_bare_model(model), "config", None)
+    fill = dict(input_ids=getattr(config, "pad_token_id", None) or 0)
+    for key in keys:
+        if not torch.is_tensor(rows[0][key]): continue
+        seen = any(bool((row[key] == -100).any()) for row in rows)
+        fill[key] = -100 if seen else _ignored_value(loss_of, rows[0])
+    return _join_batches(rows, fill)
+
+def _ignored_value(loss_of, row) -> int:
+    "The value that the cross-entropy of this loss ignores, read from its graph."
+    with torch.enable_grad(): nodes, seen = [loss_of(row).grad_fn], 0
+    while nodes and seen < 10_000:
+        node, seen = nodes.pop(0), seen + 1
+        value = getattr(node, "_saved_ignore_index", None)
+        if value is not None: return value if value < 2**63 else value - 2**64
+        nodes += [n for n, _ in getattr(node, "next_functions", ()) if n is not None]
+    return -100
+
+# %% ../../nbs/accumulation_loss/probe.ipynb #f4b214b0
+def _ignores_first_label(probe, batch, key, whole):
+    "Whether the first label of a row is no target; `None` where that cannot be seen."
+    labels = batch[key]
+    packed = isinstance(labels, PackedSequence)
+    values = labels.data.clone() if packed else labels.clone()
+    first = values[:labels.batch_sizes[0]] if packed else values[..., 0]
+    used = values[values != -100].unique()
+    if len(used) < 2 or bool((first == -100).all()): return None
+    other = torch.where(first == used[-1], used[0], used[-1])
+    first.copy_(torch.where(first == -100, first, other))
+    changed = probe({**batch, key: labels._replace(data=values) if packed else values})
+    return float((changed - whole).norm()) <= 1e-6 * float(whole.norm())
+
+# %% ../../nbs/accumulation_loss/probe.ipynb #ff1e4ad4
+def _weigh_values(probe, row, key, values: list) -> dict:
+    "Value -> its weight, relative to the first of them that has any; all from one row."
+    weights, known = {}, []
+    for start in range(0, len(values), 7):
+        chunk = known + values[start:start + 7]
+        batch = _with_values(row, key, chunk)
+        singles = [_take_rows(batch, [i], len(chunk)) for i in range(len(chunk))]
+        parts = torch.stack([probe(single) for single in singles])
+        counts = parts.any(1) # a mean over ignored labels is 0, or not a number
+        shares = torch.zeros(len(chunk)).double()
+        shares[counts], _ = _fit_shares(probe(batch), parts[counts], add_up=True)
+        scale = weights[known[0]] / shares[0] if known else 1.0
+        weights |= dict(zip(chunk, (shares * scale).tolist()))
+        known = [v for v, w in weights.items() if w > 0][:1]
+    usual = max(np.median([w for w in weights.values() if abs(w) > 1e-4] or [1]), 1e-9)
+    return {v: float(w / usual) if abs(w) > 1e-4 * usual else 0.0
+            for v, w in weights.items()}
+
+def _with_values(row, key, values):
+    "A row several times; all labels of each time have one value."
+    batch = _take_rows(row, [0] * len(values), 1)
+    labels, shape = batch[key], (-1,) + (1,) * (_values_of(row[key]).dim() - 1)
+    new = torch.tensor(values, device=_values_of(labels).device)
+    if isinstance(labels, PackedSequence):
+        rows = [torch.full((len(row[key].data),), v, device=new.device) for v in values]
+        return {**batch, key: nn.utils.rnn.pack_sequence(rows)}
+    return {**batch, key: torch.zeros_like(labels) + new.view(shape)}
+
+# %% ../../nbs/accumulation_loss/probe.ipynb #612e5335
 @dataclass
 class Finding:
     "What is known of a loss."
@@ -39,7 +126,7 @@ class Finding:
         if self.weights: return [_rule_by_value(keys[0], self.weights, self.shifts)]
         return [r for r in possible if r.words in self.words] or possible
 
-# %% ../../nbs/accumulation_loss/probe.ipynb #a6cb4bc6
+# %% ../../nbs/accumulation_loss/probe.ipynb #e74918e1
 def _find_rule(
     model, # its parameters give the gradients
     rows: list, # batches of one row each
@@ -80,7 +167,7 @@ def _values(rows, keys, known, tried=False):
         seen = {v for v in seen if len({int((row == v).sum()) for row in labels}) > 1}
     return tuple(sorted({*known.values, *seen} - {-100})[:256])
 
-# %% ../../nbs/accumulation_loss/probe.ipynb #bdf95691
+# %% ../../nbs/accumulation_loss/probe.ipynb #d1fbb23f
 def _by_first_label(probe, batch, keys, rules, whole):
     "The rules left once it is known whether the first label of a row counts, and that."
     shifting = [r for r in rules if r.shifts]

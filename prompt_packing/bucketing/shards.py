@@ -133,7 +133,7 @@ def tokenize_corpus(
 
 # %% ../../nbs/bucketing/shards.ipynb #6128cc2a
 def _is_finished(path, target, digest):
-    "Whether a shard has its record. Raises `ValueError` if it is of something else."
+    "Whether a shard is there, with its record; `ValueError` if it is another's."
     if not Path(f"{target}.json").exists(): return False
     record = json.loads(Path(f"{target}.json").read_text())
     if record["tokenizer"] != digest:
@@ -143,7 +143,7 @@ def _is_finished(path, target, digest):
         raise ValueError(f"shard {target.name} was made of {record['source']}, and now "
                          f"it is to be {Path(path).name}: give the same files, or "
                          "another folder")
-    return True
+    return all(Path(f"{target}.{end}").exists() for end in ("arrow", "npy"))
 
 def _run_tasks(task, todo, executor, progress):
     "Submit all tasks, wait for all of them, then raise the first error."
@@ -210,13 +210,16 @@ class TokenShards:
     def __getitem__(self, row): return self.__getitems__([range(len(self))[row]])[0]
 
     def __getitems__(self, rows): # a list of them; each shard is asked once
-        rows, found = np.asarray(rows), [None] * len(rows)
+        order, found = np.argsort(rows), [None] * len(rows)
+        rows, places = np.asarray(rows)[order], order.tolist()
         shards = np.searchsorted(self.first, rows, "right") - 1
-        for n in np.unique(shards).tolist():
-            places = np.flatnonzero(shards == n)
-            ids = self._shard(n).rows(rows[places] - self.first[n])
-            for place, row in zip(places.tolist(), ids): found[place] = row
-        return [{"input_ids": row} for row in found]
+        starts = np.flatnonzero(np.diff(shards, prepend=-1)).tolist()
+        for start, stop in zip(starts, [*starts[1:], len(rows)]):
+            n = int(shards[start])
+            ids = self._shard(n).rows(rows[start:stop] - self.first[n])
+            for place, row in zip(places[start:stop], ids):
+                found[place] = {"input_ids": row}
+        return found
 
     def _shard(self, n):
         if self._open is None: self._open = functools.lru_cache(64)(self._open_shard)

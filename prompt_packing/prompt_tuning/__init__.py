@@ -12,12 +12,11 @@ __all__ = ['FrozenBackbone', 'Prompt', 'PromptForSequenceClassification', 'Promp
 from .backbone import (
     FrozenBackbone, align_columns, real_positions)
 from .combining import combine_prompts
-from .config import PromptTuningConfig
 from .frozen_text import is_causal, text_is_constant
 from .model import PromptForSequenceClassification
 from .prompts import (
     Prompt, PromptHead, initial_prompt, pool)
-from .saving import model_card
+from .saving import PromptTuningConfig, model_card
 from .solved_head import prompt_features, solve_head
 from prompt_packing.prompt_tuning.text_cache import (
     TextCache, TextCacheCollator, TextPlan)

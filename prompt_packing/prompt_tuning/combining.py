@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['combine_prompts']
 
-# %% ../../nbs/prompt_tuning/combining.ipynb #53df0ed8
+# %% ../../nbs/prompt_tuning/combining.ipynb #e1321235
 import torch
 from torch.nn import functional as F
-from .config import named_labels
 from .model import PromptForSequenceClassification
+from .saving import named_labels
 
-# %% ../../nbs/prompt_tuning/combining.ipynb #e6c755af
+# %% ../../nbs/prompt_tuning/combining.ipynb #6c355f14
 def _check_alike(models):
     fields = ["backbone_fingerprint", "prompt_tokens", "placement", "pooling", "deep",
               "bias"]
@@ -24,7 +24,7 @@ def _check_alike(models):
         raise ValueError("heads without bias can only be combined if they have the "
                          "same number of labels")
 
-# %% ../../nbs/prompt_tuning/combining.ipynb #fa2e5313
+# %% ../../nbs/prompt_tuning/combining.ipynb #ab7e1832
 def combine_prompts(
     models:list, # prompt models on the same backbone, with prompts of one length
 ) -> PromptForSequenceClassification: # with all prompts, chosen by `prompt_ids`

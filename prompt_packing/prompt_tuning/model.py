@@ -12,15 +12,15 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 from .backbone import (
     FrozenBackbone, check_mask, load_text_model)
-from prompt_packing.prompt_tuning.config import (
-    PromptTuningConfig, as_dtype, check_choices, check_tokenizer, describe_backbone,
-    label_loss, named_labels)
 from .frozen_text import is_causal, unpack_states
-from .predicting import named_scores, predict_texts
+from .predicting import (
+    label_loss, named_scores, predict_texts)
 from .prompts import (
     Prompt, PromptHead, chosen_prompts, embedding_width, initial_prompt)
-from .saving import (
-    check_arguments, check_backbone, read_prompt, read_tokenizer, write_prompt)
+from prompt_packing.prompt_tuning.saving import (
+    PromptTuningConfig, as_dtype, check_arguments, check_backbone, check_choices,
+    check_tokenizer, describe_backbone, named_labels, read_prompt, read_tokenizer,
+    write_prompt)
 from .trials import text_id
 
 # %% ../../nbs/prompt_tuning/model.ipynb #80867401

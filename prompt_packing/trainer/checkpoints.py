@@ -12,7 +12,7 @@ import shutil
 from transformers.trainer_callback import TrainerState
 from transformers.utils import logging
 
-from .collators import _count_rows
+from .arguments import _count_rows
 
 # %% auto #0
 __all__ = ['publish_checkpoint', 'last_checkpoint', 'DataPlace']

@@ -24,7 +24,7 @@ from ..packed_sequence.mixin import PackedSequenceMixin
 from .checkpoints import (
     DataPlace, _correct_best, _load_place, _restore_losses, _save_place, _unfinished,
     _unlogged_losses, last_checkpoint, publish_checkpoint)
-from .collators import _check_packs
+from .arguments import _check_packs
 from prompt_packing.trainer.loaders import (
     ReadyLoader, _check_settings, _data_settings, _gather_rows, _metrics_in_order,
     _planned_loader, _take_rows)
