@@ -46,7 +46,7 @@ def build():
     for page in docs.rglob("*.html"):
         text = math_span.sub(mathml, page.read_text(encoding="utf-8"))
         text = with_relative_links(katex_call.sub("", outer_script.sub("", text)), page.relative_to(docs))
-        page.write_text(accessible(text), encoding="utf-8")
+        page.write_text(with_card(accessible(text)), encoding="utf-8")
     for theme in (docs / "site_libs" / "themes").glob("*.css"):
         theme.write_text(outer_font.sub("", theme.read_text(encoding="utf-8")), encoding="utf-8")
     return docs
@@ -57,6 +57,14 @@ def accessible(text):
     text = re.sub(r'<(pre|div) class="(sourceCode|sd-table|cell-output)', r'<\1 tabindex="0" class="\2', text)
     text = re.sub(r'<pre>|<math (?=[^>]*display="block")', lambda m: m[0].rstrip(">").rstrip() + ' tabindex="0"' + (">" if m[0] == "<pre>" else " "), text)
     return re.sub(r'(<i class="bi [^"]*") role="img"', r'\1 aria-hidden="true"', text)
+
+
+def with_card(text):
+    "The picture that others show beside a link to a page."
+    from nbdev.config import get_config
+    cfg = get_config()
+    picture = f'<meta property="og:image" content="{cfg.doc_host}{cfg.doc_baseurl}/images/front.png">'
+    return text if "og:image" in text else text.replace('<meta property="og:title"', f'{picture}\n<meta property="og:title"', 1)
 
 
 def with_relative_links(text, page):

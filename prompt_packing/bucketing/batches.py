@@ -174,6 +174,9 @@ def plot_plan(
     places = range(len(tokens))
     ax.bar(places, tokens, width=1, label="text")
     ax.bar(places, computed - tokens, 1, tokens, color="C3", label="padding")
-    ax.set(xlabel="batch", ylabel="tokens", title=f"{plan.padding:.1%} padding")
-    ax.legend(loc="upper right", fontsize="small")
+    ax.set(xlabel="batch", ylabel="tokens")
+    ax.set_title(f"{plan.padding:.1%} padding", loc="left", fontsize="medium")
+    ax.yaxis.set_major_formatter("{x:,.0f}")
+    ax.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False,
+              fontsize="small")
     return ax

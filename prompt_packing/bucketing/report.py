@@ -27,7 +27,8 @@ def plot_lengths(
     ax.hist(lengths, bins=min(100, int(lengths.max())))
     ax.set(xlabel="tokens in a row", ylabel="rows",
            title=f"{len(lengths):,} rows, mean {lengths.mean():.0f}, "
-                 f"longest {lengths.max()}")
+                 f"longest {lengths.max():,}")
+    ax.yaxis.set_major_formatter("{x:,.0f}")
     share, ordered = ax.twinx(), np.sort(lengths)
     share.plot(ordered, np.cumsum(ordered) / ordered.sum(), color="C1")
     share.set(ylim=(0, 1))
@@ -129,7 +130,7 @@ def plot_tradeoff(
     other = ax.twinx()
     mates = [100 * plan.new_mates(following) for plan, following in plans]
     other.plot(windows, mates, "s--", color="C0")
-    other.set_ylabel("new mates, %", color="C0")
+    other.set_ylabel("new batch-mates, %", color="C0")
     other.set_ylim(0, 102)
     return ax
 

@@ -133,7 +133,7 @@ def tokenize_corpus(
 
 # %% ../../nbs/bucketing/shards.ipynb #6128cc2a
 def _is_finished(path, target, digest):
-    "Whether a shard has its record. Raises `ValueError` if it is of something else."
+    "Whether a shard is there, with its record; `ValueError` if it is another's."
     if not Path(f"{target}.json").exists(): return False
     record = json.loads(Path(f"{target}.json").read_text())
     if record["tokenizer"] != digest:
@@ -143,7 +143,7 @@ def _is_finished(path, target, digest):
         raise ValueError(f"shard {target.name} was made of {record['source']}, and now "
                          f"it is to be {Path(path).name}: give the same files, or "
                          "another folder")
-    return True
+    return all(Path(f"{target}.{end}").exists() for end in ("arrow", "npy"))
 
 def _run_tasks(task, todo, executor, progress):
     "Submit all tasks, wait for all of them, then raise the first error."

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['tokenize']
 
-# %% ../../nbs/cli/corpus.ipynb #a55a4152
+# %% ../../nbs/cli/corpus.ipynb #4f81fc84
 import json
 import os
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from .options import (
     _chapter, _file, _model, _output_dir, _text, _whole)
 
-# %% ../../nbs/cli/corpus.ipynb #65214c25
+# %% ../../nbs/cli/corpus.ipynb #82d147a2
 def tokenize(
     files, # text (a line an example), csv, tsv, jsonl or parquet, each also as .gz
     tokenizer:str, # smollm2-135m, minilm-l6, a hub name, or a folder
@@ -34,7 +34,7 @@ def _executor(workers):
     if workers == 1: return ThreadPoolExecutor(1)
     return ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
 
-# %% ../../nbs/cli/corpus.ipynb #24e58113
+# %% ../../nbs/cli/corpus.ipynb #b0da265e
 def _tokenize_options(add):
     add("files", nargs="+", metavar="FILE", type=_file,
         help="text, csv, tsv, jsonl or parquet, each also gzipped; a shard of each")
@@ -47,7 +47,7 @@ def _tokenize_options(add):
     add("--max-length", type=_whole, help="longer examples are cut (default not)")
     add("--workers", type=_whole, help="processes (default one a core)")
 
-# %% ../../nbs/cli/corpus.ipynb #9d5f94db
+# %% ../../nbs/cli/corpus.ipynb #38225992
 def _tokenize_text(corpus):
     return (f"{len(corpus.shards):,} shards, {len(corpus):,} rows, "
             f"{corpus.tokens:,} tokens in {corpus.folder}\n\n"
