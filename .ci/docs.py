@@ -46,7 +46,7 @@ def build():
     for page in docs.rglob("*.html"):
         text = math_span.sub(mathml, page.read_text(encoding="utf-8"))
         text = with_relative_links(katex_call.sub("", outer_script.sub("", text)), page.relative_to(docs))
-        page.write_text(accessible(text), encoding="utf-8")
+        page.write_text(with_card(accessible(text)), encoding="utf-8")
     for theme in (docs / "site_libs" / "themes").glob("*.css"):
         theme.write_text(outer_font.sub("", theme.read_text(encoding="utf-8")), encoding="utf-8")
     return docs
@@ -57,6 +57,14 @@ def accessible(text):
     text = re.sub(r'<(pre|div) class="(sourceCode|sd-table|cell-output)', r'<\1 tabindex="0" class="\2', text)
     text = re.sub(r'<pre>|<math (?=[^>]*display="block")', lambda m: m[0].rstrip(">").rstrip() + ' tabindex="0"' + (">" if m[0] == "<pre>" else " "), text)
     return re.sub(r'(<i class="bi [^"]*") role="img"', r'\1 aria-hidden="true"', text)
+
+
+def with_card(text):
+    "The picture that others show beside a link to a page."
+    from nbdev.config import get_config
+    cfg = get_config()
+    picture = f'<meta property="og:image" content="{cfg.doc_host}{cfg.doc_baseurl}/images/front.png">'
+    return text if "og:image" in text else text.replace('<meta property="og:title"', f'{picture}\n<meta property="og:title"', 1)
 
 
 def with_relative_links(text, page):
@@ -112,17 +120,30 @@ def readme():
     from execnb.nbio import read_nb
     from nbdev.config import get_config
     cfg = get_config()
-    site, parts = cfg.doc_host + cfg.doc_baseurl, ["<!-- Written from nbs/index.ipynb by `make prepare`; edit there. -->"]
+    parts = ["<!-- Written from nbs/index.ipynb by `make prepare`; edit there. -->"]
     for cell in read_nb(root / "nbs" / "index.ipynb").cells:
         source = cell.source.strip()
-        if cell.cell_type == "markdown":
-            source = re.sub(r"\]\((?!https?:|#|images/)([\w/]+)\.ipynb(#[\w.-]+)?\)", rf"]({site}/\1.html\2)", source)
-            parts.append(re.sub(r"\]\(images/", f"]({raw_url(cfg)}/nbs/images/", source))
-        elif cell.cell_type == "code" and not re.search(r"^#[|] *(hide|export|default_exp)", source, re.M):
+        if cell.cell_type == "markdown": parts.append(side_by_side(source))
+        elif cell.cell_type == "code" and not re.search(r"^#[|] *(hide|export|default_exp|code-fold)", source, re.M):
             code = re.sub(r"^#[|] .*\n", "", source, flags=re.M)
             if "#| echo: false" not in source: parts.append(f"```python\n{code}\n```")
             parts += [text for out in cell.get("outputs", []) if (text := shown(out))]
-    return "\n\n".join(parts) + "\n"
+    return with_public_links("\n\n".join(parts), cfg) + "\n"
+
+
+def with_public_links(text, cfg):
+    "Links to notebooks become links to the site, pictures those of the repository."
+    site = cfg.doc_host + cfg.doc_baseurl
+    text = re.sub(r"\]\((?!https?:|#|images/)([\w/]+)\.ipynb(#[\w.-]+)?\)", rf"]({site}/\1.html\2)", text)
+    return re.sub(r'(\]\(|src=")images/', rf"\1{raw_url(cfg)}/nbs/images/", text)
+
+
+def side_by_side(text):
+    "The page's two columns as a table, since GitHub knows no columns; GitHub also needs the picture's width."
+    text = re.sub(r"::: \{\.front\}\n::: \{\.front-code\}", "<table><tr><td>", text)
+    text = re.sub(r":::\n::: \{\.front-picture\}", "</td><td>", text)
+    text = re.sub(r":::\n:::", "</td></tr></table>", text)
+    return re.sub(r'!\[(.*?)\]\((\S+)\)\{fig-alt=(".*?")\}', r'<img width="360" src="\2" alt=\3>\n\n\1', text)
 
 
 def raw_url(cfg):
@@ -135,9 +156,16 @@ def shown(output):
     data = output.get("data", {})
     if "text/markdown" in data: return "".join(data["text/markdown"])
     if "image/png" in data: return ""
-    if "text/html" in data: return re.sub(r"<style.*?</style>\s*", "", "".join(data["text/html"]), flags=re.S)
+    if "text/html" in data and "dataframe" in "".join(data["text/html"]): return markdown_table("".join(data["text/html"]))
     text = "".join(data.get("text/plain", output.get("text", "")))
     return "\n".join("    " + line for line in text.rstrip().splitlines())
+
+
+def markdown_table(text):
+    "A data frame's HTML as a Markdown table."
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S) for row in re.findall(r"<tr.*?</tr>", text, re.S)]
+    lines = ["| " + " | ".join(cell.replace("|", "&#124;") for cell in row) + " |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
 def synced_quarto():

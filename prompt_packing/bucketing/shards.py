@@ -210,13 +210,16 @@ class TokenShards:
     def __getitem__(self, row): return self.__getitems__([range(len(self))[row]])[0]
 
     def __getitems__(self, rows): # a list of them; each shard is asked once
-        rows, found = np.asarray(rows), [None] * len(rows)
+        order, found = np.argsort(rows), [None] * len(rows)
+        rows, places = np.asarray(rows)[order], order.tolist()
         shards = np.searchsorted(self.first, rows, "right") - 1
-        for n in np.unique(shards).tolist():
-            places = np.flatnonzero(shards == n)
-            ids = self._shard(n).rows(rows[places] - self.first[n])
-            for place, row in zip(places.tolist(), ids): found[place] = row
-        return [{"input_ids": row} for row in found]
+        starts = np.flatnonzero(np.diff(shards, prepend=-1)).tolist()
+        for start, stop in zip(starts, [*starts[1:], len(rows)]):
+            n = int(shards[start])
+            ids = self._shard(n).rows(rows[start:stop] - self.first[n])
+            for place, row in zip(places[start:stop], ids):
+                found[place] = {"input_ids": row}
+        return found
 
     def _shard(self, n):
         if self._open is None: self._open = functools.lru_cache(64)(self._open_shard)

@@ -118,20 +118,19 @@ def trained_prompt(
     usual = dict(
         methods=("head-trained", "head", "prompt"), seeds=(0,), epochs=2, source="pypi",
         learning_rate={"head-trained": TrainingArguments.learning_rate, "prompt": 3e-3},
-        train_rows=128, eval_rows=100, token_budget=512, init=" Overall, the movie was")
+        train_rows=96, eval_rows=80, token_budget=512, init=" Overall, the movie was")
     return compare(backbone, "movie_reviews", output_dir=output_dir, **usual | settings)
 
 # %% ../../nbs/cli/tour.ipynb #fe75a634
 def changed_though_frozen(
     backbone, # from `load_backbone`
-    rows, # at least 16: `input_ids`, `attention_mask`, `labels`
+    rows, # `input_ids` of the first one are read
 )->list: # names of the tensors that changed
     "Freeze a copy of the backbone between the gradient and the optimizer's step."
     model = copy.deepcopy(backbone).requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    batch = _micro_batches(rows, backbone.config.pad_token_id)[0]
-    del batch["labels"]
-    model(**batch).last_hidden_state.float().mean().backward()
+    ids = torch.tensor([rows[0]["input_ids"]])
+    model(input_ids=ids).last_hidden_state.float().mean().backward()
     model.requires_grad_(False)
     optimizer.step()
     return changed_layers(model, backbone)
@@ -225,7 +224,7 @@ def _words(found):
            f"today   {said} at the first step",
            f"here    loss {losses[0]:.2f} to {losses[-1]:.2f} in {len(losses)} steps")
     a = found["accuracy"]
-    yield ("4  Frozen SmolLM2-135M learns from 128 film reviews; accuracy on 100 more",
+    yield ("4  Frozen SmolLM2-135M learns from 96 film reviews; accuracy on 80 more",
            f"today   {a['head, Trainer defaults']:.1%} with a head, at the Trainer's "
            f"default rate; one answer for all: {a['one answer for all']:.1%}",
            f"here    {a['head, solved']:.1%} with a solved head, "

@@ -12,7 +12,9 @@ import os
 import tempfile
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -78,11 +80,21 @@ def _form(tensor):
     return {"shape": list(tensor.shape), "device": str(tensor.device),
             "dtype": str(tensor.dtype).removeprefix("torch.")}
 
+def _place(tensor):
+    "Where a tensor lies in memory, and how."
+    return (tensor.untyped_storage().data_ptr(), tensor.storage_offset(),
+            tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device))
+
+def _hash_all(tensors, algorithm): # place in memory -> hash
+    "Each memory hashed once, on as many threads as torch uses."
+    places = {_place(tensor): tensor for tensor in tensors}
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        hashes = threads.map(partial(tensor_hash, algorithm=algorithm), places.values())
+        return dict(zip(places, hashes))
+
 def _line(tensor, kind, algorithm, memo):
     "Hash, shape, dtype, device and kind of a tensor; `memo`: place in memory -> hash."
-    storage = tensor.untyped_storage().data_ptr()
-    place = (storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(),
-             tensor.dtype, str(tensor.device))
+    place = _place(tensor)
     if place not in memo: memo[place] = tensor_hash(tensor, algorithm)
     return {"hash": memo[place], **_form(tensor), "kind": kind}
 
@@ -165,6 +177,7 @@ def fingerprint(
     """Fingerprint of every parameter and every buffer of `model`.
 
     `ValueError`: an unknown algorithm, or a model on the meta device."""
-    memo, tensors = {}, named_tensors(model)
+    tensors = named_tensors(model)
+    memo = _hash_all([tensor for tensor, _ in tensors.values()], algorithm)
     return Fingerprint({name: _line(tensor, kind, algorithm, memo)
                         for name, (tensor, kind) in tensors.items()}, algorithm)

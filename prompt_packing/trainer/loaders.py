@@ -61,6 +61,9 @@ def _plan_options(args, is_training):
     options = dict(seed=_data_seed(args), rank=args.process_index,
                    world_size=args.world_size)
     if is_training and args.pack:
+        if args.bucket_window:
+            _logger.warning_once("bucket_window is not used for packed rows of known "
+                                 "lengths: all of them are packed together")
         fit = args.token_budget // args.pack if args.token_budget else None
         return options | dict(planner=pack_sequences, capacity=args.pack,
                               rows=fit or args.train_batch_size)
