@@ -36,11 +36,8 @@ def _check_whole(name, value):
 
 def _check_together(token_budget, bucket_window, pack):
     "Refuse combinations that mean nothing."
-    if bucket_window and not token_budget:
-        raise ValueError("bucket_window needs token_budget")
-    if bucket_window and pack:
-        raise ValueError("bucket_window is for padded batches: with pack the whole "
-                         "data set is packed together")
+    if bucket_window and not (token_budget or pack):
+        raise ValueError("bucket_window needs token_budget or pack")
     if pack and token_budget and pack > token_budget:
         raise ValueError(f"rows of pack={pack} tokens do not fit into "
                          f"token_budget={token_budget}")
@@ -56,7 +53,8 @@ class BudgetArguments:
         "Most tokens in a batch on each device, padding included: rows x longest row."})
     bucket_window: int | None = field(default=None, metadata={"help":
         "Rows whose lengths are sorted together: more rows give less padding and "
-        "batches that are less random. None: a quarter of the rows, at most 100,000."})
+        "batches that are less random. None: a quarter of the rows, at most 100,000. "
+        "Of a stream: rows that are read ahead, padded or packed; None: 20,000."})
     pack: int | None = field(default=None, metadata={"help":
         "Put training sequences end to end into rows of this many tokens. A batch has "
         "as many rows as token_budget has room for, else per_device_train_batch_size; "
