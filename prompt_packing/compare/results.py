@@ -132,13 +132,15 @@ def plot_comparison(
 ):
     """The metric of every run, with the mean and its 95% interval over seeds.
 
-    The dotted line is the score of the most frequent class. `x` is logarithmic in size
+    The dotted line is the score of one answer for all rows. `x` is logarithmic in size
     and seconds."""
     ax = ax or plt.subplots(figsize=(6, 2.5), layout="constrained")[1]
     runs = comparison.runs
     _scatter(ax, runs, x)
     for score in runs.majority.unique():
         ax.axhline(score, ls=":", color="0.5", zorder=0)
+        ax.text(0.27, score, "one answer for all rows", fontsize=7, color="0.4",
+                ha="center", va="bottom", transform=ax.get_yaxis_transform())
     names = [c.get_label() for c in ax.containers]
     if x is None: ax.set_xticks(range(len(names)), names)
     else: ax.set_xscale("symlog" if x == "prompt_tokens" else "log")
