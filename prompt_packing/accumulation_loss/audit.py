@@ -152,7 +152,7 @@ def _ignores_count(trainer, reference, batch):
 # %% ../../nbs/accumulation_loss/audit.ipynb #e7913d23
 def audit_loss(
     trainer_or_model, # any Trainer, trained or not, or a model, under transformers' own
-    batches, # micro-batches, dicts with targets; or a `DataLoader`: its first ones
+    batches=None, # micro-batches, dicts with targets; or a `DataLoader`: its first ones
     steps: int = 4, # micro-batches taken from a `DataLoader`
 ) -> pd.DataFrame: # columns setting, ratio, relative_error, cosine, loss_ratio, cause
     """By what a Trainer's gradient differs from that of the uncut batch.
@@ -160,14 +160,18 @@ def audit_loss(
     Every row cuts the step differently: one batch; all of them, one on each of several
     simulated processes; ...; the last row accumulates all of them on one process.
     `ratio` is of gradient norms, `loss_ratio` of the loss that would be logged. Nothing
-    is trained; gradients that the model holds are dropped. Raises `TypeError` where
-    batches are not mappings, `ValueError` where none has a target or they cannot be
+    is trained; gradients that the model holds are dropped. Without `batches`, those of
+    the Trainer's own training data are taken. Raises `TypeError` where batches are not
+    mappings of tensors, `ValueError` where none has a target or they cannot be
     joined."""
+    if batches is None and isinstance(trainer_or_model, transformers.Trainer):
+        batches = trainer_or_model.get_train_dataloader()
     if isinstance(batches, DataLoader): batches = islice(batches, steps)
-    batches = list(batches)
-    if not batches or not all(isinstance(b, Mapping) for b in batches):
+    batches = [] if batches is None else list(batches)
+    if not batches or not all(map(_is_batch, batches)):
         raise TypeError(
-            "audit_loss needs batches, each a dict as a collator returns it"
+            "audit_loss needs batches, each a dict of tensors as a collator makes it; "
+            "for rows, give a DataLoader: trainer.get_train_dataloader()"
         )
     with TemporaryDirectory() as folder:
         given = isinstance(trainer_or_model, transformers.Trainer)
@@ -176,6 +180,11 @@ def audit_loss(
         batches = [trainer._prepare_inputs(b) for b in batches]
         trainer.model.zero_grad(set_to_none=True)
         with _without_dropout(trainer.model): return _audit(trainer, batches)
+
+def _is_batch(batch):
+    "Whether this may come from a collator: a row as a data set has it holds lists."
+    if not isinstance(batch, Mapping): return False
+    return any(not isinstance(v, (list, str, int, float)) for v in batch.values())
 
 def _audit(trainer, batches):
     reference = _reference_of(trainer)

@@ -134,29 +134,6 @@ def plot_tradeoff(
     other.set_ylim(0, 102)
     return ax
 
-# %% ../../nbs/bucketing/report.ipynb #e475d945
-def recommend_setting(
-    lengths, # tokens in each row
-    token_budget:int=16_384, # tokens in a batch
-    *,
-    batch_size:int=32, # rows in a batch without a budget
-) -> dict: # token_budget and bucket_window for a Trainer; padding and randomness
-    "The most random window with at most 2% padding; the default if none has that."
-    lengths = as_lengths(lengths)
-    largest = _default_window(len(lengths))
-    windows = [w for w in _windows_to_try(len(lengths)) if w < largest] + [largest]
-    for window in windows:
-        plan, following = _two_epochs(lengths, token_budget, window)
-        if plan.padding <= .02: break
-    rows = f"{min(batch_size, len(lengths))} rows, shuffled"
-    plain = _candidates(lengths, token_budget, batch_size, token_budget, 0)[rows]
-    if plain(0).padding <= plan.padding:
-        plan, following, token_budget, window = plain(0), plain(1), None, None
-    return {"token_budget": token_budget,
-            "bucket_window": None if window == largest else window,
-            "padding": plan.padding, "new_mates": plan.new_mates(following),
-            "length_correlation": plan.length_correlation, "batches": len(plan)}
-
 # %% ../../nbs/bucketing/report.ipynb #3ef4ed3b
 def _budget_for(lengths, batches, window=None):
     "The token budget that gives about so many batches; at least the longest row."
@@ -167,27 +144,69 @@ def _budget_for(lengths, batches, window=None):
         budget = round(budget * len(plan) / batches)
     return max(budget, longest)
 
+# %% ../../nbs/bucketing/report.ipynb #e475d945
+def recommend_setting(
+    lengths, # tokens in each row
+    token_budget:int=16_384, # tokens in a batch
+    *,
+    batch_size:int=32, # rows in a batch without a budget
+) -> dict: # token_budget and bucket_window for a Trainer; padding and randomness
+    "The most random window with at most 2% padding; the default if none has that."
+    lengths = as_lengths(lengths)
+    rows = f"{min(batch_size, len(lengths))} rows, shuffled"
+    plain = _candidates(lengths, token_budget, batch_size, token_budget, 0)[rows]
+    budget, window, (plan, following) = None, None, (plain(0), plain(1))
+    smaller = [_budget_for(lengths, batches) for batches in (len(plan), 10)]
+    for tried in (token_budget, *smaller):
+        found, plans = _random_window(lengths, tried)
+        if plans[0].padding >= plain(0).padding: continue
+        budget, window, (plan, following) = tried, found, plans
+        break
+    return {"token_budget": budget, "bucket_window": window, "padding": plan.padding,
+            "new_mates": plan.new_mates(following),
+            "length_correlation": plan.length_correlation, "batches": len(plan)}
+
+def _random_window(lengths, token_budget):
+    "The smallest window with at most 2% padding, else the default; its plans."
+    largest = _default_window(len(lengths))
+    windows = [w for w in _windows_to_try(len(lengths)) if w < largest] + [largest]
+    for window in windows:
+        plans = _two_epochs(lengths, token_budget, window)
+        if plans[0].padding <= .02: break
+    return None if window == largest else window, plans
+
 # %% ../../nbs/bucketing/report.ipynb #ef8ce7e9
 def _advice(lengths, plans, setting, batch_size):
     "What the table means for a training, in sentences."
     plain, packed = plans[1], plans[5]
     if setting["token_budget"] is None:
-        return [f"{plain['plan']}: these rows have about one length, so a token budget "
-                f"gains nothing; {plain['padding']:.1%} is padding."]
+        why = "have about one length" if plain["padding"] < 0.1 else "are too few"
+        return [f"{plain['plan']}: these rows {why}, so a token budget gains nothing; "
+                f"{plain['padding']:.1%} is padding."]
     fewer = plain["padding"], setting["padding"]
     times = (1 - fewer[1]) / (1 - fewer[0])
-    same = _budget_for(lengths, plain["batches"], setting["bucket_window"])
     return [
         f"TrainingArguments(token_budget={setting['token_budget']}, "
         f"bucket_window={setting['bucket_window']}): {fewer[1]:.1%} padding in place "
         f"of {fewer[0]:.1%} with {plain['plan']}; {times:.1f} times fewer computed "
         "tokens.",
-        f"An epoch has {setting['batches']} optimizer steps in place of "
-        f"{plain['batches']}, each over {plain['batches'] / setting['batches']:.1f} "
-        f"times as many tokens. For about as many steps as before, use "
-        f"token_budget={same}; else train more epochs or raise the learning rate.",
+        _about_steps(lengths, plain, setting),
         f"{packed['plan']}: {packed['padding']:.1%} padding, for language models that "
         "collator_for_packing accepts."]
+
+def _about_steps(lengths, plain, setting):
+    "How the number of optimizer steps changes, and what to do with it."
+    before, now = plain["batches"], setting["batches"]
+    same = _budget_for(lengths, before, setting["bucket_window"])
+    if now > 1.2 * before:
+        return (f"An epoch has {now} optimizer steps in place of {before}, each over "
+                "fewer tokens: train fewer epochs or lower the learning rate.")
+    if same >= setting["token_budget"]:
+        return f"An epoch has {now} optimizer steps, about as many as before: {before}."
+    return (f"An epoch has {now} optimizer steps in place of {before}, each over "
+            f"{before / now:.1f} times as many tokens. For about as many steps as "
+            f"before, use token_budget={same}; else train more epochs or raise the "
+            "learning rate.")
 
 # %% ../../nbs/bucketing/report.ipynb #e0b7f1aa
 def padding_report(

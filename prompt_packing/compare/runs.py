@@ -106,7 +106,8 @@ def _text_caches(backbone, data, folder, max_bytes):
     if size > max_bytes:
         why = f"a text cache would take {size / 2**30:.2g} GB, over max_cache_bytes"
     if why:
-        _logger.warning(f"{why}; the text runs forward in every step instead.")
+        _logger.warning(f"No text cache, since {why}: each step computes the texts "
+                        "again, which is slower and changes no result.")
         return {}
     dtype = torch.bfloat16 if backbone.dtype == torch.bfloat16 else torch.float16
     def build(name):
