@@ -94,13 +94,13 @@ def padding(
 def _padding_options(add):
     add("files", nargs="+", metavar="FILE", type=_file,
         help="text, csv, tsv, jsonl or parquet, each also gzipped")
-    add("--tokenizer", required=True, type=_model,
+    add("--tokenizer", "--model", required=True, type=_model,
         help="a tokenizer: smollm2-135m, minilm-l6, a hub name, or a folder")
     add("--token-budget", type=_whole, default=16_384,
         help="tokens of a batch, padding included (default 16384)")
     add("--max-length", type=_whole, default=512,
         help="longer examples are cut (default 512)")
-    add("--column", default="text", type=_text,
+    add("--column", "--text-column", default="text", type=_text,
         help="the column of the text, in files with columns (default text)")
     add("--plot", metavar="PNG", type=_picture, help="write the plot to this file")
 
@@ -141,7 +141,7 @@ def _audit_options(add):
         help="a backbone: smollm2-135m, minilm-l6, a hub name, or a folder")
     add("--head", default="sequence-classification", metavar="HEAD",
         type=_one_of("accumulation_loss", "HEADS", "head"),
-        help="the head (default sequence-classification)")
+        help="the head (default sequence-classification; a wrong name lists all)")
     add("--gradient-accumulation-steps", type=_whole, default=4,
         help="micro-batches in a step (default 4)")
 

@@ -38,11 +38,11 @@ def _executor(workers):
 def _tokenize_options(add):
     add("files", nargs="+", metavar="FILE", type=_file,
         help="text, csv, tsv, jsonl or parquet, each also gzipped; a shard of each")
-    add("--tokenizer", required=True, type=_model,
+    add("--tokenizer", "--model", required=True, type=_model,
         help="a tokenizer: smollm2-135m, minilm-l6, a hub name, or a folder")
     add("--output-dir", required=True, type=_output_dir,
         help="where the token ids go; what is finished there is not done again")
-    add("--column", default="text", type=_text,
+    add("--column", "--text-column", default="text", type=_text,
         help="the column of the text, in files with columns (default text)")
     add("--max-length", type=_whole, help="longer examples are cut (default not)")
     add("--workers", type=_whole, help="processes (default one a core)")

@@ -107,10 +107,17 @@ def _best_path(comparison, **settings):
     try: return str(comparison.best_path(**settings))
     except ValueError: return None
 
+def _scored_on(records):
+    "How many rows a score is of, and what one of them counts if they are few."
+    rows = sorted({len(record["references"]) for record in records})
+    few = f"; one of {rows[0]} is {1 / rows[0]:.1%}" if rows[0] < 100 else ""
+    return f"scored on {' and '.join(map(str, rows))} held-out rows{few}"
+
 def _comparison_text(comparison):
     "The table and what it means, in sentences."
     runs = comparison.runs
-    lines = [comparison.table().round(4).to_string(na_rep="–"), ""]
+    lines = [comparison.table().round(4).to_string(na_rep="–"), "",
+             _scored_on(comparison.records)]
     if runs.tried.any():
         lines.append(f"learning rates: chosen among {runs.tried.max()} for each "
                      "trained method, on a fifth of the training rows")
