@@ -46,7 +46,7 @@ def build():
     for page in docs.rglob("*.html"):
         text = math_span.sub(mathml, page.read_text(encoding="utf-8"))
         text = with_relative_links(katex_call.sub("", outer_script.sub("", text)), page.relative_to(docs))
-        page.write_text(with_card(accessible(text)), encoding="utf-8")
+        page.write_text(with_card(with_separators(accessible(text))), encoding="utf-8")
     for theme in (docs / "site_libs" / "themes").glob("*.css"):
         theme.write_text(outer_font.sub("", theme.read_text(encoding="utf-8")), encoding="utf-8")
     return docs
@@ -57,6 +57,11 @@ def accessible(text):
     text = re.sub(r'<(pre|div) class="(sourceCode|sd-table|cell-output)', r'<\1 tabindex="0" class="\2', text)
     text = re.sub(r'<pre>|<math (?=[^>]*display="block")', lambda m: m[0].rstrip(">").rstrip() + ' tabindex="0"' + (">" if m[0] == "<pre>" else " "), text)
     return re.sub(r'(<i class="bi [^"]*") role="img"', r'\1 aria-hidden="true"', text)
+
+
+def with_separators(text):
+    "Numbers of five digits and more in tables, with commas."
+    return re.sub(r"(<td[^>]*>)(\d{5,})(?=</td>)", lambda m: f"{m[1]}{int(m[2]):,}", text)
 
 
 def with_card(text):
