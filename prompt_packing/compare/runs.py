@@ -36,7 +36,8 @@ class Run:
     method:str # a key of `METHODS`
     prompt_tokens:int = 0 # virtual tokens; 0 where the method has none
     seed:int = 0 # of the prompt's start, the order of the rows and dropout
-    train_rows:int|None = None # rows trained on, drawn once for all runs; None: all
+    train_rows:int|None = None # rows trained on, the same for all runs; None: all
+    rows_seed:int = 0 # of the draw of these rows
     eval_rows:int|None = None # rows of the validation split; None: all
     epochs:float = 0 # passes over the rows; 0: what `build` makes is measured
     learning_rate:float = 0. # peak rate of AdamW
@@ -67,15 +68,15 @@ def _digest(settings):
 _logger = logging.getLogger(__name__)
 
 # %% ../../nbs/compare/runs.ipynb #2a7ef792
-def _draw(dataset, rows, what):
-    "The first `rows` of a fixed shuffle; all, where `rows` is None."
+def _draw(dataset, rows, what, seed=0):
+    "The first `rows` of a shuffle; all, where `rows` is None."
     if rows is not None and rows < 1:
         raise ValueError(f"rows must be at least 1 or None for all, not {rows}.")
     if rows is not None and rows > len(dataset):
         _logger.warning(f"{what}: {len(dataset):,} rows, all of them taken; "
                         f"{rows:,} were asked for.")
     if rows is None or rows >= len(dataset): return dataset
-    return dataset.shuffle(seed=0).select(range(rows))
+    return dataset.shuffle(seed=seed).select(range(rows))
 
 # %% ../../nbs/compare/runs.ipynb #5ce8235e
 class _CachedRows:
@@ -125,9 +126,9 @@ def load_kit(
     backbone, tokenizer = load_backbone(run.backbone, dtype=getattr(torch, run.dtype))
     task = load_task(run.task, source=run.source, text_columns=run.text_columns,
                      label_column=run.label_column, problem_type=run.problem_type)
-    rows = DatasetDict(train=_draw(task.splits["train"], run.train_rows, "training"),
-                       validation=_draw(task.splits["validation"], run.eval_rows,
-                                        "validation"))
+    train, validation = task.splits["train"], task.splits["validation"]
+    rows = DatasetDict(train=_draw(train, run.train_rows, "training", run.rows_seed),
+                       validation=_draw(validation, run.eval_rows, "validation"))
     encoded = replace(task, splits=rows).encode(tokenizer, max_length=run.max_length)
     data = {"train": encoded["train"], "evaluation": encoded["validation"]}
     start = time.perf_counter()

@@ -90,8 +90,8 @@ def _write(path, text):
     os.replace(part, path)
 
 # %% ../../nbs/compare/sweep.ipynb #2661e4b3
-_shared = ("backbone", "task", "train_rows", "eval_rows", "max_length", "dtype",
-           "source", "text_columns", "label_column", "problem_type", "data")
+_shared = ("backbone", "task", "train_rows", "rows_seed", "eval_rows", "max_length",
+           "dtype", "source", "text_columns", "label_column", "problem_type", "data")
 
 @lru_cache(maxsize=1)
 def _load_shared(run, output_dir, max_cache_bytes):
