@@ -53,11 +53,11 @@ def _candidates(lengths, token_budget, batch_size, capacity, seed):
     return {
         f"{rows} rows, file order": lambda epoch: in_order(np.arange(n)),
         f"{rows} rows, shuffled": shuffled,
-        f"{rows} rows, windows of {10 * rows}": window_of(10 * rows, batch_size=rows),
-        f"{token_budget} tokens, windows of {default} (default)":
+        f"{rows} rows, windows of {10 * rows:,}": window_of(10 * rows, batch_size=rows),
+        f"{token_budget:,} tokens, windows of {default:,} (default)":
             window_of(default, **budget),
-        f"{token_budget} tokens, all sorted": window_of(n, **budget),
-        f"{token_budget} tokens, packed in rows of {capacity}": packed}
+        f"{token_budget:,} tokens, all sorted": window_of(n, **budget),
+        f"{token_budget:,} tokens, packed in rows of {capacity:,}": packed}
 
 # %% ../../nbs/bucketing/report.ipynb #274baf45
 _columns = {
@@ -97,7 +97,7 @@ def compare_plans(
     plans = _candidates(lengths, token_budget, batch_size, capacity, seed)
     table = pd.DataFrame(map(_line, plans.values()), index=list(plans))
     bound = -(-int(lengths.sum()) // token_budget)
-    table.loc[f"bound: tokens / {token_budget}"] = [
+    table.loc[f"bound: tokens / {token_budget:,}"] = [
         0., bound, bound * token_budget, 1., 0., np.nan, np.nan]
     return table.astype({"batches": int, "computed_tokens": int})
 

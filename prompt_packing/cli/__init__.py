@@ -97,7 +97,7 @@ def _padding_options(add):
     add("--tokenizer", "--model", required=True, type=_model,
         help="a tokenizer: smollm2-135m, minilm-l6, a hub name, or a folder")
     add("--token-budget", type=_whole, default=16_384,
-        help="tokens of a batch, padding included (default 16384)")
+        help="tokens of a batch, padding included (default 16,384)")
     add("--max-length", type=_whole, default=512,
         help="longer examples are cut (default 512)")
     add("--column", "--text-column", default="text", type=_text,
@@ -107,10 +107,15 @@ def _padding_options(add):
 def _padding_text(report):
     "The plans as a table, what its columns mean, and what to do."
     plans = import_module("pandas").DataFrame(report["plans"]).set_index("plan")
-    meanings = [f"{name}: {meaning}" for name, meaning in report["columns"].items()]
-    lines = ["{rows:,} examples, {tokens:,} tokens".format(**report), "",
-             plans.round(4).to_string(na_rep="–"), "; ".join(meanings), ""]
-    return "\n".join(lines + [f"* {sentence}" for sentence in report["advice"]])
+    columns = {name: report["columns"][name] for name in _shown}
+    formats = ["{:.1%}".format, "{:,}".format, "{:,}".format, "{:.1%}".format]
+    table = plans[list(columns)].to_string(
+        formatters=formats, index_names=False, na_rep="–")
+    lines = ["{rows:,} examples, {tokens:,} tokens".format(**report), "", table, ""]
+    lines += [f"{name}: {meaning}" for name, meaning in columns.items()]
+    return "\n".join(lines + [""] + [f"* {said}" for said in report["advice"]])
+
+_shown = "padding", "batches", "computed_tokens", "new_mates" # the others: --json
 
 _commands["padding"] = _Command(padding, _padding_options, _padding_text, json.dumps)
 

@@ -30,8 +30,10 @@ class _Parser(argparse.ArgumentParser):
 # %% ../../nbs/cli/options.ipynb #56c57757
 def _nearest(word, known):
     "What the user may have meant."
-    near = get_close_matches(word, known, 1)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    near = [name for name in known if len(word) > 3 and word in name]
+    near = near or get_close_matches(word, known, 1)
+    if near: return f"did you mean {' or '.join(near[:3])}?"
+    return f"known are {', '.join(known)}"
 
 def _check_words(words, top, commands):
     "Stop at the first command or option that does not exist; `commands`: parsers."
@@ -165,6 +167,8 @@ def _text(text):
 
 # %% ../../nbs/cli/options.ipynb #f51c5f34
 def _chapter(name):
+    if "torch" not in sys.modules and sys.stderr.isatty():
+        print("loading torch and transformers ...", file=sys.stderr)
     if "huggingface_hub" not in sys.modules and not _hub_answers():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     return import_module(f"prompt_packing.{name}")

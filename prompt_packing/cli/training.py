@@ -7,6 +7,7 @@ __all__ = ['compare', 'sweep', 'predict']
 
 # %% ../../nbs/cli/training.ipynb #748f9643
 import json
+import logging
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
@@ -58,7 +59,7 @@ def sweep(
 _problem_types = ("single_label_classification", "multi_label_classification",
                   "regression")
 _model_help = "smollm2-135m, minilm-l6, a hub name, or a folder"
-_task_help = "sst2, rte, product_reviews, ..., or a csv, tsv, json or parquet file"
+_task_help = "sst2, rte, product_reviews, ..., or a csv, tsv, json(l) or parquet file"
 
 def _run_options(add):
     method = _one_of("compare", "METHODS", "method")
@@ -144,48 +145,66 @@ _compare_command = (compare, _compare_options, _comparison_text, _comparison_jso
 _sweep_command = (sweep, _sweep_options, _comparison_text, _comparison_json)
 
 # %% ../../nbs/cli/training.ipynb #81013cb2
-def _read_texts(file, columns):
-    "The texts of a file, a column or two."
-    pandas = import_module("pandas")
-    if file == "-" or Path(file).suffix.lower() in ("", ".txt"):
-        text = sys.stdin.read() if file == "-" else Path(file).read_text("utf-8")
-        lines = text.splitlines()
-        return pandas.DataFrame({"text": [line for line in lines if line.strip()]})
-    table = _chapter("tasks").read_table(file)
-    columns = columns or (["text"] if "text" in table else list(table.columns))
+_logger = logging.getLogger(__name__)
+
+def _read_rows(file):
+    "The rows of a file; each line of a text is one, in a column `text`."
+    if file != "-" and Path(file).suffix.lower() not in ("", ".txt"):
+        return _chapter("tasks").read_table(file)
+    text = sys.stdin.read() if file == "-" else Path(file).read_text("utf-8")
+    lines = [line for line in text.splitlines() if line.strip()]
+    return import_module("pandas").DataFrame({"text": lines})
+
+def _columns_of_text(table, file, given, learned_from):
+    "As given; as in training; `text`; or all columns, if there are one or two."
+    known = [c for c in (learned_from, ["text"]) if c and set(c) <= set(table.columns)]
+    columns = list(given or (known or [table.columns])[0])
     if len(columns) > 2 or not set(columns) <= set(table.columns):
         found = ", ".join(map(str, table.columns))
         raise ValueError(f"{file}: name the text by text_columns; it has {found}")
-    return table[columns]
+    return columns
 
 # %% ../../nbs/cli/training.ipynb #6ec103ac
-def predict(
-    folder:str, # of a saved model
-    file:str, # text (a line each), csv, tsv, json or parquet
-    text_columns=None, # one, or two for pairs; None: `text`, or all that there are
-): # `pandas.DataFrame`: the texts, and what the model says of them
-    "Give each text of a file a label and a score."
-    texts = _read_texts(file, text_columns)
-    rows = list(texts.itertuples(index=False, name=None))
-    if texts.shape[1] == 1: rows = [text for text, in rows]
-    model = _chapter("compare").load_model(folder)
-    if _problem_type(model) == "multi_label_classification":
-        return texts.assign(**_all_scores(model, rows))
+def _said(model, config, rows): # -> column: values
+    "What a model says of each row."
+    if config.problem_type == "multi_label_classification":
+        return _all_scores(model, config, rows)
     found = model.predict(rows)
     scores = [round(row["score"], 4) for row in found]
-    if _problem_type(model) == "regression":
-        return texts.assign(**{found[0]["label"]: scores} if found else {})
-    return texts.assign(label=[row["label"] for row in found], score=scores)
+    if config.problem_type == "regression": return {config.id2label[0]: scores}
+    return {"label": [row["label"] for row in found], "score": scores}
 
-def _problem_type(model): # a prompt model or a pipeline
-    return getattr(model, "model", model).config.problem_type
-
-def _all_scores(model, rows): # label -> score of each row
+def _all_scores(model, config, rows): # -> label: score of each row
     "The scores of all labels, in the order of their numbers."
     found = [{of["label"]: round(of["score"], 4) for of in labels}
              for labels in model.predict(rows, top_k=None)]
-    names = getattr(model, "model", model).config.id2label.values()
-    return {name: [row[name] for row in found] for name in names}
+    return {name: [row[name] for row in found] for name in config.id2label.values()}
+
+# %% ../../nbs/cli/training.ipynb #pr3d0002
+def predict(
+    folder:str, # of a saved model
+    file:str, # text (a line each), csv, tsv, json, jsonl or parquet
+    text_columns=None, # one, or two for pairs; None: those of training, or `text`
+): # `pandas.DataFrame`: the rows of the file, and what the model says of them
+    "Give each text of a file a label and a score."
+    table, model = _read_rows(file), _chapter("compare").load_model(folder)
+    config = getattr(model, "model", model).config # of a pipeline, or a prompt model
+    learned_from = getattr(config, "text_columns", None)
+    texts = table[_columns_of_text(table, file, text_columns, learned_from)]
+    texts = texts[_has_text(texts, file)]
+    rows = list(texts.itertuples(index=False, name=None))
+    if texts.shape[1] == 1: rows = [text for text, in rows]
+    said = import_module("pandas").DataFrame(
+        _said(model, config, rows), index=texts.index)
+    taken = {name: f"predicted_{name}" for name in said if name in table}
+    return table.join(said.rename(columns=taken))
+
+def _has_text(texts, file): # -> of each row
+    "Whether a row has any text; a message says how many have none."
+    there = (texts.fillna("").astype(str).map(str.strip) != "").any(axis=1)
+    if not there.all(): _logger.warning(f"{file}: {(~there).sum():,} of {len(there):,} "
+                                        "texts are empty and get no label")
+    return there
 
 # %% ../../nbs/cli/training.ipynb #89906f88
 def _saved(text):
@@ -199,9 +218,9 @@ def _predict_options(add):
     add("folder", metavar="FOLDER", type=_saved,
         help="a saved model, or the folder of a comparison with its best")
     add("file", metavar="FILE", type=_file_or_input,
-        help="text, csv, tsv, json or parquet; - for the standard input")
+        help="text, csv, tsv, json, jsonl or parquet; - for the standard input")
     add("--text-column", dest="text_columns", **_several(_text), metavar="NAME",
-        help="the column of the text, or two for pairs (default text)")
+        help="the column of the text, or two for pairs (default as in training)")
 
 def _csv(table): return table.to_csv(index=False).rstrip("\n")
 

@@ -240,6 +240,7 @@ def run_one(
 def _save(model, kit, folder, run):
     "Save model and tokenizer; the folder's name, or None where nothing is saved."
     if folder is None or not hasattr(model, "save_pretrained"): return None
+    model.config.text_columns = list(kit.task.text_columns) # for `predict`
     for part in (model, kit.tokenizer): part.save_pretrained(Path(folder) / run.name)
     return run.name
 
