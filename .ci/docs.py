@@ -17,6 +17,7 @@ sys.path[:0] = [str(root), str(root / ".ci")]
 math_span = re.compile(r'<span class="math (inline|display)">(.*?)</span>', re.S)
 outer_script = re.compile(r'<(?:script|link)[^>]*https?://[^>]*katex[^>]*>(?:\s*</script>)?', re.I)
 outer_font = re.compile(r"@import url\(https?://[^)]*\);?")  # the text falls back to the reader's own fonts
+commands = ("prompt_packing.cli", "prompt_packing.cli.training", "prompt_packing.cli.corpus")  # `compare` in prose is the function, not the command
 katex_call = re.compile(r"<script[^>]*>[^<]*renderMathInElement[^<]*</script>")
 
 
@@ -29,9 +30,11 @@ def mathml(match):
 
 def process():
     "nbdev's processors over nbs/, into _proc."
+    import nbdev.doclinks
     import nbdev.serve
-    from nbdev.doclinks import _build_modidx
-    _build_modidx()
+    nbdev.doclinks._build_modidx()
+    lookup = nbdev.doclinks._build_lookup_table
+    nbdev.doclinks._build_lookup_table = lambda *libs: lookup(*libs[:2], commands)
     return nbdev.serve.proc_nbs(n_workers=0, force=True)
 
 

@@ -46,7 +46,7 @@ def _keep_loss_type(model, value): vars(model)["loss_type"] = value
 # %% ../../nbs/accumulation_loss/custom.ipynb #adbdc83b
 def register_loss(
     name: str, # what `config.loss_type` will say
-    fn: Callable, # takes `logits`, `labels` and more keywords; see below
+    fn: Callable, # of `logits`, `labels`, `num_items_in_batch` and other keywords
 ) -> Callable: # `fn`
     """Make `config.loss_type = name` choose `fn` for every model that calls
     `self.loss_function`, in this process; the name is saved with the config.

@@ -176,10 +176,11 @@ def sweep(
     max_cache_bytes:int=4 * 2**30, # a text cache larger than this is not built
     training=None, # dict of further `TrainingArguments`, for all methods
     **settings # fields of `Run`, and rates and epochs as `plan_runs` takes them
-)->Comparison:
+)->Comparison: # table, tests, plot, and the best model
     """Every method on every backbone and task, with every prompt size and seed.
 
-    Raises `ValueError` for an unknown method or a prompt size below 1, before anything
+    `settings` are fields of `Run` (`train_rows`, `init`, `source`, ...), and
+    `learning_rate` and `epochs` for all methods or by name. Raises `ValueError` for an unknown method or a prompt size below 1, before anything
     is loaded, and what `load_task` and `load_backbone` raise."""
     _check(methods, prompt_tokens)
     settings["training"] = tuple(sorted((training or {}).items()))
@@ -202,6 +203,9 @@ def compare(
     prompt_tokens=(5,), # virtual tokens, for methods with a prompt
     seeds=(0, 1, 2), # runs of each method
     **kwargs # as `sweep` takes them
-)->Comparison:
-    "The methods side by side on one backbone and one task; raises what `sweep` raises."
+)->Comparison: # table, tests, plot, and the best model
+    """The methods side by side on one backbone and one task.
+
+    `kwargs` are those of `sweep`, `output_dir` and `train_rows` among them. Raises what
+    `sweep` raises."""
     return sweep([backbone], [task], methods, prompt_tokens, seeds, **kwargs)
