@@ -56,7 +56,8 @@ class Run:
 
     @property
     def name(self)->str: # readable, and unique for the settings
-        digits = _digest(asdict(self))
+        same_rows = {"source": None} if self.data else {} # wherever they are read from
+        digits = _digest(asdict(self) | same_rows)
         return f"{self.method}-{self.prompt_tokens}-seed{self.seed}-{digits}"
 
 def _digest(settings):
