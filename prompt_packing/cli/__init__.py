@@ -8,6 +8,7 @@ __all__ = ['main', 'padding', 'audit', 'verify', 'tour', 'tokenize', 'compare', 
 # %% ../../nbs/cli/index.ipynb #b29d43cc
 import contextlib
 import json
+import os
 import sys
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,8 +18,8 @@ from typing import Callable
 from .. import __version__
 from .corpus import _tokenize_command, tokenize
 from .options import (
-    _chapter, _check_words, _checkpoint, _file, _in_option_names, _model, _one_of,
-    _output_dir, _Parser, _picture, _text, _whole)
+    _chapter, _check_words, _checkpoint, _file, _in_option_names, _model, _names,
+    _one_of, _output_dir, _Parser, _picture, _text, _text_column, _whole)
 from .training import (
     _compare_command, _predict_command, _sweep_command, compare, predict, sweep)
 
@@ -75,12 +76,13 @@ def padding(
     tokenizer:str, # smollm2-135m, minilm-l6, a hub name, or a folder
     token_budget:int=16_384, # tokens of a batch, padding included
     max_length:int=512, # longer examples are cut
-    column:str="text", # of the text, in files with columns
+    column:str|None=None, # of the text, in files with columns; None: found in the first
     plot:str|None=None, # a file for the plot of padding against window
 )->dict: # as `bucketing.padding_report` makes it
     "Report how much of the computation is padding, and how much with a token budget."
     bucketing, tqdm = _chapter("bucketing"), import_module("tqdm").tqdm
-    encode = _chapter("tasks").load_tokenizer(tokenizer)
+    encode, column = _chapter("tasks").load_tokenizer(tokenizer), _text_column(
+        files[0], column)
     with tqdm(unit=" examples", leave=False) as bar:
         lengths = bucketing.file_lengths(
             files, encode, column=column, max_length=max_length,
@@ -100,8 +102,8 @@ def _padding_options(add):
         help="tokens of a batch, padding included (default 16,384)")
     add("--max-length", type=_whole, default=512,
         help="longer examples are cut (default 512)")
-    add("--column", "--text-column", default="text", type=_text,
-        help="the column of the text, in files with columns (default text)")
+    add("--column", "--text-column", type=_text, metavar="NAME",
+        help="the column of the text (default: found in a csv or tsv, else text)")
     add("--plot", metavar="PNG", type=_picture, help="write the plot to this file")
 
 def _padding_text(report):
@@ -136,17 +138,20 @@ def audit(
     except OSError as error:
         if Path(model).exists(): raise
         known = ", ".join(tasks.BACKBONES)
+        offline = os.environ.get("HF_HUB_OFFLINE") == "1"
+        hub = "the hub cannot be reached, and its cache" if offline else "the hub"
         raise FileNotFoundError(
-            f"no model {model}: there is no such folder, and the hub, or its cache, "
-            f"has none of this name; take a folder, a hub name, or {known}") from error
+            f"no model {model}: there is no such folder, and {hub} has none of this "
+            f"name; take a folder, a hub name, or {known}") from error
 
 # %% ../../nbs/cli/index.ipynb #c1188746
 def _audit_options(add):
     add("--model", required=True, type=_model,
         help="a backbone: smollm2-135m, minilm-l6, a hub name, or a folder")
+    heads = ", ".join(_names("accumulation_loss", "HEADS"))
     add("--head", default="sequence-classification", metavar="HEAD",
         type=_one_of("accumulation_loss", "HEADS", "head"),
-        help="the head (default sequence-classification; a wrong name lists all)")
+        help=f"one of {heads} (default sequence-classification)")
     add("--gradient-accumulation-steps", type=_whole, default=4,
         help="micro-batches in a step (default 4)")
 
@@ -156,7 +161,24 @@ def _rows_text(table, empty="nothing"):
 
 def _rows_json(table): return table.to_json(orient="records")
 
-_commands["audit"] = _Command(audit, _audit_options, _rows_text, _rows_json)
+def _audit_text(table):
+    "The table, what its columns mean, and what to do."
+    step, said = table.iloc[-1], "its gradient is right"
+    if abs(step.ratio - 1) > 1e-3 or step.cosine < 0.999:
+        said = (f"its gradient is {step.ratio:.2f} times as long as the right one; mend "
+                "it by prompt_packing.Trainer, or\n  class ExactTrainer(ExactLossMixin, "
+                "Trainer): pass")
+    return "\n".join([
+        "transformers' own Trainer, on random rows:", "", _rows_text(table), "",
+        "ratio: length of the gradient over that of the uncut batch; cosine: 1 where "
+        "its direction is right",
+        "relative_error: length of the difference over that of the right gradient; "
+        "loss_ratio: of logged losses", "",
+        f"* A step of so many micro-batches on one process is the last row: {said}.",
+        "* For a Trainer of your own: prompt_packing.accumulation_loss.audit_loss("
+        "trainer)."])
+
+_commands["audit"] = _Command(audit, _audit_options, _audit_text, _rows_json)
 
 # %% ../../nbs/cli/index.ipynb #5f480a79
 _commands["compare"] = _Command(*_compare_command)

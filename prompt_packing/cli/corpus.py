@@ -12,20 +12,20 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 
 from .options import (
-    _chapter, _file, _model, _output_dir, _text, _whole)
+    _chapter, _file, _model, _output_dir, _text, _text_column, _whole)
 
 # %% ../../nbs/cli/corpus.ipynb #82d147a2
 def tokenize(
     files, # text (a line an example), csv, tsv, jsonl or parquet, each also as .gz
     tokenizer:str, # smollm2-135m, minilm-l6, a hub name, or a folder
     output_dir:str, # where the token ids go
-    column:str="text", # of the text, in files with columns
+    column:str | None=None, # of the text, in files with columns; None: found
     max_length:int | None=None, # longer examples are cut
     workers:int | None=None, # processes; None: one a core, 1: this process
 ): # `TokenShards`
     "Tokenize files once, for any number of trainings; finished files are kept."
     encode = _chapter("tasks").load_tokenizer(tokenizer)
-    options = dict(column=column, max_length=max_length)
+    options = dict(column=_text_column(files[0], column), max_length=max_length)
     with _executor(min(workers or os.cpu_count(), len(files))) as executor:
         return _chapter("bucketing").tokenize_corpus(
             files, encode, output_dir, executor=executor, **options)
@@ -42,8 +42,8 @@ def _tokenize_options(add):
         help="a tokenizer: smollm2-135m, minilm-l6, a hub name, or a folder")
     add("--output-dir", required=True, type=_output_dir,
         help="where the token ids go; what is finished there is not done again")
-    add("--column", "--text-column", default="text", type=_text,
-        help="the column of the text, in files with columns (default text)")
+    add("--column", "--text-column", type=_text, metavar="NAME",
+        help="the column of the text (default: found in a csv or tsv, else text)")
     add("--max-length", type=_whole, help="longer examples are cut (default not)")
     add("--workers", type=_whole, help="processes (default one a core)")
 

@@ -50,9 +50,10 @@ def _check_words(words, top, commands):
 _Wrong = argparse.ArgumentTypeError # the parser adds the option's name to its message
 
 def _whole(text):
-    if not text.isdecimal() or int(text) < 1:
+    digits = text.replace("_", "") # 16_384
+    if not digits.isdecimal() or int(digits) < 1:
         raise _Wrong(f"must be a whole number of at least 1, not {text!r}")
-    return int(text)
+    return int(digits)
 
 def _seed(text):
     if not text.isdecimal() or int(text) >= 2**32:
@@ -111,7 +112,7 @@ def _one_of(chapter, table, what):
 # %% ../../nbs/cli/options.ipynb #05c0db4a
 _not_text = {b"\x89PNG": "a PNG picture", b"\xff\xd8\xff": "a JPEG picture",
              b"GIF8": "a GIF picture", b"%PDF": "a PDF document",
-             b"PK\x03\x04": "a zip archive (or an Excel or Word file)"}
+             b"PK\x03\x04": "a zip archive or an Excel file (save it as csv)"}
 
 def _file(text):
     path = Path(text)
@@ -132,8 +133,10 @@ def _model(text):
     if Path(text).is_file(): raise _Wrong(f"{text} is a file, not a model's folder")
     if not Path(text).exists() and not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", text):
         raise _Wrong(f"there is no folder {text}")
-    if near := get_close_matches(text, known, 1, cutoff=0.85):
-        raise _Wrong(f"there is no model {text}; did you mean {near[0]}?")
+    near = [name for name in known if name.startswith(text)]
+    if near := near or get_close_matches(text, known, 1, cutoff=0.85):
+        if not Path(text).exists():
+            raise _Wrong(f"there is no model {text}; did you mean {near[0]}?")
     return text
 
 def _task(text):
@@ -143,6 +146,16 @@ def _task(text):
     raise _Wrong(f"there is no task or file {text!r}; {_nearest(text, known)}")
 
 # %% ../../nbs/cli/options.ipynb #74debe0f
+def _text_column(file, column):
+    "As given; of a csv or tsv the one that holds text; else `text`."
+    if column or Path(file).suffix.lower() not in (".csv", ".tsv"):
+        return column or "text"
+    tables = _chapter("tasks.tables")
+    table = tables.read_table(file, nrows=1_000)
+    rest = [name for name in table if name not in ("label", "labels")]
+    found = tables.find_text(rest, table)
+    return found[0] if len(found) == 1 else "text"
+
 def _folder(text):
     if not Path(text).is_dir(): raise _Wrong(f"there is no folder {text}")
     return text

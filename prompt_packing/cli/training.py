@@ -156,12 +156,17 @@ def _read_rows(file):
     return import_module("pandas").DataFrame({"text": lines})
 
 def _columns_of_text(table, file, given, learned_from):
-    "As given; as in training; `text`; or all columns, if there are one or two."
+    "As given; as in training; or the one column `text`."
     known = [c for c in (learned_from, ["text"]) if c and set(c) <= set(table.columns)]
-    columns = list(given or (known or [table.columns])[0])
-    if len(columns) > 2 or not set(columns) <= set(table.columns):
+    columns = list(given or (known or [[]])[0])
+    learned = f"the model learned from {' and '.join(learned_from or ['a text'])}"
+    if not columns or not set(columns) <= set(table.columns):
         found = ", ".join(map(str, table.columns))
-        raise ValueError(f"{file}: name the text by text_columns; it has {found}")
+        raise ValueError(f"{file}: name the text by text_columns; {learned}, and the "
+                         f"columns here are {found}")
+    if learned_from and len(columns) != len(learned_from):
+        raise ValueError(f"{file}: {learned}, so text_columns cannot be "
+                         f"{' and '.join(columns)}")
     return columns
 
 # %% ../../nbs/cli/training.ipynb #6ec103ac

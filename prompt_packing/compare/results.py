@@ -14,7 +14,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from scipy import stats
-from transformers import TextClassificationPipeline, pipeline
+from transformers import (
+    AutoModelForSequenceClassification, TextClassificationPipeline, pipeline)
 
 from .methods import METHODS
 from ..prompt_tuning import PromptForSequenceClassification
@@ -60,12 +61,24 @@ _same_answer = {"single_label_classification": "most frequent class",
                 "regression": "mean of the training rows"}
 
 # %% ../../nbs/compare/results.ipynb #a159e306
+_where, _what = ["backbone", "task"], ["method", "prompt_tokens"]
+_settings = ("train_rows", "epochs", "learning_rate", "token_budget", "max_length",
+             "init", "dtype", "text_columns", "label_column", "training", "data")
+
+def _differing(runs):
+    "The settings, seeds aside, in which runs of one method and size differ."
+    settings = runs[[s for s in _settings if s in runs]].astype(str)
+    kinds = settings.groupby([runs[k] for k in _where + _what]).nunique()
+    return [setting for setting in kinds if (kinds[setting] > 1).any()]
+
 def _table(runs):
     "A row for each method and prompt size; first, one answer for all rows."
-    where, what, rows = ["backbone", "task"], ["method", "prompt_tokens"], {}
+    more = _differing(runs)
+    runs = runs.astype(dict.fromkeys(more, str))
+    where, what, rows = _where, _what + more, {}
     for place, here in runs.groupby(where, sort=False):
         answer = _same_answer[here.problem_type.iloc[0]]
-        rows[(*place, answer, 0)] = _majority_row(here)
+        rows[(*place, answer, 0, *[""] * len(more))] = _majority_row(here)
         for how, group in here.groupby(what, sort=False):
             rows[(*place, *how)] = _row(group)
     index = pd.MultiIndex.from_tuples(rows, names=where + what)
@@ -156,8 +169,11 @@ _logger = logging.getLogger(__name__)
 def _best(records):
     "The best run of the best group of runs, among those with a model."
     runs = _runs(records)
-    keys = ["backbone", "task", "method", "prompt_tokens"]
-    mean = runs.groupby(keys).score.transform("mean")
+    if more := _differing(runs):
+        _logger.warning("There are runs of one method with different "
+                        f"{' and '.join(more)}; the best of all of them is taken.")
+    alike = [runs[key].astype(str) for key in _where + _what + more]
+    mean = runs.groupby(alike).score.transform("mean")
     kept = runs.model.notna()
     if not kept.any():
         raise ValueError("no model was kept of these runs; fine-tuned ones are kept by "
@@ -169,6 +185,14 @@ def _best(records):
     return records[order.index[0]]
 
 # %% ../../nbs/compare/results.ipynb #ca9b23a1
+def _classifier(folder):
+    "A model with a head; raises `ValueError` where the head would be a random one."
+    model, found = AutoModelForSequenceClassification.from_pretrained(
+        folder, output_loading_info=True)
+    if not found["missing_keys"]: return model
+    raise ValueError(f"the model in {folder} is no classifier: it has no weights "
+                     f"{', '.join(sorted(found['missing_keys']))}")
+
 class _Classifier(TextClassificationPipeline):
     "transformers' pipeline, which takes pairs of texts as tuples too."
     def preprocess(self, inputs, **kwargs):
@@ -181,17 +205,19 @@ def load_model(
 ): # a prompt model, or a pipeline on another classifier: both have `predict(texts)`
     """The model in a folder, ready to predict.
 
-    Raises `FileNotFoundError` for a folder with neither a model nor a comparison."""
+    Raises `FileNotFoundError` for a folder with neither a model nor a comparison, and
+    `ValueError` for a model without a classifier's head."""
     folder = Path(folder)
     if (folder / "records").is_dir(): folder = Comparison.load(folder).best_path()
+    if not folder.is_dir(): raise FileNotFoundError(f"there is no folder {folder}")
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"the folder {folder} holds no model: it has no "
                                 "config.json, and no records of a comparison")
     config = json.loads((folder / "config.json").read_text())
     if config.get("model_type") == "prompt_tuning":
         return PromptForSequenceClassification.from_pretrained(folder)
-    return pipeline("text-classification", model=str(folder), truncation=True,
-                    pipeline_class=_Classifier)
+    return pipeline("text-classification", model=_classifier(folder), truncation=True,
+                    tokenizer=str(folder), pipeline_class=_Classifier)
 
 # %% ../../nbs/compare/results.ipynb #8483a699
 class Comparison:
@@ -207,7 +233,9 @@ class Comparison:
     @classmethod
     def load(cls, output_dir): # the folder that `compare` wrote
         "The comparison of all records in a folder, methods in the order of `METHODS`."
-        return cls(_load_records(output_dir), output_dir)
+        records = _load_records(output_dir)
+        if not records: raise FileNotFoundError(f"no records of runs in {output_dir}")
+        return cls(records, output_dir)
 
     @property
     def runs(self)->pd.DataFrame: # one row a run; `score`: by its task's first metric
@@ -216,7 +244,9 @@ class Comparison:
     def select(self, **settings)->list: # e.g. method="prompt", prompt_tokens=5
         "The records with these settings. Raises `ValueError` where there is none."
         found = [r for r in self.records if all(r[k] == v for k, v in settings.items())]
-        if not found: raise ValueError(f"No runs with {settings}.")
+        methods = ", ".join(dict.fromkeys(r["method"] for r in self.records))
+        if not found: raise ValueError(f"No runs with {settings}; there are runs of "
+                                       f"{methods}.")
         return found
 
     def table(self)->pd.DataFrame: # a row for each method and prompt size

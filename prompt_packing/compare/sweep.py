@@ -53,6 +53,7 @@ def plan_runs(
     "The runs of a sweep, those of one backbone and task next to each other."
     _check(methods, prompt_tokens)
     def own(method):
+        if not METHODS[method].learning_rate: return {} # nothing is trained
         return {"epochs": _own(epochs, method, METHODS[method].epochs),
                 "learning_rate": _own(learning_rate, method,
                                       METHODS[method].learning_rate)}

@@ -19,8 +19,8 @@ from .prompts import (
     Prompt, PromptHead, chosen_prompts, embedding_width, initial_prompt)
 from prompt_packing.prompt_tuning.saving import (
     PromptTuningConfig, as_dtype, check_arguments, check_backbone, check_choices,
-    check_tokenizer, describe_backbone, named_labels, read_prompt, read_tokenizer,
-    write_prompt)
+    check_folder, check_tokenizer, describe_backbone, named_labels, read_prompt,
+    read_tokenizer, write_prompt)
 from .trials import text_id
 
 # %% ../../nbs/prompt_tuning/model.ipynb #80867401
@@ -111,10 +111,12 @@ def _from_pretrained(
 ):
     """Prompt and head on their backbone again.
 
-    Raises `ValueError` if the backbone has other weights, `TypeError` for arguments
-    that mean nothing here."""
+    Raises `ValueError` if the backbone has other weights and for a folder without a
+    prompt, `TypeError` for arguments that mean nothing here."""
     source, hub = pretrained_model_name_or_path, check_arguments(hub)
-    config = config or cls.config_class.from_pretrained(source, **hub)
+    if config is None:
+        check_folder(source)
+        config = cls.config_class.from_pretrained(source, **hub)
     backbone = config.backbone_name if backbone is None else backbone
     found, tokenizer = load_text_model(backbone, as_dtype(config.backbone_dtype))
     check_backbone(config, found, source)

@@ -4,10 +4,12 @@
 
 # %% auto #0
 __all__ = ['PromptTuningConfig', 'check_choices', 'check_tokenizer', 'named_labels', 'as_dtype', 'describe_backbone',
-           'model_card', 'write_prompt', 'read_prompt', 'read_tokenizer', 'check_arguments', 'check_backbone']
+           'model_card', 'write_prompt', 'read_prompt', 'read_tokenizer', 'check_arguments', 'check_folder',
+           'check_backbone']
 
 # %% ../../nbs/prompt_tuning/saving.ipynb #e4e83fc5
 import copy
+import json
 import os
 from pathlib import Path
 
@@ -211,6 +213,19 @@ def check_arguments(
     return {name: arguments[name] for name in _hub_arguments & arguments.keys()}
 
 # %% ../../nbs/prompt_tuning/saving.ipynb #c5b9497a
+def check_folder(source): # a folder, or a name on the hub
+    "Raises `ValueError` for a folder that holds something else than a prompt."
+    folder = Path(source)
+    if not folder.is_dir(): return
+    if (folder / "records").is_dir():
+        raise ValueError(f"{folder} holds a comparison; load its best model with "
+                         "prompt_packing.compare.load_model")
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} holds no model: it has no config.json")
+    kind = json.loads((folder / "config.json").read_text()).get("model_type")
+    if kind != PromptTuningConfig.model_type:
+        raise ValueError(f"{folder} holds a model of type {kind}, not a prompt")
+
 def check_backbone(
     config, # of a prompt model
     backbone:PreTrainedModel, # that it is to be put on

@@ -18,7 +18,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
 from .backbones import _hub_answers, _only_cache, _unknown_name
 from .package_index import Package, cached
 from .tables import (
-    _READERS, find_columns, find_labels, join_labels, read_table)
+    _READERS, _first_label, find_columns, find_labels, join_labels, read_table)
 from .task import TASKS, Task, _make_task
 
 _logger = logging.getLogger(__name__)
@@ -48,8 +48,10 @@ def _unlabelled(labels):
 def _own_task(name, tables, source, text_columns, label_column, labels, problem_type,
               validation):
     "A task of the user's own tables."
+    train, given = tables["train"], text_columns is not None
     text_columns, label_columns = find_columns(
-        tables["train"].columns, f"{name}, train", text_columns, label_column)
+        train.columns, f"{name}, train", text_columns, label_column, train)
+    if not given: _say_columns(name, train, text_columns, label_columns)
     for split in list(tables):
         where, table = f"{name}, {split}", tables[split]
         if split == "test" and not set(label_columns) <= set(table): del tables[split]
@@ -81,6 +83,13 @@ def _kind(values, where, label_columns, labels, problem_type):
                          f"are those of a {found[0]}")
     return found[0], tuple(map(str, found[1]))
 
+def _say_columns(name, table, text_columns, label_columns):
+    "A message where columns are left aside."
+    rest = [c for c in table if c not in (*text_columns, *label_columns)]
+    if rest: _logger.warning_once(
+        f"{name}: the text is in {' and '.join(text_columns)}, the label in "
+        f"{', '.join(label_columns)}; left aside: {', '.join(map(str, rest))}")
+
 def _say_kind(name, kind, names):
     "Messages about what the labels were taken for."
     if kind == "regression":
@@ -102,7 +111,7 @@ def _tables_of(data):
 def _class_names(data, label_column):
     "Names of the classes, where a column of labels has them."
     features = data.features if isinstance(data, Dataset) else data["train"].features
-    found = find_columns(features, "the data set", None, label_column)[1] if (
+    found = _first_label(features, "the data set") if (
         label_column is None) else label_column
     name = found if isinstance(found, str) else found[0]
     feature = features.get(name)
