@@ -165,9 +165,9 @@ def _audit_text(table):
     "The table, what its columns mean, and what to do."
     step, said = table.iloc[-1], "its gradient is right"
     if abs(step.ratio - 1) > 1e-3 or step.cosine < 0.999:
-        said = (f"its gradient is {step.ratio:.2f} times as long as the right one; mend "
-                "it by prompt_packing.Trainer, or\n  class ExactTrainer(ExactLossMixin, "
-                "Trainer): pass")
+        said = (f"its gradient is {step.ratio:.2f} times as long as the right one. "
+                "Use prompt_packing.Trainer, or\n  "
+                "class ExactTrainer(ExactLossMixin, Trainer): pass")
     return "\n".join([
         "transformers' own Trainer, on random rows:", "", _rows_text(table), "",
         "ratio: length of the gradient over that of the uncut batch; cosine: 1 where "

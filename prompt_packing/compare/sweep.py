@@ -181,7 +181,9 @@ def sweep(
     """Every method on every backbone and task, with every prompt size and seed.
 
     `settings` are fields of `Run` (`train_rows`, `init`, `source`, ...), and
-    `learning_rate` and `epochs` for all methods or by name. Raises `ValueError` for an unknown method or a prompt size below 1, before anything
+    `learning_rate` and `epochs` for all methods or by name.
+
+    Raises `ValueError` for an unknown method or a prompt size below 1, before anything
     is loaded, and what `load_task` and `load_backbone` raise."""
     _check(methods, prompt_tokens)
     settings["training"] = tuple(sorted((training or {}).items()))
