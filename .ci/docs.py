@@ -8,6 +8,7 @@ import html
 import re
 import shutil
 import sys
+from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
@@ -46,7 +47,7 @@ def build():
     for page in docs.rglob("*.html"):
         text = math_span.sub(mathml, page.read_text(encoding="utf-8"))
         text = with_relative_links(katex_call.sub("", outer_script.sub("", text)), page.relative_to(docs))
-        page.write_text(with_card(with_dunders(with_sentences(with_readable_tables(accessible(text))))), encoding="utf-8")
+        page.write_text(with_card(with_dunders(with_sentences(with_kinds(with_readable_tables(accessible(text)))))), encoding="utf-8")
     for theme in (docs / "site_libs" / "themes").glob("*.css"):
         theme.write_text(outer_font.sub("", theme.read_text(encoding="utf-8")), encoding="utf-8")
     return docs
@@ -93,6 +94,17 @@ def with_readable_tables(text):
     "Tables of numbers and text as `with_separators` and `with_words_left` write them."
     text = re.sub(r"<table.*?</table>", lambda m: with_separators(m[0]), text, flags=re.S)
     return re.sub(r'<table[^>]*class="dataframe".*?</table>', lambda m: with_words_left(m[0]), text, flags=re.S)
+
+
+def with_kinds(text):
+    "Tables of parameters and pictures much wider than high get a class, for narrow screens."
+    text = re.sub(r'<table class="([^"]*)">(?=\s*(?:<colgroup>.*?</colgroup>\s*)?<thead>\s*<tr[^>]*>\s*<th[^>]*></th>\s*<th[^>]*>(?:<strong>)?Type)', r'<table class="\1 parameters">', text, flags=re.S)
+
+    def marked(match):
+        size = b64decode(match[2])[16:24]
+        width, height = int.from_bytes(size[:4], "big"), int.from_bytes(size[4:], "big")
+        return f'<img class="wide" {match[1]}{match[2]}' if width > 2.7 * height else match[0]
+    return re.sub(r'<img ([^>]*src="data:image/png;base64,)([A-Za-z0-9+/]{32})', marked, text)
 
 
 def with_sentences(text):
