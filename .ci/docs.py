@@ -10,6 +10,7 @@ import shutil
 import sys
 from base64 import b64decode
 from html.parser import HTMLParser
+from itertools import groupby
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
@@ -47,7 +48,7 @@ def build():
     for page in docs.rglob("*.html"):
         text = math_span.sub(mathml, page.read_text(encoding="utf-8"))
         text = with_relative_links(katex_call.sub("", outer_script.sub("", text)), page.relative_to(docs))
-        page.write_text(with_card(with_dunders(with_sentences(with_kinds(with_readable_tables(accessible(text)))))), encoding="utf-8")
+        page.write_text(with_card(with_dunders(with_messages_once(with_sentences(with_kinds(with_readable_tables(accessible(text))))))), encoding="utf-8")
     for theme in (docs / "site_libs" / "themes").glob("*.css"):
         theme.write_text(outer_font.sub("", theme.read_text(encoding="utf-8")), encoding="utf-8")
     return docs
@@ -116,6 +117,14 @@ def with_sentences(text):
         return f'{match[1]}<pre class="sentences" tabindex="0"><code>{spans}</code></pre>'
     output = r'(<div[^>]*class="cell-output cell-output-(?:stdout|display)[^>]*>\s*)<pre tabindex="0"><code>([^<]*)</code></pre>'
     return re.sub(output, wrapped, text)
+
+
+def with_messages_once(text):
+    "A message that is repeated line by line stands once, with its number."
+    def counted(match):
+        groups = [(line, len(list(same))) for line, same in groupby(match[2].splitlines())]
+        return match[1] + "\n".join(line + f" ({n} times)" * (n > 1) for line, n in groups) + match[3]
+    return re.sub(r'(<div[^>]*cell-output-stderr[^>]*>\s*<pre tabindex="0"><code>)([^<]*)(</code>)', counted, text)
 
 
 def with_dunders(text):
