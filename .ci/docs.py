@@ -8,7 +8,9 @@ import html
 import re
 import shutil
 import sys
+from base64 import b64decode
 from html.parser import HTMLParser
+from itertools import groupby
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
@@ -49,7 +51,7 @@ def build():
     for page in docs.rglob("*.html"):
         text = math_span.sub(mathml, page.read_text(encoding="utf-8"))
         text = with_relative_links(katex_call.sub("", outer_script.sub("", text)), page.relative_to(docs))
-        page.write_text(with_card(with_separators(accessible(text))), encoding="utf-8")
+        page.write_text(with_card(with_dunders(with_messages_once(with_sentences(with_kinds(with_readable_tables(accessible(text))))))), encoding="utf-8")
     for theme in (docs / "site_libs" / "themes").glob("*.css"):
         theme.write_text(outer_font.sub("", theme.read_text(encoding="utf-8")), encoding="utf-8")
     return docs
@@ -63,8 +65,74 @@ def accessible(text):
 
 
 def with_separators(text):
-    "Numbers of five digits and more in tables, with commas."
-    return re.sub(r"(<td[^>]*>)(\d{5,})(?=</td>)", lambda m: f"{m[1]}{int(m[2]):,}", text)
+    "Numbers of five digits and more with commas, and where a table has such numbers, those of four digits too."
+    if not re.search(r"<td[^>]*>\d{5,}(\.\d+)?</td>", text): return text
+    return re.sub(r"(<td[^>]*>)(\d{4,})(?=(\.\d+)?</td>)", lambda m: f"{m[1]}{int(m[2]):,}", text)
+
+
+def is_words(cell):
+    "Whether a table's cell is read as text, not compared as a number."
+    plain = re.sub(r"<[^>]*>|&\w+;", "", cell).strip()
+    if plain in ("", "NaN", "None", "nan", "inf"): return False
+    return sum(map(str.isalpha, plain)) > sum(map(str.isdigit, plain))
+
+
+def with_words_left(table):
+    "A data frame's table: columns of text, and their heads, get a class; long texts a second one, since only they may wrap."
+    rows = [re.findall(r"<td>(.*?)</td>", row, re.S) for row in re.findall(r"<tr.*?</tr>", table, re.S)]
+    width = max(map(len, rows), default=0)
+    words = [any(is_words(row[i]) for row in rows if len(row) == width) for i in range(width)]
+
+    def marked(row):
+        cells = re.findall(r"<(?:td|th)[^>]*>.*?</(?:td|th)>", row[0], re.S)
+        if "colspan" in row[0] or len(cells) < width: return row[0]
+        for i, cell in enumerate(cells[len(cells) - width:]):
+            if not words[i] or cell == "<th></th>": continue
+            kind = "words long" if len(cell) > 50 and cell.startswith("<td") else "words"
+            cells[len(cells) - width + i] = re.sub(r"^<(t[dh])", rf'<\1 class="{kind}"', cell)
+        return row[1] + "\n".join(cells) + row[3]
+    return re.sub(r"(<tr[^>]*>)(.*?)(</tr>)", marked, table, flags=re.S)
+
+
+def with_readable_tables(text):
+    "Tables of numbers and text as `with_separators` and `with_words_left` write them."
+    text = re.sub(r"<table.*?</table>", lambda m: with_separators(m[0]), text, flags=re.S)
+    return re.sub(r'<table[^>]*class="dataframe".*?</table>', lambda m: with_words_left(m[0]), text, flags=re.S)
+
+
+def with_kinds(text):
+    "Tables of parameters and pictures much wider than high get a class, for narrow screens."
+    text = re.sub(r'<table class="([^"]*)">(?=\s*(?:<colgroup>.*?</colgroup>\s*)?<thead>\s*<tr[^>]*>\s*<th[^>]*></th>\s*<th[^>]*>(?:<strong>)?Type)', r'<table class="\1 parameters">', text, flags=re.S)
+
+    def marked(match):
+        size = b64decode(match[2])[16:24]
+        width, height = int.from_bytes(size[:4], "big"), int.from_bytes(size[4:], "big")
+        return f'<img class="wide" {match[1]}{match[2]}' if width > 2.7 * height else match[0]
+    return re.sub(r'<img ([^>]*src="data:image/png;base64,)([A-Za-z0-9+/]{32})', marked, text)
+
+
+def with_sentences(text):
+    "Long printed lines wrap, each with its further lines indented, unless what was printed has columns."
+    def wrapped(match):
+        lines = html.unescape(match[2]).splitlines()
+        if max(map(len, lines), default=0) <= 40 or any(re.search(r"\S {2,}\S", line) for line in lines): return match[0]
+        spans = "".join(f'<span class="line">{line}\n</span>' for line in match[2].splitlines())
+        return f'{match[1]}<pre class="sentences" tabindex="0"><code>{spans}</code></pre>'
+    output = r'(<div[^>]*class="cell-output cell-output-(?:stdout|display)[^>]*>\s*)<pre tabindex="0"><code>([^<]*)</code></pre>'
+    return re.sub(output, wrapped, text)
+
+
+def with_messages_once(text):
+    "A message that is repeated line by line stands once, with its number."
+    def counted(match):
+        groups = [(line, len(list(same))) for line, same in groupby(match[2].splitlines())]
+        return match[1] + "\n".join(line + f" ({n} times)" * (n > 1) for line, n in groups) + match[3]
+    return re.sub(r'(<div[^>]*cell-output-stderr[^>]*>\s*<pre tabindex="0"><code>)([^<]*)(</code>)', counted, text)
+
+
+def with_dunders(text):
+    "Headings of special methods with their underscores, which Markdown takes for emphasis."
+    return re.sub(r"(<h[2-6] [^>]*>(?:\w+\.)?)<strong>([a-z]+)</strong>(?=</h)", r"\1__\2__", text)
 
 
 def with_card(text):

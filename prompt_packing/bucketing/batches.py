@@ -90,7 +90,7 @@ class BatchPlan(Sequence):
         return self.indices[self.offsets[i]:self.offsets[i + 1]]
 
     def __repr__(self):
-        return (f"BatchPlan({len(self)} batches, {len(self.indices)} rows, "
+        return (f"BatchPlan({len(self):,} batches, {len(self.indices):,} rows, "
                 f"{self.padding:.2%} padding)")
 
     def _reduce(self, how, values): return how.reduceat(values, self.offsets[:-1])

@@ -152,8 +152,9 @@ def plot_comparison(
     _scatter(ax, runs, x)
     for score in runs.majority.unique():
         ax.axhline(score, ls=":", color="0.5", zorder=0)
-        ax.text(0.27, score, "one answer for all rows", fontsize=7, color="0.4",
-                ha="center", va="bottom", transform=ax.get_yaxis_transform())
+        ax.annotate("one answer for all rows", (0.27, score), xytext=(0, 2),
+                    xycoords=ax.get_yaxis_transform(), textcoords="offset points",
+                    fontsize=7, color="0.4", ha="center", va="bottom")
     names = [c.get_label() for c in ax.containers]
     if x is None: ax.set_xticks(range(len(names)), names)
     else: ax.set_xscale("symlog" if x == "prompt_tokens" else "log")
