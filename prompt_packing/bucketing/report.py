@@ -151,17 +151,17 @@ def recommend_setting(
     *,
     batch_size:int=32, # rows in a batch without a budget
 ) -> dict: # token_budget and bucket_window for a Trainer; padding and randomness
-    "The most random window with at most 2% padding; the default if none has that."
+    "The most random window with at most 2% padding, else the default."
     lengths = as_lengths(lengths)
     rows = f"{min(batch_size, len(lengths))} rows, shuffled"
     plain = _candidates(lengths, token_budget, batch_size, token_budget, 0)[rows]
     budget, window, (plan, following) = None, None, (plain(0), plain(1))
-    smaller = [_budget_for(lengths, batches) for batches in (len(plan), 10)]
-    for tried in (token_budget, *smaller):
-        found, plans = _random_window(lengths, tried)
-        if plans[0].padding >= plain(0).padding: continue
-        budget, window, (plan, following) = tried, found, plans
-        break
+    tried = [(token_budget, *_random_window(lengths, token_budget))]
+    if len(tried[0][2][0]) < 30: # too few batches to sort these rows into
+        smaller = [_budget_for(lengths, batches) for batches in (len(plan), 10)]
+        tried += [(b, *_random_window(lengths, b)) for b in smaller]
+    best = min(tried, key=lambda found: found[2][0].padding)
+    if best[2][0].padding < plan.padding: budget, window, (plan, following) = best
     return {"token_budget": budget, "bucket_window": window, "padding": plan.padding,
             "new_mates": plan.new_mates(following),
             "length_correlation": plan.length_correlation, "batches": len(plan)}
