@@ -51,7 +51,8 @@ def build():
     for page in docs.rglob("*.html"):
         text = math_span.sub(mathml, page.read_text(encoding="utf-8"))
         text = with_relative_links(katex_call.sub("", outer_script.sub("", text)), page.relative_to(docs))
-        page.write_text(with_card(with_dunders(with_messages_once(with_sentences(with_kinds(with_readable_tables(accessible(text))))))), encoding="utf-8")
+        for change in (accessible, with_readable_tables, with_kinds, with_sentences, with_messages_once, with_dunders, with_card): text = change(text)
+        page.write_text(text, encoding="utf-8")
     for theme in (docs / "site_libs" / "themes").glob("*.css"):
         theme.write_text(outer_font.sub("", theme.read_text(encoding="utf-8")), encoding="utf-8")
     return docs

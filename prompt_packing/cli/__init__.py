@@ -163,20 +163,18 @@ def _rows_json(table): return table.to_json(orient="records")
 
 def _audit_text(table):
     "The table, what its columns mean, and what to do."
-    step, said = table.iloc[-1], "its gradient is right"
-    if abs(step.ratio - 1) > 1e-3 or step.cosine < 0.999:
-        said = (f"its gradient is {step.ratio:.2f} times as long as the right one. "
-                "Use prompt_packing.Trainer, or\n  "
-                "class ExactTrainer(ExactLossMixin, Trainer): pass")
+    cause = table.cause.iloc[-1]
+    mend = ["* Trained right by prompt_packing.Trainer, or by your own Trainer as\n  "
+            "class ExactTrainer(ExactLossMixin, Trainer): pass"]
     return "\n".join([
         "transformers' own Trainer, on random rows:", "", _rows_text(table), "",
         "ratio: length of the gradient over that of the uncut batch; cosine: 1 where "
         "its direction is right",
         "relative_error: length of the difference over that of the right gradient; "
         "loss_ratio: of logged losses", "",
-        f"* A step of so many micro-batches on one process is the last row: {said}.",
-        "* For a Trainer of your own: prompt_packing.accumulation_loss.audit_loss("
-        "trainer)."])
+        f"* All micro-batches in a step of one process are the last row: {cause}.",
+        *mend * (cause != "right"), "* For a Trainer of your own: "
+        "prompt_packing.accumulation_loss.audit_loss(trainer)."])
 
 _commands["audit"] = _Command(audit, _audit_options, _audit_text, _rows_json)
 

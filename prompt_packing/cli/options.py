@@ -152,8 +152,7 @@ def _text_column(file, column):
         return column or "text"
     tables = _chapter("tasks.tables")
     table = tables.read_table(file, nrows=1_000)
-    rest = [name for name in table if name not in ("label", "labels")]
-    found = tables.find_text(rest, table)
+    found = tables.find_text(list(table), table)
     return found[0] if len(found) == 1 else "text"
 
 def _folder(text):

@@ -62,8 +62,9 @@ _same_answer = {"single_label_classification": "most frequent class",
 
 # %% ../../nbs/compare/results.ipynb #a159e306
 _where, _what = ["backbone", "task"], ["method", "prompt_tokens"]
-_settings = ("train_rows", "epochs", "learning_rate", "token_budget", "max_length",
-             "init", "dtype", "text_columns", "label_column", "training", "data")
+_settings = ("train_rows", "eval_rows", "epochs", "learning_rate", "token_budget",
+             "max_length", "init", "dtype", "text_columns", "label_column", "training",
+             "data")
 
 def _differing(runs):
     "The settings, seeds aside, in which runs of one method and size differ."

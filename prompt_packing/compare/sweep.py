@@ -53,10 +53,12 @@ def plan_runs(
     "The runs of a sweep, those of one backbone and task next to each other."
     _check(methods, prompt_tokens)
     def own(method):
-        if not METHODS[method].learning_rate: return {} # nothing is trained
-        return {"epochs": _own(epochs, method, METHODS[method].epochs),
-                "learning_rate": _own(learning_rate, method,
-                                      METHODS[method].learning_rate)}
+        of = METHODS[method]
+        def chosen(given, default): # what is given for all is for those that train
+            applies = of.epochs or isinstance(given, dict)
+            return _own(given if applies else None, method, default)
+        return {"epochs": chosen(epochs, of.epochs),
+                "learning_rate": chosen(learning_rate, of.learning_rate)}
     return [
         Run(backbone, task, method, size, seed, **own(method), **settings)
         for backbone, task, method in product(backbones, tasks, methods)
