@@ -193,6 +193,7 @@ def predict(
 ): # `pandas.DataFrame`: the rows of the file, and what the model says of them
     "Give each text of a file a label and a score."
     table, model = _read_rows(file), _chapter("compare").load_model(folder)
+    table = table.reset_index(drop=True) # a parquet brings its own, maybe repeated
     config = getattr(model, "model", model).config # of a pipeline, or a prompt model
     learned_from = getattr(config, "text_columns", None)
     texts = table[_columns_of_text(table, file, text_columns, learned_from)]
@@ -201,8 +202,12 @@ def predict(
     if texts.shape[1] == 1: rows = [text for text, in rows]
     said = import_module("pandas").DataFrame(
         _said(model, config, rows), index=texts.index)
-    taken = {name: f"predicted_{name}" for name in said if name in table}
-    return table.join(said.rename(columns=taken))
+    return table.join(said.rename(columns=lambda name: _free_name(name, table)))
+
+def _free_name(name, table):
+    "The name, with `predicted_` before it as often as the table has it already."
+    while name in table: name = f"predicted_{name}"
+    return name
 
 def _has_text(texts, file): # -> of each row
     "Whether a row has any text; a message says how many have none."

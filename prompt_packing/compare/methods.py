@@ -56,7 +56,7 @@ def _features(model, kit, batch_tokens=8192): # float32 [rows, hidden]
     data = kit.data(model, "train")
     if data is not kit.train: return prompt_features(model, data)
     collate = PaddedCollator(pad_token_id=kit.tokenizer.pad_token_id)
-    rows, found = data.select_columns(["input_ids", "attention_mask"]), {}
+    rows, found = data.remove_columns(["labels", "length"]), {}
     for batch in plan_batches(np.asarray(data["length"]), token_budget=batch_tokens):
         states = model.features(**collate([rows[int(i)] for i in batch]))
         found.update(zip(batch.tolist(), states))
@@ -132,7 +132,9 @@ def _finetune(run, kit):
         "pad_token_id": kit.tokenizer.pad_token_id,
         "label2id": {name: i for i, name in enumerate(names)}})
     model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
-    model.base_model.load_state_dict(kit.backbone.state_dict())
+    own = model.base_model.state_dict() # of some types without the pooler
+    weights = kit.backbone.state_dict().items()
+    model.base_model.load_state_dict({n: t for n, t in weights if n in own})
     return model
 
 METHODS["finetune"] = Method(

@@ -51,13 +51,20 @@ class Run:
     text_columns:tuple|None = None # of the task's file; None: found by their names
     label_column:str|tuple|None = None # of the task's file; None: found by its name
     problem_type:str|None = None # of the task's file; None: found from the labels
-    training:tuple = () # further `TrainingArguments`, as sorted pairs
+    training:str = "" # further `TrainingArguments`, as JSON
     data:str = "" # digest of the task's rows: a changed file is a changed run
 
+    def __post_init__(self): # equal settings are equal runs
+        plain = {name: tuple(value) for name, value in vars(self).items()
+                 if isinstance(value, list)}
+        plain |= {"backbone": str(self.backbone), "task": str(self.task),
+                  "epochs": float(self.epochs)}
+        for name, value in plain.items(): object.__setattr__(self, name, value)
+
     @property
-    def name(self)->str: # readable, and unique for the settings
-        same_rows = {"source": None} if self.data else {} # wherever they are read from
-        digits = _digest(asdict(self) | same_rows)
+    def name(self)->str: # readable, and unique for what can change the result
+        alike = {"tried": 0} | ({"source": None} if self.data else {})
+        digits = _digest(asdict(self) | alike)
         return f"{self.method}-{self.prompt_tokens}-seed{self.seed}-{digits}"
 
 def _digest(settings):
@@ -157,7 +164,7 @@ def _arguments(run, folder):
         learning_rate=run.learning_rate, warmup_steps=0.1, seed=run.seed,
         data_seed=run.seed, save_strategy="no", logging_strategy="no", report_to="none",
         disable_tqdm=True, dataloader_pin_memory=torch.cuda.is_available())
-    return TrainingArguments(**settings | dict(run.training))
+    return TrainingArguments(**settings | json.loads(run.training or "{}"))
 
 def _trainer(run, kit, model, folder):
     train, frozen = kit.data(model, "train"), METHODS[run.method].frozen
@@ -242,7 +249,9 @@ def _save(model, kit, folder, run):
     "Save model and tokenizer; the folder's name, or None where nothing is saved."
     if folder is None or not hasattr(model, "save_pretrained"): return None
     model.config.text_columns = list(kit.task.text_columns) # for `predict`
-    for part in (model, kit.tokenizer): part.save_pretrained(Path(folder) / run.name)
+    model.save_pretrained(Path(folder) / run.name)
+    own = getattr(model, "tokenizer", None) # a prompt's is saved with its length limit
+    if own is None: kit.tokenizer.save_pretrained(Path(folder) / run.name)
     return run.name
 
 def _costs(run, kit, model):

@@ -31,7 +31,11 @@ def _own(setting, method, default):
     return chosen if isinstance(chosen, (int, float)) else tuple(chosen)
 
 # %% ../../nbs/compare/sweep.ipynb #316e9038
-def _check(methods, prompt_tokens):
+def _check(methods, prompt_tokens, tasks=()):
+    if bad := [task for task in tasks if not isinstance(task, (str, Path))]:
+        raise TypeError(f"a comparison needs the name or the file of a task, not a "
+                        f"{type(bad[0]).__name__}; write it to a file, for example "
+                        "with to_parquet")
     if unknown := [m for m in methods if m not in METHODS]:
         known = ", ".join(METHODS)
         raise ValueError(f"Unknown method {unknown[0]!r}; known are {known}.")
@@ -185,10 +189,11 @@ def sweep(
     `settings` are fields of `Run` (`train_rows`, `init`, `source`, ...), and
     `learning_rate` and `epochs` for all methods or by name.
 
-    Raises `ValueError` for an unknown method or a prompt size below 1, before anything
-    is loaded, and what `load_task` and `load_backbone` raise."""
-    _check(methods, prompt_tokens)
-    settings["training"] = tuple(sorted((training or {}).items()))
+    Raises `ValueError` for an unknown method or a prompt size below 1 and `TypeError`
+    for a data set, before anything is loaded, and what `load_task` and `load_backbone`
+    raise."""
+    _check(methods, prompt_tokens, tasks)
+    settings["training"] = json.dumps(training, sort_keys=True) if training else ""
     wanted = [run for task in tasks for run in plan_runs(
         backbones, [task], methods, prompt_tokens, seeds,
         data=_data(task, settings), **settings)]

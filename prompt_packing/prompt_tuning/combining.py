@@ -20,9 +20,14 @@ def _check_alike(models):
         if len(set(values)) > 1:
             raise ValueError(f"prompts in one model need the same {field}; these have "
                              f"{values}")
-    if not models[0].config.bias and len({m.config.num_labels for m in models}) > 1:
-        raise ValueError("heads without bias can only be combined if they have the "
-                         "same number of labels")
+    kinds = {m.config.problem_type or "single_label_classification" for m in models}
+    if len(kinds) > 1:
+        raise ValueError("prompts in one model need the same problem_type; these have "
+                         f"{sorted(kinds)}")
+    same = not models[0].config.bias or "regression" in kinds
+    if same and len({m.config.num_labels for m in models}) > 1:
+        raise ValueError("regressions and heads without bias can only be combined if "
+                         "they have the same number of labels")
 
 # %% ../../nbs/prompt_tuning/combining.ipynb #ab7e1832
 def combine_prompts(
@@ -46,8 +51,10 @@ def combine_prompts(
     together.tokenizer = first.tokenizer
     return together.eval()
 
+_never = -10_000. # a logit whose probability is 0, and whose loss is a number
+
 def _with_labels(name, tensor, labels): # head tensors with rows for more labels
     missing = labels - tensor.shape[1]
     if name == "head.weight": return F.pad(tensor, (0, 0, 0, missing))
-    if name == "head.bias": return F.pad(tensor, (0, missing), value=-torch.inf)
+    if name == "head.bias": return F.pad(tensor, (0, missing), value=_never)
     return tensor

@@ -65,8 +65,6 @@ def label_loss(
 ) -> torch.Tensor: # a number
     "Mean loss of a batch, or its part of an optimizer step's mean."
     config = model.config
-    if config.problem_type is None and config.num_labels == 1:
-        config.problem_type = "regression"
     given = dict(pooled_logits=logits, config=config)
     numbers = config.problem_type in _problem_types[1:] or labels.is_floating_point()
     if not numbers:

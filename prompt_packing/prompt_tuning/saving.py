@@ -42,6 +42,8 @@ class PromptTuningConfig(PretrainedConfig):
         **kwargs # of `PretrainedConfig`: `num_labels`, `id2label`, ...
     ):
         super().__init__(**kwargs)
+        if self.problem_type is None and self.num_labels == 1:
+            self.problem_type = "regression"
         self.backbone_name = backbone_name
         self.backbone_fingerprint = backbone_fingerprint
         self.backbone_dtype = backbone_dtype
