@@ -90,7 +90,7 @@ class TokenRows:
         if dataset.format["type"] == "custom":
             raise TypeError("the data set has a transform: its columns cannot be "
                             "read in place")
-        self.columns = {name: _column(dataset, name) for name in dataset.column_names}
+        self.columns = {name: _column(dataset, name) for name in _row_names(dataset)}
 
     @property
     def lengths(self): return self.columns["input_ids"].lengths
@@ -103,6 +103,11 @@ class TokenRows:
         picked = np.asarray(picked)
         return {name: column[picked] if isinstance(column, np.ndarray)
                 else column.rows(picked) for name, column in self.columns.items()}
+
+def _row_names(dataset):
+    "The columns that rows have: those of `set_format`, where it chose some."
+    if dataset.format["output_all_columns"]: return dataset.column_names
+    return dataset.format["columns"]
 
 def _column(dataset, name):
     if pa.types.is_nested(dataset.data.column(name).type):

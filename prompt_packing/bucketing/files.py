@@ -29,10 +29,12 @@ def _numbered_lines(path):
     try:
         with _open(path) as file:
             for number, line in enumerate(map(bytes.decode, file), 1):
-                yield number, line
+                yield number, line.removeprefix(_mark) if number == 1 else line
     except FileNotFoundError: raise FileNotFoundError(f"no file {path}") from None
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is broken after line {number}: {error}") from error
+
+_mark = "\N{BYTE ORDER MARK}"
 
 # %% ../../nbs/bucketing/files.ipynb #37b4f731
 def _open(path):

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from collections import deque
 
 import numpy as np
 from torch.utils.data import DataLoader
@@ -189,18 +191,77 @@ def _check_sizes(lengths, token_budget, batch_size):
     if batch_size is not None: batch_size = _positive("batch_size", batch_size)
     return token_budget, batch_size
 
+# %% ../../nbs/bucketing/plan.ipynb #5e1c07a2
+class _Resumable:
+    "A batch sampler with a position: after the last batch drawn or, by `used`, used."
+    _queue, _ahead, _restored = None, False, False
+
+    @property
+    def epoch(self): return self.position["epoch"]
+
+    def __iter__(self):
+        self._ahead = _draws_ahead(sys._getframe(1))
+        return self._draw()
+
+    def _draw(self):
+        queue, self._queue = self._queue, None
+        if queue is not None: self._ahead = False
+        if not self._restored: self.position = self._start_of(self.epoch)
+        after, self._restored = self._start_of(self.epoch + 1), False
+        for position, rows in self._batches(self.position):
+            self._move(position, queue)
+            yield rows
+        self._move(after, queue)
+
+    def _start_of(self, epoch): return {"epoch": epoch} | self._first
+
+    def _move(self, position, queue):
+        if queue is None: self.position = position
+        else: queue.append(position)
+
+    def used(self, loader):
+        """Batches of a loader that draws from this sampler, counted when they are used.
+
+        Raises `ValueError` for a batch that was not drawn from this sampler."""
+        queue = self._queue = deque()
+        if hasattr(loader, "set_epoch"): loader.set_epoch(self.epoch)
+        for loaded in loader:
+            if not queue: raise ValueError(_drawn_elsewhere)
+            self.position = queue.popleft()
+            yield loaded
+        if queue: self.position = queue.pop()
+
+    def set_epoch(self, epoch:int):
+        "Go to the start of another epoch, as accelerate and transformers ask."
+        if epoch == self.epoch: return
+        if self._restored: warnings.warn(_left.format(self.position, epoch))
+        self.load_state_dict(self._start_of(int(epoch)))
+        self._restored = False
+
+    def state_dict(self) -> dict: # numbers; the epoch is one of them
+        """The position after the last batch.
+
+        Raises `RuntimeError` where only what workers drew ahead is known."""
+        if self._ahead: raise RuntimeError(_drawn_ahead)
+        return dict(self.position)
+
+    def load_state_dict(self, state:dict):
+        "Go on after the batch at which `state` was taken."
+        self.position, self._ahead, self._restored = dict(state), False, True
+
 # %% ../../nbs/bucketing/plan.ipynb #0a6c49b4
-class PlannedBatchSampler:
+class PlannedBatchSampler(_Resumable):
     "A `batch_sampler` for torch's `DataLoader`: one epoch's plan after another."
+    _first = {"batch": 0} # of an epoch
+
     def __init__(self,
         lengths, # tokens in each row
         planner=plan_batches, # or `pack_sequences`
         **plan, # arguments of the planner: token_budget, window, seed, rank, ...
     ):
         self.lengths, self.planner, self.options = as_lengths(lengths), planner, plan
-        self.epoch, self.batch = plan.pop("epoch", 0), 0
-        self._start, self._planned = 0, (None, None)
-        self._ahead, self._used = False, None
+        self.position = self._start_of(plan.pop("epoch", 0))
+        self._planned = None, None
 
     @property
     def plan(self) -> BatchPlan: # of the present epoch
@@ -211,45 +272,20 @@ class PlannedBatchSampler:
 
     def __len__(self): return len(self.plan)
 
-    def __iter__(self):
-        self._ahead, self._used = _draws_ahead(sys._getframe(1)), None
-        return self._draw()
-
-    def _draw(self):
-        start, self._start = self._start, 0
-        for self.batch in range(start + 1, len(self.plan) + 1):
-            yield self.plan[self.batch - 1].tolist()
-        self.epoch, self.batch = self.epoch + 1, 0
-
-    def used(self, loader):
-        "Batches of a loader that draws from this sampler, counted when they are used."
-        epoch, start = self.epoch, self._start
-        for batch, loaded in enumerate(loader, start + 1):
-            self._used = {"epoch": epoch, "batch": batch}
-            yield loaded
-        self._used = {"epoch": epoch + 1, "batch": 0}
-
-    def set_epoch(self, epoch:int):
-        "Go to the start of another epoch, as accelerate and transformers ask."
-        if epoch != self.epoch: self.load_state_dict({"epoch": int(epoch), "batch": 0})
-
-    def state_dict(self) -> dict: # the epoch, and how many of its batches were taken
-        """The position after the last batch.
-
-        Raises `RuntimeError` where only what workers drew ahead is known."""
-        if self._used is not None: return dict(self._used)
-        if self._ahead: raise RuntimeError(_drawn_ahead)
-        return {"epoch": self.epoch, "batch": self.batch}
-
-    def load_state_dict(self, state:dict):
-        "Go on after the batch at which `state` was taken."
-        self.epoch, self.batch = state["epoch"], state["batch"]
-        self._start, self._ahead, self._used = self.batch, False, None
+    def _batches(self, start):
+        plan = self.plan
+        for batch in range(start["batch"], len(plan)):
+            yield start | {"batch": batch + 1}, plan[batch].tolist()
 
 # %% ../../nbs/bucketing/plan.ipynb #6e9cbfec
 _drawn_ahead = ("the worker processes of a DataLoader have drawn batches ahead of "
                 "their use: iterate over sampler.used(loader) in place of loader, or "
                 "take torchdata's StatefulDataLoader")
+_drawn_elsewhere = ("the loader gave a batch that was not drawn from this sampler: "
+                    "give used() the loader whose batch_sampler it is")
+_left = ("the sampler was restored to {}, and before a batch was drawn it is sent to "
+         "the start of epoch {}: iterate over sampler.used(loader), or first call "
+         "set_epoch of the loader with the restored epoch")
 
 def _draws_ahead(frame):
     "Whether the caller is torch's `DataLoader` with worker processes."

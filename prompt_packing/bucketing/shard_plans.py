@@ -5,14 +5,10 @@
 # %% ../../nbs/bucketing/shard_plans.ipynb #1fb14b55
 from __future__ import annotations
 
-import sys
-from collections import deque
-
 import numpy as np
 
 from .batches import _positive
-from .plan import (
-    _drawn_ahead, _draws_ahead, _random, plan_batches)
+from .plan import _random, _Resumable, plan_batches
 
 # %% auto #0
 __all__ = ['ShardedBatchSampler']
@@ -24,11 +20,17 @@ def _group_shards(
     seed:int,
 ) -> list[np.ndarray]: # numbers of shards
     "Shuffled shards in groups of at least so many rows; one group if there are fewer."
-    order = _random(seed, 0).permutation(len(rows))
-    group = np.cumsum(rows[order]) // rows_in_memory
-    group = np.append(0, group[:-1]) # a shard belongs to the group in which it begins
-    group = np.minimum(group, max(int(rows.sum()) // rows_in_memory - 1, 0))
-    return np.split(order, np.flatnonzero(np.diff(group)) + 1)
+    groups, missing = [], 0
+    for shard in _random(seed, 0).permutation(len(rows)):
+        if missing <= 0:
+            groups.append([])
+            missing = rows_in_memory
+        groups[-1].append(shard)
+        missing -= rows[shard]
+    if missing > 0 and len(groups) > 1:
+        rest = groups.pop()
+        groups[-1] += rest
+    return list(map(np.array, groups))
 
 # %% ../../nbs/bucketing/shard_plans.ipynb #3062cef9
 def _plan_group(shards, group, planner, seed, number, **options):
@@ -39,8 +41,10 @@ def _plan_group(shards, group, planner, seed, number, **options):
     return planner(lengths, seed=int(own_seed), **options), rows
 
 # %% ../../nbs/bucketing/shard_plans.ipynb #c9adac3f
-class ShardedBatchSampler:
+class ShardedBatchSampler(_Resumable):
     "A `batch_sampler` that plans some shards at a time, one epoch after another."
+    _first = {"group": 0, "batch": 0} # of an epoch
+
     def __init__(self,
         shards, # `TokenShards`, or an object with `first` and `shard_lengths`
         planner=plan_batches, # or `pack_sequences`
@@ -52,40 +56,22 @@ class ShardedBatchSampler:
         self.shards, self.planner, self.seed, self.options = shards, planner, seed, plan
         _positive("rows_in_memory", rows_in_memory)
         self.groups = _group_shards(np.diff(shards.first), rows_in_memory, seed)
-        self.epoch = self.options.pop("epoch", 0)
-        self.position = {"epoch": self.epoch, "group": 0, "batch": 0}
-        self._count, self._drawn, self._ahead = None, None, False
+        self.position = self._start_of(self.options.pop("epoch", 0))
+        self._count = None
 
     def _plan(self, number, epoch):
         return _plan_group(self.shards, self.groups[number], self.planner, self.seed,
                            number, epoch=epoch, **self.options)
 
-    def __iter__(self):
-        self._ahead = self._drawn is None and _draws_ahead(sys._getframe(1))
-        return self._draw(self.epoch, self.position)
-
-    def _draw(self, epoch, start):
+    def _batches(self, start):
+        epoch, first = start["epoch"], start["batch"]
         order = _random(self.seed, 1 + epoch).permutation(len(self.groups))
         for group in range(start["group"], len(order)):
             plan, rows = self._plan(order[group], epoch)
-            for batch in range(start["batch"], len(plan)):
-                self._move({"epoch": epoch, "group": group, "batch": batch + 1})
-                yield rows[plan[batch]].tolist()
-            start = {"batch": 0}
-        self.epoch = epoch + 1
-        self._move({"epoch": epoch + 1, "group": 0, "batch": 0})
-
-    def _move(self, position):
-        if self._drawn is None: self.position = position
-        else: self._drawn.append(position)
-
-    def used(self, loader):
-        "Batches of a loader that draws from this sampler, counted when they are used."
-        self._drawn = deque()
-        for loaded in loader:
-            self.position = self._drawn.popleft()
-            yield loaded
-        self.position, self._drawn = self._drawn.pop(), None
+            for batch in range(first, len(plan)):
+                position = {"epoch": epoch, "group": group, "batch": batch + 1}
+                yield position, rows[plan[batch]].tolist()
+            first = 0
 
     def __len__(self):
         "Batches of this process in an epoch; plans every group, once."
@@ -93,20 +79,3 @@ class ShardedBatchSampler:
             plans = (self._plan(number, 0)[0] for number in range(len(self.groups)))
             self._count = sum(map(len, plans))
         return self._count
-
-    def set_epoch(self, epoch:int):
-        "Go to the start of another epoch, as accelerate and transformers ask."
-        if epoch != self.epoch:
-            self.load_state_dict({"epoch": int(epoch), "group": 0, "batch": 0})
-
-    def state_dict(self) -> dict: # epoch, group, and batches taken of it
-        """The position after the last batch.
-
-        Raises `RuntimeError` where only what workers drew ahead is known."""
-        if self._ahead: raise RuntimeError(_drawn_ahead)
-        return dict(self.position)
-
-    def load_state_dict(self, state:dict):
-        "Go on after the batch at which `state` was taken."
-        self.epoch, self.position = state["epoch"], dict(state)
-        self._drawn, self._ahead = None, False

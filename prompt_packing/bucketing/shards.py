@@ -12,6 +12,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import pickle
 import zlib
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -62,9 +63,9 @@ def _tokenize_file(path, target, tokenizer, digest, column="text", max_length=No
     try:
         lengths, largest = _write_tokens(f"{target}.part", blocks)
         np.save(f"{target}.npy", lengths)
-        record = {"source": Path(path).name, "tokenizer": digest, "rows": len(lengths),
-                  "tokens": int(lengths.sum()), "largest id": largest,
-                  "crc32": _crc32(f"{target}.part")}
+        record = {"source": Path(path).name, "column": column, "tokenizer": digest,
+                  "rows": len(lengths), "tokens": int(lengths.sum()),
+                  "largest id": largest, "crc32": _crc32(f"{target}.part")}
         os.replace(f"{target}.part", f"{target}.arrow")
         _write_json(f"{target}.json", record)
     except OSError as error: raise _cannot_write(path, target, error) from error
@@ -92,15 +93,23 @@ def _write_json(path, value):
 # %% ../../nbs/bucketing/shards.ipynb #e82056d5
 def _tokenizer_digest(tokenizer, max_length):
     "A short hash that changes with the ids that a tokenizer makes."
+    config = functools.partial(_config, cut=max_length)
+    text = json.dumps([tokenizer, max_length], default=config, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+def _config(tokenizer, cut):
+    "A tokenizer, a function, or what a `partial` gives to it, for JSON."
     if hasattr(tokenizer, "backend_tokenizer"):
         config = json.loads(tokenizer.backend_tokenizer.to_str())
         config |= {"truncation": None, "padding": None}
-        config |= {"side": tokenizer.truncation_side if max_length else None}
-    elif hasattr(tokenizer, "get_vocab"):
-        config = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]
-    else: config = [tokenizer.__module__, tokenizer.__qualname__]
-    text = json.dumps([config, max_length], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return config | {"side": tokenizer.truncation_side if cut else None}
+    if hasattr(tokenizer, "get_vocab"):
+        return [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]
+    if isinstance(tokenizer, functools.partial):
+        return [tokenizer.func, tokenizer.args, tokenizer.keywords]
+    if hasattr(tokenizer, "__qualname__"):
+        return [tokenizer.__module__, tokenizer.__qualname__]
+    return hashlib.sha256(pickle.dumps(tokenizer, protocol=4)).hexdigest()
 
 # %% ../../nbs/bucketing/shards.ipynb #e2a5e1c9
 def tokenize_corpus(
@@ -115,8 +124,8 @@ def tokenize_corpus(
 ) -> TokenShards: # the data set
     """Tokenize files, one task per file; what is finished already is left as it is.
 
-    Raises `ValueError` for a folder made by another tokenizer or of other files, and
-    what the reading of a file raises, with the file and the line."""
+    Raises `ValueError` for a folder made by another tokenizer, or of other files or
+    another column; and what reading a file raises, with the file and the line."""
     folder, files = Path(folder), [str(path) for path in files]
     if not files: raise ValueError("no files to tokenize: the list is empty")
     folder.mkdir(parents=True, exist_ok=True)
@@ -125,24 +134,25 @@ def tokenize_corpus(
                              column=column, max_length=max_length)
     targets = [folder / f"{n:05d}" for n in range(len(files))]
     todo = [(path, target) for path, target in zip(files, targets)
-            if not _is_finished(path, target, digest)]
+            if not _is_finished(path, column, target, digest)]
     if todo: _run_tasks(task, todo, executor, progress)
     records = [json.loads(Path(f"{target}.json").read_text()) for target in targets]
     _write_json(folder / "manifest.json", {"tokenizer": digest, "shards": records})
     return TokenShards(folder)
 
 # %% ../../nbs/bucketing/shards.ipynb #6128cc2a
-def _is_finished(path, target, digest):
+def _is_finished(path, column, target, digest):
     "Whether a shard is there, with its record; `ValueError` if it is another's."
     if not Path(f"{target}.json").exists(): return False
     record = json.loads(Path(f"{target}.json").read_text())
     if record["tokenizer"] != digest:
         raise ValueError(f"{target.parent} was made by another tokenizer or "
                          "max_length: use the same one, or another folder")
-    if record["source"] != Path(path).name:
-        raise ValueError(f"shard {target.name} was made of {record['source']}, and now "
-                         f"it is to be {Path(path).name}: give the same files, or "
-                         "another folder")
+    was = record["source"], record.get("column", column)
+    if was != (Path(path).name, column):
+        raise ValueError(f"shard {target.name} was made of {was[0]}, column {was[1]!r},"
+                         f" and now it is to be {Path(path).name}, column {column!r}: "
+                         "give the same files and column, or another folder")
     return all(Path(f"{target}.{end}").exists() for end in ("arrow", "npy"))
 
 def _run_tasks(task, todo, executor, progress):

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,7 +61,7 @@ def _part_of(dataset, share, finite, number):
     if _is_hf(dataset):
         from datasets.distributed import split_dataset_by_node
         dataset, reader, readers = split_dataset_by_node(dataset, reader, readers), 0, 1
-    if number and hasattr(dataset, "set_epoch"): dataset.set_epoch(number)
+    if not finite and hasattr(dataset, "set_epoch"): dataset.set_epoch(number)
     return dataset, reader, readers
 
 def _is_hf(dataset):
@@ -127,7 +128,7 @@ def _content(row, columns, where):
     "A row as a stream takes it; None for a blank text. Raises an error that names it."
     column, *others = columns
     if isinstance(row, str): return row.strip() or None
-    if not isinstance(row, dict):
+    if not isinstance(row, Mapping):
         kind = type(row).__name__
         raise TypeError(f"{where} is a {kind}; a text or a dict is needed")
     _check_columns(where, others[0] if others else (), row)

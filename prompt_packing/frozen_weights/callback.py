@@ -6,6 +6,7 @@
 __all__ = ['MANIFEST', 'freeze', 'frozen_tensors', 'WatchedWeights', 'FrozenWeightsCallback']
 
 # %% ../../nbs/frozen_weights/callback.ipynb #9a124bbf
+import json
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -157,15 +158,16 @@ MANIFEST = "frozen_weights.json"
 def _checkpoint(args, state):
     return Path(args.output_dir) / f"checkpoint-{state.global_step}"
 
-def _compare_with(manifest, now):
+def _compare_with(state, now):
     "`RuntimeError` where a resumed run starts from other frozen weights."
-    if not manifest.is_file(): return
-    found = compare_weights(Fingerprint.load(manifest), now).query("change != 'device'")
+    if MANIFEST not in state.stateful_callbacks: return
+    before = Fingerprint.from_dict(json.loads(state.stateful_callbacks[MANIFEST]))
+    found = compare_weights(before, now).query("change != 'device'")
     if not len(found): return
     name, change, _ = found.iloc[0]
     raise RuntimeError(f"the run cannot go on: {len(found)} of {len(now)} frozen "
-                       f"tensors are not those of {manifest.parent.name}, the first: "
-                       f"{name} ({change})")
+                       "tensors are not those of the checkpoint of step "
+                       f"{state.global_step}, the first: {name} ({change})")
 
 # %% ../../nbs/frozen_weights/callback.ipynb #af783b97
 def _failure(found, checked, step):
@@ -187,8 +189,8 @@ class FrozenWeightsCallback(TrainerCallback):
     Refuses to start (`ValueError`) when the optimizer holds a frozen tensor. Looks at a
     sample of each at every epoch, and at every byte at the start, at each save and at
     the end; `RuntimeError` names what changed and by how much. `statement` says how it
-    ended. Each checkpoint gets the manifest `frozen_weights.json`, with which a resumed
-    run is compared."""
+    ended. Each checkpoint gets the manifest `frozen_weights.json`. Its trainer state
+    has the same lines, with which a resumed run is compared."""
     def __init__(self,
         frozen:str|Sequence[str]|None=None, # names of what should be; None: what is
         ignore:str|Sequence[str]=(), # names not watched, such as a buffer that counts
@@ -213,8 +215,8 @@ class FrozenWeightsCallback(TrainerCallback):
         self.watch = WatchedWeights(model, list(tensors), self.algorithm,
                                     self.keep_values)
         self.changed, self.statement = [], "training has not ended"
-        if state.global_step:
-            _compare_with(_checkpoint(args, state) / MANIFEST, self.watch.prints)
+        _compare_with(state, self.watch.prints)
+        state.stateful_callbacks[MANIFEST] = json.dumps(self.watch.prints.to_dict())
 
     def on_epoch_end(self, args, state, control, model=None, **kwargs):
         self._check(model, state, whole=False)

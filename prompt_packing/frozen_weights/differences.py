@@ -7,6 +7,8 @@ __all__ = ['compare_weights', 'changed_layers']
 
 # %% ../../nbs/frozen_weights/differences.ipynb #11e8a999
 import json
+import warnings
+from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,6 +147,41 @@ def _match(a, b):
         options.append({name: other for name, other in bare.items() if other in b})
     return max(options, key=len)
 
+# %% ../../nbs/frozen_weights/differences.ipynb #c2e95f18
+def _modules(lines, prefix, paired):
+    "Path of a module behind the prefix -> leaf and shape of its unpaired tensors."
+    found = defaultdict(dict)
+    for name in lines:
+        if name in paired or not name.startswith(prefix): continue
+        *path, leaf = name.removeprefix(prefix).split(".")
+        found[tuple(path)][leaf] = lines[name]["shape"]
+    return found
+
+def _shorter(path):
+    "The path without some neighbouring parts; the fewest first."
+    return (path[:start] + path[start + n:] for n in range(1, len(path) + 1)
+            for start in range(len(path) - n, -1, -1))
+
+def _wrapped(inner, outer):
+    "Pairs of names: a tensor of a module, and its counterpart in a wrapped one."
+    for path, tensors in outer.items():
+        bare = next((p for p in _shorter(path) if inner.get(p) == tensors), None)
+        if bare is None: continue
+        for leaf in tensors: yield ".".join([*bare, leaf]), ".".join([*path, leaf])
+
+# %% ../../nbs/frozen_weights/differences.ipynb #94fd27e0
+def _pairs(a, b):
+    "(name of `a`, name of `b`) of all tensors that are compared."
+    pairs = list(_match(a, b).items())
+    if not pairs: return pairs
+    name, other = pairs[0]
+    longer = len(other) - len(name)
+    before_a, before_b = name[:max(-longer, 0)], other[:max(longer, 0)]
+    rest_a = _modules(a, before_a, {name for name, _ in pairs})
+    rest_b = _modules(b, before_b, {other for _, other in pairs})
+    more = [*_wrapped(rest_a, rest_b), *((x, y) for y, x in _wrapped(rest_b, rest_a))]
+    return pairs + [(before_a + x, before_b + y) for x, y in more]
+
 # %% ../../nbs/frozen_weights/differences.ipynb #bb412a7e
 def _place(side, name):
     "What two names of one tensor have in common: memory or hash; in a file nothing."
@@ -189,14 +226,14 @@ def compare_weights(
     with ExitStack() as stack:
         a, b = _open(a, stack), _open(b, stack)
         _check_algorithms(a, b)
-        pairs = _match(a.lines, b.lines)
+        pairs = _pairs(a.lines, b.lines)
         _check_pairs(pairs, a, b)
         rows = []
-        for name, other in pairs.items():
+        for name, other in pairs:
             change = _compare_tensor(a, name, b, other)
             if change: rows.append((other, *change))
-        rows += [(n, "missing", np.nan) for n in _unpaired(a, b, pairs.keys())]
-        rows += [(n, "added", np.nan) for n in _unpaired(b, a, pairs.values())]
+        rows += [(n, "missing", np.nan) for n in _unpaired(a, b, [n for n, _ in pairs])]
+        rows += [(n, "added", np.nan) for n in _unpaired(b, a, [n for _, n in pairs])]
     return pd.DataFrame(rows, columns=["name", "change", "size"])
 
 # %% ../../nbs/frozen_weights/differences.ipynb #d24ff15d
@@ -216,6 +253,12 @@ def _check_named(model, reference):
     raise TypeError(f"{reference!r} is no file or folder, and a checkpoint's name "
                     f"needs a transformers model, not a {type(model).__name__}")
 
+def _warn_missing(names):
+    if names: warnings.warn(_not_compared.format(len(names), names[0]))
+
+_not_compared = ("not compared, as the model has no such tensors: {} of the reference, "
+                 "the first {}; compare_weights lists all of them")
+
 def _differences(model, reference):
     "The table of differences, and the names that the checkpoint does not have."
     if isinstance(reference, str) and not Path(reference).exists():
@@ -234,9 +277,11 @@ def changed_layers(
     """Names of what changed since `reference`.
 
     What moved to another device or was cast without loss has not changed, nor has what
-    `reference` lacks, such as a new head. Errors as those of `compare_weights`, and
-    `OSError` for a name that the hub does not know."""
+    `reference` lacks, such as a new head. Warns of tensors of `reference` that `model`
+    lacks: they were not compared. Errors as those of `compare_weights`, and `OSError`
+    for a name that the hub does not know."""
     found, new = _differences(model, reference)
+    _warn_missing(found.loc[found.change == "missing", "name"].tolist())
     cast_with_loss = (found.change == "dtype") & (found["size"] != 0)
     differs = found.change.isin(["value", "shape"]) | cast_with_loss
     return [name for name in found.loc[differs, "name"] if name not in new]

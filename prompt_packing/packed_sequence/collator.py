@@ -57,7 +57,8 @@ def _check_lengths(packed, enforce_sorted):
 # %% ../../nbs/packed_sequence/collator.ipynb #ff2457ed
 def _stack_or_pad(key, features, batch_first):
     values = [_tensor_of(row, key, i) for i, row in enumerate(features)]
-    if len({v.shape for v in values}) == 1: return torch.stack(values)
+    steps_first = not batch_first and values[0].dim() > 0
+    if len({v.shape for v in values}) == 1: return torch.stack(values, int(steps_first))
     return pad_sequence(values, batch_first, -100 if "label" in key else 0)
 
 # %% ../../nbs/packed_sequence/collator.ipynb #025e92fd
@@ -72,7 +73,7 @@ class PackedSequenceCollator:
     `TypeError` for text."""
     def __init__(self,
         keys:tuple=("input_ids",), # features to pack; add "labels" for a tagger
-        batch_first:bool=True, # padded features are (rows, steps); else (steps, rows)
+        batch_first:bool=True, # other lists are (rows, steps); False: (steps, rows)
         enforce_sorted:bool=False, # rows come sorted by falling length
     ):
         self.keys = (keys,) if isinstance(keys, str) else tuple(keys)

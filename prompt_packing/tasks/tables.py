@@ -25,9 +25,9 @@ def _read_tsv(path, **how):
     return _read_text(path, sep="\t", quoting=csv.QUOTE_NONE, **how)
 
 def _read_json(path):
-    starts_list = path.read_text(encoding="utf-8").lstrip().startswith("[")
+    starts_list = path.read_text(encoding="utf-8-sig").lstrip().startswith("[")
     lines = path.suffix == ".jsonl" or not starts_list
-    return pd.read_json(path, lines=lines, dtype=False, encoding="utf-8")
+    return pd.read_json(path, lines=lines, dtype=False, encoding="utf-8-sig")
 
 # %% ../../nbs/tasks/tables.ipynb #bf07b88f
 def _separator(path):
