@@ -231,7 +231,7 @@ def _some_are_copied(trainer) -> bool:
     return several and state.end_of_dataloader and state.remainder > 0
 
 def _without_copies(trainer, inputs, rows: int, copies: int):
-    "The rows that are no copies, one at least; `None` if a process cannot cut them off."
+    "The rows that are no copies, one at least; `None` if any process cannot cut."
     try: own = _take_rows(inputs, list(range(max(rows - copies, 1))), rows)
     except _CannotCut: own = None
     if not trainer._sum_over_processes([float(own is None)])[0]: return own
