@@ -31,7 +31,7 @@ from .targets import _POSITIONS, _bare_model
 from .window import _open_step
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #56bb40bb
-def _uncut_step(trainer, reference, batches):
+def _uncut_step(trainer, reference, batches, scale=1.0):
     "Loss and gradient of all micro-batches as one batch."
     model, counter = trainer.model, reference.target_counter
     rule = counter.rules(model, batches[0])[0]
@@ -42,14 +42,13 @@ def _uncut_step(trainer, reference, batches):
     with torch.enable_grad():
         if reference.label_smoother is None: loss = loss_of(joined)
         else: loss = reference.compute_loss(model, dict(joined))
-    loss.backward()
-    return float(loss.detach()), _taken_gradient(model)
+    (loss * scale).backward()
+    return float(loss.detach()), _taken_gradient(model, scale)
 
-def _taken_gradient(model) -> dict:
-    "The gradient of every parameter that has one; none is left behind."
-    found = {
-        n: p.grad.detach() for n, p in model.named_parameters() if p.grad is not None
-    }
+def _taken_gradient(model, scale=1.0) -> dict:
+    "The gradient of every parameter that has one, unscaled; none is left behind."
+    found = {n: p.grad.detach() / scale for n, p in model.named_parameters()
+             if p.grad is not None}
     model.zero_grad(set_to_none=True)
     return found
 
@@ -81,8 +80,7 @@ def _trainer_step(trainer, batches, accumulation, processes):
             loss += float(trainer.training_step(trainer.model, dict(batch), items))
     scaler = trainer.accelerator.scaler
     scale = processes * (scaler.get_scale() if scaler else 1)
-    found = _taken_gradient(trainer.model)
-    return loss / processes, {n: g / scale for n, g in found.items()}, items
+    return loss / processes, _taken_gradient(trainer.model, scale), items
 
 def _counted_items(trainer, batches):
     "What the trainer counts in a step; ours without loaders, which exist in training."
@@ -111,7 +109,6 @@ def _compare_steps(right, made) -> dict:
 def _why(trainer, reference, batches, found, items) -> str:
     "The cause of a wrong gradient, in words."
     ratio, name = found["ratio"], type(_bare_model(trainer.model)).__name__
-    if found["relative_error"] < 1e-4: return "right"
     targets = round(sum(map(reference.weight_of, batches)))
     size = f"gradients are {max(ratio, 1 / max(ratio, 1e-9)):.2f} times too "
     size += "large" if ratio > 1 else "small"
@@ -192,16 +189,21 @@ def _audit(trainer, batches):
     one = [max(batches, key=reference.weight_of)]
     _check_targets(reference, one[0])
     right = {len(b): (_uncut_step(trainer, reference, b), b) for b in (one, batches)}
-    return pd.DataFrame([_audit_step(trainer, reference, *right[a * p], a, p)
+    again = _uncut_step(trainer, reference, batches, scale=1.25)
+    rounding = _compare_steps(right[len(batches)][0], again)["relative_error"]
+    return pd.DataFrame([_audit_step(trainer, reference, *right[a * p], a, p, rounding)
                          for a, p in _settings_of(len(batches))])
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #e5369bac
-def _audit_step(trainer, reference, right, batches, accumulation, processes) -> dict:
+def _audit_step(
+    trainer, reference, right, batches, accumulation, processes, rounding
+) -> dict:
     "One row of `audit_loss`."
     *made, items = _trainer_step(trainer, batches, accumulation, processes)
     found = _compare_steps(right, made)
     words = f"accumulation {accumulation}, {processes} process" + "es" * (processes > 1)
-    cause = _why(trainer, reference, batches, found, items)
+    is_right = found["relative_error"] < max(1e-4, 2 * rounding)
+    cause = "right" if is_right else _why(trainer, reference, batches, found, items)
     return dict(setting=words, **found, cause=cause)
 
 def _settings_of(number) -> list:

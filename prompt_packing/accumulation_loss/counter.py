@@ -22,7 +22,8 @@ from .gradients import (
 from .probe import (
     Finding, _find_rule, _single_rows, _telling_rows)
 from .targets import (
-    TargetRule, _bare_model, _is_classes, _label_keys, _row_count, _values_of)
+    TargetRule, _all_labels, _bare_model, _is_classes, _is_wide, _label_keys,
+    _row_count, _shifted_labels, _shifts_labels, _values_of)
 
 _logger = logging.get_logger(__name__)
 
@@ -168,9 +169,8 @@ def _has_own_loss(trainer) -> bool:
 
 # %% ../../nbs/accumulation_loss/counter.ipynb #44e3ef40
 def _asked_loss(trainer, model):
-    "The Trainer's loss of a batch and a count; label smoothing changes no share."
-    if trainer.label_smoother is not None and not _has_own_loss(trainer):
-        return _own_loss(model)
+    "The Trainer's loss of a batch and a count; the model's own under label smoothing."
+    if _smooths(trainer): return _own_loss(model)
     wants_outputs = _aux_coefficient(model) != 0
     def compute(batch, count):
         if count is not None: count = count.to(trainer.args.device)
@@ -179,6 +179,19 @@ def _asked_loss(trainer, model):
                                         return_outputs=wants_outputs)
         return made[0] - _aux_part(model, made[1]) if wants_outputs else made
     return compute
+
+def _smooths(trainer) -> bool:
+    "Whether label smoothing computes the loss of these batches."
+    given = trainer.label_smoother is not None and not _has_own_loss(trainer)
+    return given and "labels" in trainer.target_counter.last_keys
+
+def _of_smoothed(found: Finding, model, batch) -> Finding:
+    "The finding for the smoothed loss: its labels are shifted as those of the own one."
+    if found.kind == "guess" and not found.problem: return found
+    shifts = _shifts_labels(model) if found.kind == "guess" else found.shifts
+    shifts = shifts and _is_wide(batch["labels"])
+    rule = _shifted_labels("labels") if shifts else _all_labels(["labels"])
+    return replace(found, kind="mean", words=(rule.words,), weights={}, problem="")
 
 def _handed_count(trainer, inputs):
     "The number of targets for a loss that divides by it, `None` for others."
@@ -204,7 +217,8 @@ def _ask_together(trainer, batches):
         counter.found[counter.keys(model, rows[0])] = Finding(
             asked=counter.most_asked, problem="the model is sharded")
     else: counter.ask(model, rows, _asked_loss(trainer, model), _has_own_loss(trainer))
-    answer = [counter.known()]
+    found = counter.known()
+    answer = [_of_smoothed(found, model, rows[0]) if _smooths(trainer) else found]
     if trainer.args.world_size > 1: broadcast_object_list(answer)
     counter.found[counter.last_keys] = answer[0]
     _report(trainer, counter, model, rows[0])

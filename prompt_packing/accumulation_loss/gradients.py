@@ -64,22 +64,23 @@ class _GradientProbe:
         for parameter in self.trained: parameter.requires_grad_(False)
         for parameter in self.sample: parameter.requires_grad_(True)
 
-    def __call__(self, batch):
-        "A vector of float64, on the CPU; zeros where it is not finite."
+    def __call__(self, batch, scale=1.0):
+        """A vector of float64, on the CPU; zeros where it is not finite. With a `scale`
+        the loss is multiplied by it, and the vector divided by it again."""
         self.calls += 1
-        with torch.enable_grad(): loss = self.loss_of(batch)
+        with torch.enable_grad(): loss = self.loss_of(batch) * scale
         found = torch.autograd.grad(loss, self.sample, allow_unused=True) \
             if loss.requires_grad else [None]
         nothing = all(g is None or not g.any() for g in found)
         if nothing and self.calls == 1 and self.sample is not self.trained:
             self.sample = self.trained # the loss does not use the last parameters
             for parameter in self.trained: parameter.requires_grad_(True)
-            return self(batch)
+            return self(batch, scale)
         pairs = zip(found, self.sample)
         vector = torch.cat(
             [_some(torch.zeros_like(p) if g is None else g) for g, p in pairs]
         )
-        return vector if vector.isfinite().all() else torch.zeros_like(vector)
+        return vector / scale if vector.isfinite().all() else torch.zeros_like(vector)
 
 def _some(gradient, most=1000):
     flat = gradient.detach().flatten()
@@ -103,6 +104,10 @@ def _misfit(shares, whole, parts) -> float:
     "How far the whole gradient is from its parts' with these shares, relative to them."
     size = max(whole.norm(), parts.norm(dim=1).mean())
     return float((whole - shares @ parts).norm() / size)
+
+def _rounding(probe, batch, whole) -> float:
+    "How far the gradient of a batch is from itself if its loss has another scale."
+    return _misfit(torch.ones(1).double(), whole, probe(batch, scale=1.25)[None])
 
 # %% ../../nbs/accumulation_loss/gradients.ipynb #605f876f
 class _AskedLoss:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from .gradients import (
-    _MOST_LEFT, _GradientProbe, _fit_shares, _misfit)
+    _MOST_LEFT, _GradientProbe, _fit_shares, _misfit, _rounding)
 from prompt_packing.accumulation_loss.targets import (
     _bare_model, _is_classes, _join_batches, _possible_rules, _row_count,
     _rule_by_value, _take_rows, _values_of)
@@ -126,6 +126,33 @@ class Finding:
         if self.weights: return [_rule_by_value(keys[0], self.weights, self.shifts)]
         return [r for r in possible if r.words in self.words] or possible
 
+# %% ../../nbs/accumulation_loss/probe.ipynb #5e1a09c4
+@dataclass
+class _Trial:
+    "The gradients of some rows, alone and together."
+    rows: list # batches of one row each
+    whole: torch.Tensor # the gradient of all of them as one batch
+    parts: torch.Tensor # the gradients of the rows
+    rounding: float # of the whole one, relative to its size
+
+    def __post_init__(self): self.left = _fit_shares(self.whole, self.parts)[1]
+
+    def can_be_explained(self) -> bool:
+        "Whether any shares explain the whole gradient."
+        return max(self.left, self.rounding) < _MOST_LEFT
+
+    def explained_by(self, shares, slack=None) -> bool:
+        "Whether these shares are as good as the fitted ones, and those are good."
+        limit = self.left + (slack or max(1e-5, self.rounding / 4))
+        misfit = _misfit(shares.double(), self.whole, self.parts)
+        return self.can_be_explained() and misfit <= limit
+
+    def fits(self, rule, slack=None) -> bool:
+        "Whether the counts of a rule explain the whole gradient."
+        weights = torch.stack([rule.count(row).double().cpu() for row in self.rows])
+        if not weights.any(): return False
+        return self.explained_by(weights / weights.sum(), slack)
+
 # %% ../../nbs/accumulation_loss/probe.ipynb #e74918e1
 def _find_rule(
     model, # its parameters give the gradients
@@ -147,13 +174,13 @@ def _find_rule(
     if getattr(loss_of, "takes_count", False):
         loss_of.rule, found.takes_count = rules[0], True
         whole = probe(batch)
-    parts = torch.stack([probe(row) for row in rows])
-    _, left = _fit_shares(whole, parts)
-    fitting = [r for r in rules if _fits(r, rows, whole, parts, left)]
     if not whole.any(): return found # nothing to see in a gradient of zero
+    trial = _Trial(rows, whole, torch.stack([probe(row) for row in rows]),
+                   _rounding(probe, batch, whole))
+    fitting = [r for r in rules if trial.fits(r)]
     if fitting: found.kind, found.words = "mean", tuple(r.words for r in fitting)
-    elif _explains(torch.ones(len(rows)), whole, parts, left): found.kind = "sum"
-    else: _by_value_or_not(probe, rows, keys, whole, parts, left, batch, found)
+    elif trial.explained_by(torch.ones(len(rows))): found.kind = "sum"
+    else: _by_value_or_not(probe, trial, keys, batch, found)
     found.calls = known.calls + probe.calls
     return found
 
@@ -178,25 +205,16 @@ def _by_first_label(probe, batch, keys, rules, whole):
     words = shifting[0].words # those of the rule with the first label begin these
     return [r for r in rules if r.shifts or not words.startswith(r.words)], True
 
-def _fits(rule, rows, whole, parts, left):
-    weights = torch.stack([rule.count(row).double().cpu() for row in rows])
-    if not weights.any(): return False
-    return _explains(weights / weights.sum(), whole, parts, left)
-
-def _explains(shares, whole, parts, left):
-    "Whether these shares are as good as the fitted ones, and those are good."
-    return left < _MOST_LEFT and _misfit(shares.double(), whole, parts) <= left + 1e-5
-
-def _by_value_or_not(probe, rows, keys, whole, parts, left, batch, found):
+def _by_value_or_not(probe, trial, keys, batch, found):
     "The last two possibilities: weights of classes, or no sum over rows."
-    values = _values(rows, keys, found)
-    if values and left < _MOST_LEFT:
-        row = max(rows, key=lambda r: int((_values_of(r[keys[0]]) != -100).sum()))
+    values = _values(trial.rows, keys, found)
+    if values and trial.can_be_explained():
+        row = max(trial.rows, key=lambda r: int((_values_of(r[keys[0]]) != -100).sum()))
         weights = _weigh_values(probe, row, keys[0], list(values))
         rule = _rule_by_value(keys[0], weights, found.shifts)
-        if _fits(rule, rows, whole, parts, left + 1e-4):
+        if trial.fits(rule, slack=1e-4 + 2 * trial.rounding): # weights are rounded too
             found.kind, found.weights, found.values = "mean", weights, values
             return
     again = probe(batch)
-    differs = _misfit(torch.ones(1).double(), whole, again[None]) > 1e-3
+    differs = _misfit(torch.ones(1).double(), trial.whole, again[None]) > 1e-3
     found.kind = "random" if differs else "coupled"

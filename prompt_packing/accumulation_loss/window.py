@@ -19,8 +19,8 @@ from transformers.utils import logging
 from prompt_packing.accumulation_loss.counter import (
     _ask_before_evaluation, _ask_together, _counts_itself, _handed_count,
     _has_own_loss)
-from prompt_packing.accumulation_loss.targets import (
-    _bare_model, _row_count, _take_rows)
+from .targets import (
+    _CannotCut, _bare_model, _row_count, _take_rows)
 
 _logger = logging.get_logger(__name__)
 
@@ -220,24 +220,40 @@ def _warn_of_no_targets(trainer):
 # %% ../../nbs/accumulation_loss/window.ipynb #16098332
 def _copied_rows(trainer, rows: int) -> int:
     "How many of the last rows of this batch are copies, made to have even batches."
+    if not _some_are_copied(trainer): return 0
+    left = trainer.accelerator.gradient_state.remainder
+    return rows - min(max(left - trainer.args.process_index * rows, 0), rows)
+
+def _some_are_copied(trainer) -> bool:
+    "Whether rows of this batch are copies on any process."
     state = trainer.accelerator.gradient_state
-    copies = state.end_of_dataloader and state.remainder > 0
-    if trainer.args.world_size == 1 or not copies: return 0
-    return rows - min(max(state.remainder - trainer.args.process_index * rows, 0), rows)
+    several = trainer.args.world_size > 1
+    return several and state.end_of_dataloader and state.remainder > 0
+
+def _without_copies(trainer, inputs, rows: int, copies: int):
+    "The rows that are no copies, one at least; `None` if any process cannot cut."
+    try: own = _take_rows(inputs, list(range(max(rows - copies, 1))), rows)
+    except _CannotCut: own = None
+    if not trainer._sum_over_processes([float(own is None)])[0]: return own
+    if trainer.args.process_index == 0:
+        _logger.warning_once(
+            "The last batches of an evaluation hold copies of rows, so that all "
+            "processes have one of the same size. They count in the loss, because a "
+            "part of the batch is not one per row: it cannot be cut.")
 
 def _note_evaluated(trainer, model, inputs, loss: float):
     "Add the loss of a batch of an evaluation to its meter, without copied rows."
     _ask_before_evaluation(trainer, inputs)
     rows, copies = _row_count(inputs), _copied_rows(trainer, _row_count(inputs))
-    is_last = trainer.accelerator.gradient_state.end_of_dataloader
-    if trainer.args.world_size > 1 and is_last: # on all of them: a model may be sharded
-        index = list(range(max(rows - copies, 1)))
-        inputs = _take_rows(trainer._prepare_inputs(inputs), index, rows)
+    own = _without_copies(trainer, inputs, rows, copies) \
+        if _some_are_copied(trainer) else None
+    if own is not None: # on all processes
+        inputs = trainer._prepare_inputs(own)
         count = _handed_count(trainer, inputs)
         with torch.no_grad():
             loss = trainer.compute_loss(model, dict(inputs), num_items_in_batch=count)
         loss = float(loss)
-    weight = trainer.weight_of(inputs) if copies < rows else 0
+    weight = trainer.weight_of(inputs) if own is None or copies < rows else 0
     filtered = trainer.args.logging_nan_inf_filter and not math.isfinite(loss)
     if weight and not filtered: trainer.eval_meter.add(loss, weight)
 
