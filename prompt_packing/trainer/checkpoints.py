@@ -46,13 +46,13 @@ def publish_checkpoint(
     accelerator.wait_for_everyone()
 
 # %% ../../nbs/trainer/checkpoints.ipynb #50868831
-def _correct_best(state, folder, name):
-    "Name the best checkpoint by its final path in a state that is not yet moved."
+def _correct_best(state, folder, name, writes):
+    "Name the best checkpoint by its final path; one process also writes it down."
     best = os.path.join(folder, f"checkpoint-{state.best_global_step}")
     if not state.best_global_step: return
     if best != os.path.join(folder, name) and not os.path.isdir(best): return
     state.best_model_checkpoint = best
-    state.save_to_json(os.path.join(folder, _unfinished, name, _state_file))
+    if writes: state.save_to_json(os.path.join(folder, _unfinished, name, _state_file))
 
 # %% ../../nbs/trainer/checkpoints.ipynb #7518f24f
 def last_checkpoint(

@@ -227,7 +227,7 @@ class ExactResumeMixin:
             state = place.state_dict() | {"losses": _unlogged_losses(self)}
             aside = os.path.join(folder, _unfinished, name)
             _save_place(aside, self.args.process_index, state)
-        if self.args.should_save: _correct_best(self.state, folder, name)
+        _correct_best(self.state, folder, name, self.args.should_save)
         publish_checkpoint(self.accelerator, folder, name)
         if self.args.should_save:
             rotate_checkpoints(output_dir=folder, use_mtime=True,
