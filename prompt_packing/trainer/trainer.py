@@ -170,8 +170,7 @@ def _resumed_values(trainer, place, checkpoint, values):
     here = _steps_of_epoch(place.loader, args)["num_update_steps_per_epoch"]
     end = done + here - math.ceil(place.batch / args.gradient_accumulation_steps)
     if args.max_steps <= 0:
-        epochs_after = args.num_train_epochs - place.epoch - 1
-        max_steps = end + math.ceil(epochs_after * per_epoch)
+        max_steps += end - (place.epoch + 1) * per_epoch # as this epoch has fewer
     epochs = place.epoch + 1 + math.ceil(max(max_steps - end, 0) / per_epoch)
     return epochs, per_epoch, *between, max_steps
 
