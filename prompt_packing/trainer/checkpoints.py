@@ -10,6 +10,7 @@ import os
 import shutil
 
 from transformers.trainer_callback import TrainerState
+from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
 from .arguments import _count_rows
@@ -111,7 +112,8 @@ class DataPlace:
             processes = state["settings"]["world_size"]
             self.trained, self.batch = [*self.trained, (processes, self.batch)], 0
         if self.trained: _plan_rest(self, anew)
-        if state["stream"] is not None and self.batch:
+        ended = has_length(self.loader) and self.batch >= len(self.loader)
+        if state["stream"] is not None and self.batch and not ended:
             self.loader.dataset.seek(self.batch, state["stream"])
 
 # %% ../../nbs/trainer/checkpoints.ipynb #56faf3ac

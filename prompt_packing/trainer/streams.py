@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch.utils.data import IterableDataset
 from transformers.utils import logging
 
@@ -129,7 +130,8 @@ def _stream_loader(stream, args, is_training):
     if is_training:
         view = _MapStyleView(stream, endless=not ends)
         numbers = _InOrder(stream.count_batches() if ends else None)
-    loader = ReadyLoader(view, batch_sampler=numbers, collate_fn=_first)
+    loader = ReadyLoader(view, batch_sampler=numbers, collate_fn=_first,
+                         generator=torch.Generator()) # dropout keeps its numbers
     loader.stream = stream
     return loader
 
