@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from functools import partial
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 import numpy as np
 import torch
@@ -86,7 +86,20 @@ def _reading_options(args, is_training):
     return options
 
 # %% ../../nbs/trainer/loaders.ipynb #7ae29574
-_lengths_read = WeakKeyDictionary() # of data sets whose rows were read one by one
+_lengths_read = {} # by a data set's id: a reference to it, and the lengths of its rows
+
+def _read_lengths(dataset, measure):
+    "The measure of each row, kept for the data set as long as it lives."
+    kept, lengths = _lengths_read.get(id(dataset), (lambda: None, ()))
+    if kept() is dataset and len(lengths) == len(dataset): return lengths
+    few = len(dataset) < 10_000
+    numbers = tqdm(range(len(dataset)), desc="Reading lengths", disable=few)
+    with _same_random_numbers():
+        lengths = np.array([measure(dataset[i]) for i in numbers])
+    forget = partial(_lengths_read.pop, id(dataset))
+    try: _lengths_read[id(dataset)] = ref(dataset, forget), lengths
+    except TypeError: pass # it cannot be referred to weakly, and is read every time
+    return lengths
 
 def _row_lengths(dataset, column="length", collate=None):
     "Tokens in each row; rows are read one by one where nothing else says it."
@@ -98,12 +111,7 @@ def _row_lengths(dataset, column="length", collate=None):
     measure = _measure_of(dataset[0], collate)
     if measure is None: return dataset_lengths(dataset, column)
     if isinstance(dataset, (list, tuple)): return np.array(list(map(measure, dataset)))
-    if dataset not in _lengths_read:
-        few = len(dataset) < 10_000
-        numbers = tqdm(range(len(dataset)), desc="Reading lengths", disable=few)
-        with _same_random_numbers():
-            _lengths_read[dataset] = np.array([measure(dataset[i]) for i in numbers])
-    return _lengths_read[dataset]
+    return _read_lengths(dataset, measure)
 
 # %% ../../nbs/trainer/loaders.ipynb #660820a6
 def _measure_of(row, collate):
