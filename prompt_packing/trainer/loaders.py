@@ -11,7 +11,7 @@ from weakref import ref
 
 import numpy as np
 import torch
-from accelerate.utils import recursively_apply
+
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers.trainer_utils import seed_worker
@@ -21,7 +21,7 @@ from ..bucketing.batches import BatchPlan
 from ..bucketing.collating import (PaddedCollator, TokenRows,
                                                 dataset_lengths)
 from ..bucketing.packing import PackedCollator, pack_sequences
-from ..bucketing.plan import PlannedBatchSampler, plan_batches
+from ..bucketing.plan import PlannedBatchSampler
 from .arguments import (_chosen_collator, _default_collator,
                                               _same_random_numbers, _WithinBudget)
 
@@ -31,7 +31,7 @@ __all__ = ['ReadyLoader']
 # %% ../../nbs/trainer/loaders.ipynb #fd69a4d6
 class ReadyLoader(DataLoader):
     "A `DataLoader` whose batches are those of this process and need no more cutting."
-    order = None # row numbers as all processes together read them, where that is known
+    numbers = None # of the rows in each batch of an evaluation, where that is known
     stream = None # the stream that the batches come from, if they do
 
     def set_epoch(self, epoch):
@@ -148,21 +148,14 @@ def _planned_loader(trainer, dataset, description, is_training):
     else: collate = trainer._get_collator_with_removed_columns(collate, description)
     dataset = _in_memory(dataset, collate)
     if args.token_budget: collate = _WithinBudget(collate, args.token_budget)
-    loader = ReadyLoader(dataset, batch_sampler=PlannedBatchSampler(lengths, **options),
-                         collate_fn=collate, **_reading_options(args, is_training))
-    if not is_training: loader.order = _read_order(lengths, options)
+    sampler = PlannedBatchSampler(lengths, **options)
+    loader = ReadyLoader(dataset, batch_sampler=sampler, collate_fn=collate,
+                         **_reading_options(args, is_training))
+    if not is_training: loader.numbers = [sampler.plan[i] for i in range(len(sampler))]
     return loader
 
 # %% ../../nbs/trainer/loaders.ipynb #2b9cf8bf
 _logger = logging.get_logger(__name__)
-
-# %% ../../nbs/trainer/loaders.ipynb #74cec373
-def _read_order(lengths, options):
-    "Row numbers as an evaluation gathers them."
-    plans = [plan_batches(lengths, **(options | {"rank": rank}))
-             for rank in range(options["world_size"])]
-    steps = range(len(plans[0]))
-    return np.concatenate([plan[step] for step in steps for plan in plans])
 
 # %% ../../nbs/trainer/loaders.ipynb #461fa63e
 def _check_settings(args):
@@ -177,37 +170,6 @@ def _check_settings(args):
     if wrong := [name for name, value in cuts.items() if value]:
         raise ValueError("token_budget and pack decide what is in a batch; leave "
                          f"{', '.join(wrong)} at its default")
-
-# %% ../../nbs/trainer/loaders.ipynb #7aaa9858
-def _gather_rows(accelerator, data):
-    "Rows of all processes, of each as many as it has, in a nest of tensors."
-    if accelerator.num_processes == 1: return data
-    def gather(tensor):
-        count = torch.tensor([len(tensor)], device=tensor.device)
-        sizes = accelerator.gather(count).tolist()
-        missing = tensor.new_zeros(max(sizes) - len(tensor), *tensor.shape[1:])
-        parts = accelerator.gather(torch.cat([tensor, missing])).split(max(sizes))
-        return torch.cat([part[:size] for part, size in zip(parts, sizes)])
-    return recursively_apply(gather, data)
-
-def _take_rows(data, index):
-    "Rows of every array in a nest, in the order of `index`."
-    if isinstance(data, np.ndarray) and len(data) == len(index): return data[index]
-    if isinstance(data, dict): return {k: _take_rows(v, index) for k, v in data.items()}
-    if not isinstance(data, (list, tuple)): return data
-    return type(data)(_take_rows(value, index) for value in data)
-
-# %% ../../nbs/trainer/loaders.ipynb #bed18222
-def _metrics_in_order(compute_metrics, back):
-    "`compute_metrics` on predictions, labels and inputs in the order of `back`."
-    if compute_metrics is None: return None
-    def in_order(evaluated, *args, **kwargs):
-        for name in ("predictions", "label_ids", "inputs"):
-            if getattr(evaluated, name, None) is not None:
-                setattr(evaluated, name, _take_rows(getattr(evaluated, name), back))
-        evaluated.elements = tuple(_take_rows(list(evaluated.elements), back))
-        return compute_metrics(evaluated, *args, **kwargs)
-    return in_order
 
 # %% ../../nbs/trainer/loaders.ipynb #9b038f8b
 class _RestOfEpoch:
