@@ -30,11 +30,10 @@ from .loaders import (
 from .streams import (
     _as_stream, _count_stream, _is_iterable, _ready_loader)
 
+_logger = logging.get_logger(__name__)
+
 # %% auto #0
 __all__ = ['TokenBudgetMixin', 'ExactResumeMixin', 'Trainer', 'Seq2SeqTrainer']
-
-# %% ../../nbs/trainer/trainer.ipynb #06eae4a5
-_logger = logging.get_logger(__name__)
 
 # %% ../../nbs/trainer/trainer.ipynb #fd714dc9
 def _call_by_name(trainer_class, args, kwargs):
