@@ -5,6 +5,7 @@
 # %% ../../nbs/trainer/loaders.ipynb #593925e8
 from __future__ import annotations
 
+import random
 import zlib
 from functools import partial
 from weakref import ref
@@ -85,6 +86,31 @@ def _reading_options(args, is_training):
                                             num_workers=args.dataloader_num_workers)
     return options
 
+# %% ../../nbs/trainer/loaders.ipynb #2c4cae14
+class _Seeded:
+    "Before a batch sampler: its batches begin with their epoch and number."
+    def __iter__(self):
+        for number, rows in enumerate(super().__iter__()):
+            yield [(self.epoch, number), *rows]
+
+class _SeededPlan(_Seeded, PlannedBatchSampler): "A plan for worker processes."
+
+class _SeededRows:
+    "A data set that sets all random numbers by the batch that it is asked for."
+    def __init__(self, rows, args):
+        self.rows, self.words = rows, [_data_seed(args), args.process_index]
+
+    def __len__(self): return len(self.rows)
+    def __getitem__(self, i): return self.rows[i]
+
+    def __getitems__(self, batch): # torch asks for all rows of a batch at once
+        (epoch, number), *rows = batch
+        sequence = np.random.SeedSequence([*self.words, epoch, number])
+        seed = int(sequence.generate_state(1)[0])
+        for seeds in (random.seed, np.random.seed, torch.manual_seed): seeds(seed)
+        many = getattr(self.rows, "__getitems__", None)
+        return many(rows) if many else [self.rows[i] for i in rows]
+
 # %% ../../nbs/trainer/loaders.ipynb #7ae29574
 _lengths_read = {} # by a data set's id: a reference to it, and the lengths of its rows
 
@@ -148,7 +174,9 @@ def _planned_loader(trainer, dataset, description, is_training):
     else: collate = trainer._get_collator_with_removed_columns(collate, description)
     dataset = _in_memory(dataset, collate)
     if args.token_budget: collate = _WithinBudget(collate, args.token_budget)
-    sampler = PlannedBatchSampler(lengths, **options)
+    seeded = is_training and args.dataloader_num_workers > 0
+    sampler = (_SeededPlan if seeded else PlannedBatchSampler)(lengths, **options)
+    if seeded: dataset = _SeededRows(dataset, args)
     loader = ReadyLoader(dataset, batch_sampler=sampler, collate_fn=collate,
                          **_reading_options(args, is_training))
     if not is_training: loader.numbers = [sampler.plan[i] for i in range(len(sampler))]

@@ -15,7 +15,8 @@ from transformers.utils import logging
 
 from ..bucketing.streaming import StreamingBatches
 from .arguments import _chosen_collator, _default_collator
-from .loaders import ReadyLoader, _data_seed, _reading_options
+from .loaders import (
+    ReadyLoader, _data_seed, _reading_options, _Seeded, _SeededRows)
 
 # %% auto #0
 __all__ = ['ReadyBatches']
@@ -55,6 +56,8 @@ class _WholeBatchSampler:
         if not self.shuffle: order = np.arange(self.batches)
         mine = order[self.rank::self.world_size].tolist()
         for number in mine + mine[-1:] * self.repeats: yield [number]
+
+class _SeededBatches(_Seeded, _WholeBatchSampler): "The same, for worker processes."
 
 def _first(batches): return batches[0]
 
@@ -119,8 +122,11 @@ def _ready_loader(dataset, args, is_training):
     "A loader of ready-made batches, from a list or a stream."
     if hasattr(dataset, "load_state_dict"):
         return _stream_loader(dataset, args, is_training)
-    sampler = _WholeBatchSampler(len(dataset), _data_seed(args), args.process_index,
-                                 args.world_size, is_training)
+    seeded = is_training and args.dataloader_num_workers > 0
+    kind = _SeededBatches if seeded else _WholeBatchSampler
+    sampler = kind(len(dataset), _data_seed(args), args.process_index, args.world_size,
+                   is_training)
+    if seeded: dataset = _SeededRows(dataset, args)
     return ReadyLoader(dataset, batch_sampler=sampler, collate_fn=_first,
                        **_reading_options(args, is_training))
 
