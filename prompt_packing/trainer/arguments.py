@@ -69,8 +69,8 @@ class BudgetArguments:
             _check_whole(name, getattr(self, name))
         _check_together(self.token_budget, self.bucket_window, self.pack)
 
-_no_length = ("pack=True makes packed rows of token_budget tokens: give token_budget, or "
-              "pack=512 (any number of tokens)")
+_no_length = ("pack=True makes packed rows of token_budget tokens: give token_budget, "
+              "or pack=512 (any number of tokens)")
 
 # %% ../../nbs/trainer/arguments.ipynb #b4a0b48b
 @dataclass

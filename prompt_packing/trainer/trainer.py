@@ -196,8 +196,8 @@ class ExactResumeMixin:
     """Checkpoints whole or not at all; a resumed run ends like an undisturbed one.
 
     Stands before any Trainer. With `TokenBudgetMixin` the place in planned batches and
-    in streams is part of the checkpoint. Other loaders are resumed by transformers, which
-    is not exact where a collator or a data set draws random numbers.
+    in streams is part of the checkpoint. Other loaders are resumed by transformers,
+    which is not exact where a collator or a data set draws random numbers.
     Raises `ValueError` for a checkpoint that was made with other batches."""
     _writing = _to_push = False
     _checkpoint = None # to resume from
