@@ -62,10 +62,15 @@ class BudgetArguments:
 
     def __post_init__(self):
         super().__post_init__()
-        if self.pack is True: self.pack = self.token_budget
+        if self.pack is True:
+            if not self.token_budget: raise ValueError(_no_length)
+            self.pack = self.token_budget
         for name in ("token_budget", "bucket_window", "pack"):
             _check_whole(name, getattr(self, name))
         _check_together(self.token_budget, self.bucket_window, self.pack)
+
+_no_length = ("pack=True makes packed rows of token_budget tokens: give token_budget, "
+              "or pack=512 (any number of tokens)")
 
 # %% ../../nbs/trainer/arguments.ipynb #b4a0b48b
 @dataclass

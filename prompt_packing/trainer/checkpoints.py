@@ -10,6 +10,7 @@ import os
 import shutil
 
 from transformers.trainer_callback import TrainerState
+from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
 from .arguments import _count_rows
@@ -46,13 +47,13 @@ def publish_checkpoint(
     accelerator.wait_for_everyone()
 
 # %% ../../nbs/trainer/checkpoints.ipynb #50868831
-def _correct_best(state, folder, name):
-    "Name the best checkpoint by its final path in a state that is not yet moved."
+def _correct_best(state, folder, name, writes):
+    "Name the best checkpoint by its final path; one process also writes it down."
     best = os.path.join(folder, f"checkpoint-{state.best_global_step}")
     if not state.best_global_step: return
     if best != os.path.join(folder, name) and not os.path.isdir(best): return
     state.best_model_checkpoint = best
-    state.save_to_json(os.path.join(folder, _unfinished, name, _state_file))
+    if writes: state.save_to_json(os.path.join(folder, _unfinished, name, _state_file))
 
 # %% ../../nbs/trainer/checkpoints.ipynb #7518f24f
 def last_checkpoint(
@@ -111,7 +112,8 @@ class DataPlace:
             processes = state["settings"]["world_size"]
             self.trained, self.batch = [*self.trained, (processes, self.batch)], 0
         if self.trained: _plan_rest(self, anew)
-        if state["stream"] is not None and self.batch:
+        ended = has_length(self.loader) and self.batch >= len(self.loader)
+        if state["stream"] is not None and self.batch and not ended:
             self.loader.dataset.seek(self.batch, state["stream"])
 
 # %% ../../nbs/trainer/checkpoints.ipynb #56faf3ac

@@ -5,13 +5,14 @@
 # %% ../../nbs/trainer/loaders.ipynb #593925e8
 from __future__ import annotations
 
+import random
 import zlib
 from functools import partial
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 import numpy as np
 import torch
-from accelerate.utils import recursively_apply
+
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers.trainer_utils import seed_worker
@@ -21,7 +22,7 @@ from ..bucketing.batches import BatchPlan
 from ..bucketing.collating import (PaddedCollator, TokenRows,
                                                 dataset_lengths)
 from ..bucketing.packing import PackedCollator, pack_sequences
-from ..bucketing.plan import PlannedBatchSampler, plan_batches
+from ..bucketing.plan import PlannedBatchSampler
 from .arguments import (_chosen_collator, _default_collator,
                                               _same_random_numbers, _WithinBudget)
 
@@ -31,7 +32,7 @@ __all__ = ['ReadyLoader']
 # %% ../../nbs/trainer/loaders.ipynb #fd69a4d6
 class ReadyLoader(DataLoader):
     "A `DataLoader` whose batches are those of this process and need no more cutting."
-    order = None # row numbers as all processes together read them, where that is known
+    numbers = None # of the rows in each batch of an evaluation, where that is known
     stream = None # the stream that the batches come from, if they do
 
     def set_epoch(self, epoch):
@@ -85,8 +86,46 @@ def _reading_options(args, is_training):
                                             num_workers=args.dataloader_num_workers)
     return options
 
+# %% ../../nbs/trainer/loaders.ipynb #2c4cae14
+class _Seeded:
+    "Before a batch sampler: its batches begin with their epoch and number."
+    def __iter__(self):
+        for number, rows in enumerate(super().__iter__()):
+            yield [(self.epoch, number), *rows]
+
+class _SeededPlan(_Seeded, PlannedBatchSampler): "A plan for worker processes."
+
+class _SeededRows:
+    "A data set that sets all random numbers by the batch that it is asked for."
+    def __init__(self, rows, args):
+        self.rows, self.words = rows, [_data_seed(args), args.process_index]
+
+    def __len__(self): return len(self.rows)
+    def __getitem__(self, i): return self.rows[i]
+
+    def __getitems__(self, batch): # torch asks for all rows of a batch at once
+        (epoch, number), *rows = batch
+        sequence = np.random.SeedSequence([*self.words, epoch, number])
+        seed = int(sequence.generate_state(1)[0])
+        for seeds in (random.seed, np.random.seed, torch.manual_seed): seeds(seed)
+        many = getattr(self.rows, "__getitems__", None)
+        return many(rows) if many else [self.rows[i] for i in rows]
+
 # %% ../../nbs/trainer/loaders.ipynb #7ae29574
-_lengths_read = WeakKeyDictionary() # of data sets whose rows were read one by one
+_lengths_read = {} # by a data set's id: a reference to it, and the lengths of its rows
+
+def _read_lengths(dataset, measure):
+    "The measure of each row, kept for the data set as long as it lives."
+    kept, lengths = _lengths_read.get(id(dataset), (lambda: None, ()))
+    if kept() is dataset and len(lengths) == len(dataset): return lengths
+    few = len(dataset) < 10_000
+    numbers = tqdm(range(len(dataset)), desc="Reading lengths", disable=few)
+    with _same_random_numbers():
+        lengths = np.array([measure(dataset[i]) for i in numbers])
+    forget = partial(_lengths_read.pop, id(dataset))
+    try: _lengths_read[id(dataset)] = ref(dataset, forget), lengths
+    except TypeError: pass # it cannot be referred to weakly, and is read every time
+    return lengths
 
 def _row_lengths(dataset, column="length", collate=None):
     "Tokens in each row; rows are read one by one where nothing else says it."
@@ -98,12 +137,7 @@ def _row_lengths(dataset, column="length", collate=None):
     measure = _measure_of(dataset[0], collate)
     if measure is None: return dataset_lengths(dataset, column)
     if isinstance(dataset, (list, tuple)): return np.array(list(map(measure, dataset)))
-    if dataset not in _lengths_read:
-        few = len(dataset) < 10_000
-        numbers = tqdm(range(len(dataset)), desc="Reading lengths", disable=few)
-        with _same_random_numbers():
-            _lengths_read[dataset] = np.array([measure(dataset[i]) for i in numbers])
-    return _lengths_read[dataset]
+    return _read_lengths(dataset, measure)
 
 # %% ../../nbs/trainer/loaders.ipynb #660820a6
 def _measure_of(row, collate):
@@ -140,21 +174,16 @@ def _planned_loader(trainer, dataset, description, is_training):
     else: collate = trainer._get_collator_with_removed_columns(collate, description)
     dataset = _in_memory(dataset, collate)
     if args.token_budget: collate = _WithinBudget(collate, args.token_budget)
-    loader = ReadyLoader(dataset, batch_sampler=PlannedBatchSampler(lengths, **options),
-                         collate_fn=collate, **_reading_options(args, is_training))
-    if not is_training: loader.order = _read_order(lengths, options)
+    seeded = is_training and args.dataloader_num_workers > 0
+    sampler = (_SeededPlan if seeded else PlannedBatchSampler)(lengths, **options)
+    if seeded: dataset = _SeededRows(dataset, args)
+    loader = ReadyLoader(dataset, batch_sampler=sampler, collate_fn=collate,
+                         **_reading_options(args, is_training))
+    if not is_training: loader.numbers = [sampler.plan[i] for i in range(len(sampler))]
     return loader
 
 # %% ../../nbs/trainer/loaders.ipynb #2b9cf8bf
 _logger = logging.get_logger(__name__)
-
-# %% ../../nbs/trainer/loaders.ipynb #74cec373
-def _read_order(lengths, options):
-    "Row numbers as an evaluation gathers them."
-    plans = [plan_batches(lengths, **(options | {"rank": rank}))
-             for rank in range(options["world_size"])]
-    steps = range(len(plans[0]))
-    return np.concatenate([plan[step] for step in steps for plan in plans])
 
 # %% ../../nbs/trainer/loaders.ipynb #461fa63e
 def _check_settings(args):
@@ -169,37 +198,6 @@ def _check_settings(args):
     if wrong := [name for name, value in cuts.items() if value]:
         raise ValueError("token_budget and pack decide what is in a batch; leave "
                          f"{', '.join(wrong)} at its default")
-
-# %% ../../nbs/trainer/loaders.ipynb #7aaa9858
-def _gather_rows(accelerator, data):
-    "Rows of all processes, of each as many as it has, in a nest of tensors."
-    if accelerator.num_processes == 1: return data
-    def gather(tensor):
-        count = torch.tensor([len(tensor)], device=tensor.device)
-        sizes = accelerator.gather(count).tolist()
-        missing = tensor.new_zeros(max(sizes) - len(tensor), *tensor.shape[1:])
-        parts = accelerator.gather(torch.cat([tensor, missing])).split(max(sizes))
-        return torch.cat([part[:size] for part, size in zip(parts, sizes)])
-    return recursively_apply(gather, data)
-
-def _take_rows(data, index):
-    "Rows of every array in a nest, in the order of `index`."
-    if isinstance(data, np.ndarray) and len(data) == len(index): return data[index]
-    if isinstance(data, dict): return {k: _take_rows(v, index) for k, v in data.items()}
-    if not isinstance(data, (list, tuple)): return data
-    return type(data)(_take_rows(value, index) for value in data)
-
-# %% ../../nbs/trainer/loaders.ipynb #bed18222
-def _metrics_in_order(compute_metrics, back):
-    "`compute_metrics` on predictions, labels and inputs in the order of `back`."
-    if compute_metrics is None: return None
-    def in_order(evaluated, *args, **kwargs):
-        for name in ("predictions", "label_ids", "inputs"):
-            if getattr(evaluated, name, None) is not None:
-                setattr(evaluated, name, _take_rows(getattr(evaluated, name), back))
-        evaluated.elements = tuple(_take_rows(list(evaluated.elements), back))
-        return compute_metrics(evaluated, *args, **kwargs)
-    return in_order
 
 # %% ../../nbs/trainer/loaders.ipynb #9b038f8b
 class _RestOfEpoch:

@@ -9,12 +9,14 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch.utils.data import IterableDataset
 from transformers.utils import logging
 
 from ..bucketing.streaming import StreamingBatches
 from .arguments import _chosen_collator, _default_collator
-from .loaders import ReadyLoader, _data_seed, _reading_options
+from .loaders import (
+    ReadyLoader, _data_seed, _reading_options, _Seeded, _SeededRows)
 
 # %% auto #0
 __all__ = ['ReadyBatches']
@@ -42,6 +44,8 @@ class _WholeBatchSampler:
                              "processes: each needs one")
         self.batches, self.seed, self.shuffle, self.epoch = batches, seed, shuffle, 0
         self.rank, self.world_size = rank, world_size
+        self.uneven = not shuffle and batches % world_size > 0
+        self.repeats = self.uneven and rank >= batches % world_size
 
     def __len__(self): return -(-self.batches // self.world_size)
     def set_epoch(self, epoch): self.epoch = epoch
@@ -50,7 +54,10 @@ class _WholeBatchSampler:
         random = np.random.MT19937(np.random.SeedSequence([self.seed, self.epoch]))
         order = np.random.RandomState(random).permutation(self.batches)
         if not self.shuffle: order = np.arange(self.batches)
-        for number in order[self.rank::self.world_size].tolist(): yield [number]
+        mine = order[self.rank::self.world_size].tolist()
+        for number in mine + mine[-1:] * self.repeats: yield [number]
+
+class _SeededBatches(_Seeded, _WholeBatchSampler): "The same, for worker processes."
 
 def _first(batches): return batches[0]
 
@@ -115,8 +122,11 @@ def _ready_loader(dataset, args, is_training):
     "A loader of ready-made batches, from a list or a stream."
     if hasattr(dataset, "load_state_dict"):
         return _stream_loader(dataset, args, is_training)
-    sampler = _WholeBatchSampler(len(dataset), _data_seed(args), args.process_index,
-                                 args.world_size, is_training)
+    seeded = is_training and args.dataloader_num_workers > 0
+    kind = _SeededBatches if seeded else _WholeBatchSampler
+    sampler = kind(len(dataset), _data_seed(args), args.process_index, args.world_size,
+                   is_training)
+    if seeded: dataset = _SeededRows(dataset, args)
     return ReadyLoader(dataset, batch_sampler=sampler, collate_fn=_first,
                        **_reading_options(args, is_training))
 
@@ -129,19 +139,43 @@ def _stream_loader(stream, args, is_training):
     if is_training:
         view = _MapStyleView(stream, endless=not ends)
         numbers = _InOrder(stream.count_batches() if ends else None)
-    loader = ReadyLoader(view, batch_sampler=numbers, collate_fn=_first)
+    loader = ReadyLoader(view, batch_sampler=numbers, collate_fn=_first,
+                         generator=torch.Generator()) # dropout keeps its numbers
     loader.stream = stream
+    loader.numbers = getattr(getattr(stream, "collator", None), "numbers", None)
     return loader
+
+# %% ../../nbs/trainer/streams.ipynb #bd5f2d72
+_number = "number of the row" # a column
+
+def _as_columns(row): return {"text": row} if isinstance(row, str) else row
+
+class _Numbered:
+    "Rows with their numbers, and a collator that takes these off and notes them."
+    def __init__(self, rows, collate):
+        self.rows, self.collate = rows, collate
+        self.numbers = [] # of the rows in each batch of the last pass
+
+    def __iter__(self):
+        self.numbers.clear()
+        for number, row in enumerate(map(_as_columns, self.rows)):
+            yield {**row, _number: number} if hasattr(row, "keys") else row
+
+    def __call__(self, rows):
+        self.numbers.append(np.array([row.pop(_number) for row in rows]))
+        return self.collate(rows)
 
 # %% ../../nbs/trainer/streams.ipynb #a550e5db
 def _as_stream(trainer, dataset, description, is_training):
     "An iterable data set as a stream of batches under `token_budget` or `pack`."
-    args, row = trainer.args, next(iter(dataset))
-    tokenizer = None if "input_ids" in row else trainer.processing_class
-    if tokenizer is None and getattr(dataset, "column_names", None):
-        dataset = trainer._remove_unused_columns(dataset, description)
+    args, row = trainer.args, _as_columns(next(iter(dataset)))
+    tokenizer = None if "input_ids" in row else _tokenizer_for(trainer, row)
     collate = _chosen_collator(trainer, dataset)
     if collate is None: collate = _default_collator(trainer, [row], is_training)
+    if tokenizer is None and getattr(dataset, "column_names", None):
+        dataset = trainer._remove_unused_columns(dataset, description)
+    else: collate = trainer._get_collator_with_removed_columns(collate, description)
+    if not is_training: dataset = collate = _Numbered(dataset, collate)
     rows = args.train_batch_size if is_training else args.eval_batch_size
     options = dict(window=args.bucket_window) if args.bucket_window else {}
     return StreamingBatches(
@@ -150,6 +184,11 @@ def _as_stream(trainer, dataset, description, is_training):
         pack=(args.pack or None) if is_training else None, shuffle=is_training,
         seed=_data_seed(args), rank=args.process_index, world_size=args.world_size,
         **options)
+
+def _tokenizer_for(trainer, row):
+    if trainer.processing_class is not None: return trainer.processing_class
+    raise ValueError(f"rows have {', '.join(row)} and no input_ids: give the Trainer "
+                     "the tokenizer that makes them, as processing_class")
 
 def _vocab_size(model):
     "Number of vectors of the model's embedding; None where it does not say."

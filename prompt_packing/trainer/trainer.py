@@ -10,13 +10,11 @@ import os
 import shutil
 import sys
 from contextlib import contextmanager
-from functools import partial
 from inspect import signature
 
-import numpy as np
 import torch
 import transformers
-from transformers.trainer_utils import has_length, rotate_checkpoints
+from transformers.trainer_utils import rotate_checkpoints
 from transformers.utils import logging
 
 from ..accumulation_loss.exact import ExactLossMixin
@@ -25,17 +23,17 @@ from .checkpoints import (
     DataPlace, _correct_best, _load_place, _restore_losses, _save_place, _unfinished,
     _unlogged_losses, last_checkpoint, publish_checkpoint)
 from .arguments import _check_packs
-from prompt_packing.trainer.loaders import (
-    ReadyLoader, _check_settings, _data_settings, _gather_rows, _metrics_in_order,
-    _planned_loader, _take_rows)
+from .evaluation import (
+    _correct_steps, _EvaluationPass, _metrics_in_order)
+from .loaders import (
+    ReadyLoader, _check_settings, _data_settings, _planned_loader)
 from .streams import (
     _as_stream, _count_stream, _is_iterable, _ready_loader)
 
+_logger = logging.get_logger(__name__)
+
 # %% auto #0
 __all__ = ['TokenBudgetMixin', 'ExactResumeMixin', 'Trainer', 'Seq2SeqTrainer']
-
-# %% ../../nbs/trainer/trainer.ipynb #06eae4a5
-_logger = logging.get_logger(__name__)
 
 # %% ../../nbs/trainer/trainer.ipynb #fd714dc9
 def _call_by_name(trainer_class, args, kwargs):
@@ -87,7 +85,8 @@ class TokenBudgetMixin:
     Stands before any Trainer: `class T(TokenBudgetMixin, transformers.Trainer)`. Raises
     `ValueError` for arguments of transformers that would cut planned batches again, and
     for a collator that pads what `pack` is to put end to end."""
-    _collator_given, _data_place, _steps_evaluated = False, None, None
+    _collator_given, _data_place = False, None
+    _evaluated, _steps_evaluated = None, None # the pass of an evaluation, and its steps
 
     def __init__(self, *args, **kwargs):
         given = _call_by_name(type(self), args, kwargs)
@@ -133,26 +132,33 @@ class TokenBudgetMixin:
         return batches, items
 
     def evaluation_loop(self, dataloader, *args, **kwargs):
-        ours = isinstance(dataloader, ReadyLoader)
-        known = ours and has_length(dataloader)
-        self._steps_evaluated = len(dataloader) if known else None
-        if not ours: return super().evaluation_loop(dataloader, *args, **kwargs)
-        self.gather_function = partial(_gather_rows, self.accelerator)
-        if dataloader.order is None or not self.args.eval_do_concat_batches:
+        self._steps_evaluated, usual = None, self.compute_metrics
+        if not isinstance(dataloader, ReadyLoader):
             return super().evaluation_loop(dataloader, *args, **kwargs)
-        back, usual = np.argsort(dataloader.order), self.compute_metrics
-        if not self.args.batch_eval_metrics:
-            self.compute_metrics = _metrics_in_order(usual, back)
-        try: output = super().evaluation_loop(dataloader, *args, **kwargs)
-        finally: self.compute_metrics = usual
-        return output._replace(predictions=_take_rows(output.predictions, back),
-                               label_ids=_take_rows(output.label_ids, back))
+        rows = self._evaluated = _EvaluationPass(dataloader, self.accelerator)
+        self.gather_function, whole = rows.gather, self.args.eval_do_concat_batches
+        if whole and not self.args.batch_eval_metrics:
+            self.compute_metrics = _metrics_in_order(usual, rows)
+        try: output = super().evaluation_loop(rows, *args, **kwargs)
+        finally: self.compute_metrics, self._evaluated = usual, None
+        self._steps_evaluated = rows.steps
+        output = output._replace(num_samples=rows.all_rows())
+        if not whole: return output # a list of batches
+        return output._replace(predictions=rows.in_order(output.predictions),
+                               label_ids=rows.in_order(output.label_ids))
+
+    def prediction_step(self, *args, **kwargs):
+        loss, *rest = super().prediction_step(*args, **kwargs)
+        if self._evaluated is not None: self._evaluated.expects(loss)
+        return (loss, *rest)
+
+    def predict(self, *args, **kwargs):
+        output = super().predict(*args, **kwargs)
+        _correct_steps(output.metrics, self._steps_evaluated)
+        return output
 
     def log(self, logs, *args, **kwargs):
-        for key in [k for k in logs if k.endswith("_steps_per_second")]:
-            if key == "train_steps_per_second" or not self._steps_evaluated: continue
-            seconds = max(logs[key.replace("steps_per_second", "runtime")], 1e-4)
-            logs[key] = round(self._steps_evaluated / seconds, 3)
+        _correct_steps(logs, self._steps_evaluated)
         super().log(logs, *args, **kwargs)
 
     def _finalize_training(self, trial, num_train_samples, start_time):
@@ -170,8 +176,7 @@ def _resumed_values(trainer, place, checkpoint, values):
     here = _steps_of_epoch(place.loader, args)["num_update_steps_per_epoch"]
     end = done + here - math.ceil(place.batch / args.gradient_accumulation_steps)
     if args.max_steps <= 0:
-        epochs_after = args.num_train_epochs - place.epoch - 1
-        max_steps = end + math.ceil(epochs_after * per_epoch)
+        max_steps += end - (place.epoch + 1) * per_epoch # as this epoch has fewer
     epochs = place.epoch + 1 + math.ceil(max(max_steps - end, 0) / per_epoch)
     return epochs, per_epoch, *between, max_steps
 
@@ -191,7 +196,8 @@ class ExactResumeMixin:
     """Checkpoints whole or not at all; a resumed run ends like an undisturbed one.
 
     Stands before any Trainer. With `TokenBudgetMixin` the place in planned batches and
-    in streams is part of the checkpoint; other loaders are resumed by transformers.
+    in streams is part of the checkpoint. Other loaders are resumed by transformers,
+    which is not exact where a collator or a data set draws random numbers.
     Raises `ValueError` for a checkpoint that was made with other batches."""
     _writing = _to_push = False
     _checkpoint = None # to resume from
@@ -227,7 +233,7 @@ class ExactResumeMixin:
             state = place.state_dict() | {"losses": _unlogged_losses(self)}
             aside = os.path.join(folder, _unfinished, name)
             _save_place(aside, self.args.process_index, state)
-        if self.args.should_save: _correct_best(self.state, folder, name)
+        _correct_best(self.state, folder, name, self.args.should_save)
         publish_checkpoint(self.accelerator, folder, name)
         if self.args.should_save:
             rotate_checkpoints(output_dir=folder, use_mtime=True,
