@@ -96,7 +96,8 @@ def _fill_step(batches: list, width: int, last: dict, main_input="input_ids") ->
     if not batches and last is None:
         raise RuntimeError("this process has no batch and others have: give each some")
     batches = batches or [_Weightless(last)]
-    nothing = _Filler(batches[0] | {main_input: torch.zeros(0, dtype=torch.long)})
+    empty = torch.zeros(0, dtype=torch.long) # of which transformers counts tokens
+    nothing = _Filler(batches[0] | {main_input: empty, "attention_mask": empty})
     return [nothing] * (width - len(batches)) + batches
 
 # %% ../../nbs/accumulation_loss/window.ipynb #f500eba2
@@ -253,7 +254,7 @@ def _note_evaluated(trainer, model, inputs, loss: float):
         with torch.no_grad():
             loss = trainer.compute_loss(model, dict(inputs), num_items_in_batch=count)
         loss = float(loss)
-    weight = trainer.weight_of(inputs) if own is None or copies < rows else 0
+    weight = trainer.weight_of(inputs) if copies < rows else 0
     filtered = trainer.args.logging_nan_inf_filter and not math.isfinite(loss)
     if weight and not filtered: trainer.eval_meter.add(loss, weight)
 

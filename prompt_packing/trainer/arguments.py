@@ -99,7 +99,7 @@ def _default_collator(trainer, dataset, is_training):
     pad = getattr(trainer.processing_class, "pad_token_id", None)
     if pad is None: pad = getattr(config, "pad_token_id", None)
     side = getattr(trainer.processing_class, "padding_side", "right")
-    names = getattr(dataset, "column_names", None) or list(dataset[0])
+    names = list(dataset[0]) if len(dataset) else []
     are_ids = _labels_are_ids(trainer.model, names)
     if is_training and not are_ids: _say_labels_are_missing(trainer.model, names)
     return PaddedCollator(pad_token_id=pad or 0, padding_side=side,
