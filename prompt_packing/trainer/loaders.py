@@ -45,7 +45,7 @@ class ReadyLoader(DataLoader):
 
     def plan_rest(self, epoch, trained):
         "In this epoch, leave out what was trained; returns the number of rows left."
-        sampler = self.batch_sampler
+        sampler = getattr(self.batch_sampler, "sampler", self.batch_sampler)
         rest = _RestOfEpoch(sampler.planner, epoch, trained)
         rows = rest.rows_left(sampler.lengths, epoch, **sampler.options)
         if len(rows): sampler.planner = rest
@@ -88,12 +88,14 @@ def _reading_options(args, is_training):
 
 # %% ../../nbs/trainer/loaders.ipynb #2c4cae14
 class _Seeded:
-    "Before a batch sampler: its batches begin with their epoch and number."
-    def __iter__(self):
-        for number, rows in enumerate(super().__iter__()):
-            yield [(self.epoch, number), *rows]
+    "A batch sampler whose batches begin with their epoch and number."
+    def __init__(self, sampler): self.sampler = sampler
+    def __getattr__(self, name): return getattr(self.sampler, name)
+    def __len__(self): return len(self.sampler)
 
-class _SeededPlan(_Seeded, PlannedBatchSampler): "A plan for worker processes."
+    def __iter__(self):
+        for number, rows in enumerate(self.sampler):
+            yield [(self.sampler.epoch, number), *rows]
 
 class _SeededRows:
     "A data set that sets all random numbers by the batch that it is asked for."
@@ -175,8 +177,8 @@ def _planned_loader(trainer, dataset, description, is_training):
     dataset = _in_memory(dataset, collate)
     if args.token_budget: collate = _WithinBudget(collate, args.token_budget)
     seeded = is_training and args.dataloader_num_workers > 0
-    sampler = (_SeededPlan if seeded else PlannedBatchSampler)(lengths, **options)
-    if seeded: dataset = _SeededRows(dataset, args)
+    sampler = PlannedBatchSampler(lengths, **options)
+    if seeded: dataset, sampler = _SeededRows(dataset, args), _Seeded(sampler)
     loader = ReadyLoader(dataset, batch_sampler=sampler, collate_fn=collate,
                          **_reading_options(args, is_training))
     if not is_training: loader.numbers = [sampler.plan[i] for i in range(len(sampler))]

@@ -57,7 +57,6 @@ class _WholeBatchSampler:
         mine = order[self.rank::self.world_size].tolist()
         for number in mine + mine[-1:] * self.repeats: yield [number]
 
-class _SeededBatches(_Seeded, _WholeBatchSampler): "The same, for worker processes."
 
 def _first(batches): return batches[0]
 
@@ -123,10 +122,9 @@ def _ready_loader(dataset, args, is_training):
     if hasattr(dataset, "load_state_dict"):
         return _stream_loader(dataset, args, is_training)
     seeded = is_training and args.dataloader_num_workers > 0
-    kind = _SeededBatches if seeded else _WholeBatchSampler
-    sampler = kind(len(dataset), _data_seed(args), args.process_index, args.world_size,
-                   is_training)
-    if seeded: dataset = _SeededRows(dataset, args)
+    sampler = _WholeBatchSampler(len(dataset), _data_seed(args), args.process_index,
+                                 args.world_size, is_training)
+    if seeded: dataset, sampler = _SeededRows(dataset, args), _Seeded(sampler)
     return ReadyLoader(dataset, batch_sampler=sampler, collate_fn=_first,
                        **_reading_options(args, is_training))
 
