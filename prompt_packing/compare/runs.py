@@ -9,6 +9,7 @@ __all__ = ['Run', 'load_kit', 'run_one']
 import hashlib
 import json
 import logging
+import math
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from datasets import DatasetDict
-from transformers import EvalPrediction, PrinterCallback, set_seed
+from transformers import (
+    EvalPrediction, PrinterCallback, TrainerCallback, set_seed)
 
 from ..bucketing import PaddedCollator, plan_batches
 from .methods import METHODS, Kit
@@ -139,10 +141,9 @@ def load_kit(
                        validation=_draw(validation, run.eval_rows, "validation"))
     encoded = replace(task, splits=rows).encode(tokenizer, max_length=run.max_length)
     data = {"train": encoded["train"], "evaluation": encoded["validation"]}
-    start = time.perf_counter()
     caches = _text_caches(backbone, data, folder, max_cache_bytes)
-    return Kit(backbone, tokenizer, task, **data, caches=caches,
-               text_seconds=time.perf_counter() - start)
+    seconds = sum(rows.cache.seconds for rows in caches.values())
+    return Kit(backbone, tokenizer, task, **data, caches=caches, text_seconds=seconds)
 
 # %% ../../nbs/compare/runs.ipynb #9e6abbfc
 def _hold_out(kit, share):
@@ -162,8 +163,9 @@ def _arguments(run, folder):
     settings = dict(
         output_dir=folder, token_budget=run.token_budget, num_train_epochs=run.epochs,
         learning_rate=run.learning_rate, warmup_steps=0.1, seed=run.seed,
-        data_seed=run.seed, save_strategy="no", logging_strategy="no", report_to="none",
-        disable_tqdm=True, dataloader_pin_memory=torch.cuda.is_available())
+        data_seed=run.seed, save_strategy="no", save_total_limit=1,
+        logging_strategy="no", report_to="none", disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available())
     return TrainingArguments(**settings | json.loads(run.training or "{}"))
 
 def _trainer(run, kit, model, folder):
@@ -177,14 +179,35 @@ def _trainer(run, kit, model, folder):
     trainer.remove_callback(PrinterCallback)
     return trainer
 
+# %% ../../nbs/compare/runs.ipynb #60ecff91
+_every = 600 # seconds between two checkpoints
+
+class _Clock(TrainerCallback):
+    "Has a checkpoint made now and then, and counts the seconds of all attempts."
+    def __init__(self, every): self.every, self.begun = every, None
+
+    @property
+    def seconds(self): # of training
+        return time.perf_counter() - self.begun if self.begun else 0.0
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.saved = time.perf_counter()
+        self.begun = self.saved - state.stateful_callbacks.get("seconds", 0.0)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if time.perf_counter() - self.saved < self.every: return
+        state.stateful_callbacks["seconds"] = self.seconds
+        control.should_save, self.saved = True, time.perf_counter()
+
 # %% ../../nbs/compare/runs.ipynb #f9c371e5
-def _measure(run, kit, model):
+def _measure(run, kit, model, folder, every):
     "Train and evaluate: metrics, predictions, seconds of training."
-    with tempfile.TemporaryDirectory() as folder:
-        trainer, start = _trainer(run, kit, model, folder), time.perf_counter()
-        if run.epochs: trainer.train()
-        seconds = time.perf_counter() - start
-        out = trainer.predict(trainer.eval_dataset)
+    trainer, clock = _trainer(run, kit, model, folder), _Clock(every)
+    trainer.add_callback(clock)
+    begun = any(Path(folder).glob("checkpoint-*"))
+    if run.epochs: trainer.train(resume_from_checkpoint=begun)
+    seconds = clock.seconds
+    out = trainer.predict(trainer.eval_dataset)
     metrics = {m: out.metrics[f"test_{m}"] for m in ("loss", *kit.task.metrics)}
     return metrics, kit.task.metric.decide(out.predictions), seconds
 
@@ -225,14 +248,21 @@ def run_one(
     run:Run, # what to run
     kit:Kit, # what it runs on
     models=None, # the model is saved in a folder in this one; None: not saved
+    checkpoints=None, # folder for checkpoints, from which it goes on; None: not kept
 )->dict: # settings, scores, cost, predictions, and the check of the frozen weights
     "Run one method with one seed, and check that the backbone is what it was."
+    if checkpoints is None:
+        with tempfile.TemporaryDirectory() as folder:
+            return _run(run, kit, models, folder, every=math.inf)
+    return _run(run, kit, models, checkpoints, every=_every)
+
+def _run(run, kit, models, folder, every):
     set_seed(run.seed)
     if run.held_out: kit = _hold_out(kit, run.held_out)
-    before, start = fingerprint(kit.backbone), time.perf_counter()
+    before, start = fingerprint(kit.backbone), time.perf_counter() - kit.spared
     model = METHODS[run.method].build(run, kit)
-    built = time.perf_counter() - start
-    scores, predicted, trained = _measure(run, kit, model)
+    built = time.perf_counter() - start + kit.spared
+    scores, predicted, trained = _measure(run, kit, model, folder, every)
     saved = _save(model, kit, models, run)
     predictions, references = predicted.tolist(), list(kit.evaluation["labels"])
     return {

@@ -9,6 +9,7 @@ __all__ = ['plan_runs', 'sweep', 'compare']
 import hashlib
 import json
 import os
+import shutil
 from concurrent.futures import as_completed
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -117,8 +118,11 @@ def _work(run, output_dir, max_cache_bytes, keep_finetuned):
     keep = not run.held_out and (METHODS[run.method].frozen or keep_finetuned)
     with _turn:
         kit = _kit_of(run, output_dir, max_cache_bytes)
-        record = run_one(run, kit, Path(output_dir) / "models" if keep else None)
+        unfinished = Path(output_dir) / "unfinished" / run.name
+        models = Path(output_dir) / "models" if keep else None
+        record = run_one(run, kit, models, checkpoints=unfinished)
     _write(_file(run, output_dir), json.dumps(record))
+    shutil.rmtree(unfinished, ignore_errors=True)
 
 def _file(run, output_dir):
     kind = "trials" if run.held_out else "records"

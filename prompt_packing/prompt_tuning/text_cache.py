@@ -9,6 +9,7 @@ __all__ = ['TextCacheCollator', 'TextCache']
 import hashlib
 import json
 import os
+import time
 import warnings
 from pathlib import Path
 
@@ -84,8 +85,9 @@ def _build_on_disk(passes, store, max_bytes, progress):
         check_room(passes.nbytes - there, store.path,
                     None if max_bytes is None else max_bytes - there)
         for i in progress(range(done, count)):
+            start = time.perf_counter()
             parts = [t.contiguous().view(torch.uint8).numpy() for t in passes.run(i)]
-            try: store.append(*parts)
+            try: store.append(*parts, seconds=time.perf_counter() - start)
             except OSError as e:
                 words = (f"{os.strerror(e.errno)} after {i} of {count} batches of the "
                          "text cache; they are kept, make room and build again")
@@ -180,10 +182,10 @@ def _passes_of(model, dataset, dtype=None, token_budget=None, check=False):
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #dc074419
 class TextCache(Dataset):
     "Keys and values of frozen texts: a data set for `Trainer(train_dataset=cache)`."
-    def __init__(self, plan, states, features, identity, path=None):
+    def __init__(self, plan, states, features, identity, path=None, seconds=0.0):
         self.starts, self.lengths, self.labels = plan.starts, plan.lengths, plan.labels
         self.states, self.features = states, features
-        self.identity, self.path = identity, path
+        self.identity, self.path, self.seconds = identity, path, seconds
         self.made_by = text_id(identity["backbone_fingerprint"][0])
         self.data_collator = TextCacheCollator()
 
@@ -211,9 +213,13 @@ class TextCache(Dataset):
         bar = lambda batches: tqdm(batches, desc=words, disable=not progress)
         if path is None:
             check_room(passes.nbytes, None, max_bytes)
-            return cls(passes.plan, *_build_in_memory(passes, bar), identity)
-        parts = _build_on_disk(passes, TextStore(path, identity), max_bytes, bar)
-        return cls(passes.plan, *parts, identity, str(path))
+            start = time.perf_counter()
+            parts = _build_in_memory(passes, bar)
+            seconds = time.perf_counter() - start
+            return cls(passes.plan, *parts, identity, seconds=seconds)
+        store = TextStore(path, identity)
+        parts = _build_on_disk(passes, store, max_bytes, bar)
+        return cls(passes.plan, *parts, identity, str(path), store.seconds)
 
     @staticmethod
     def size(model, dataset, dtype:torch.dtype|None=None) -> int: # bytes

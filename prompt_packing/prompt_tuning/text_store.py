@@ -127,6 +127,7 @@ class TextStore:
     "Two growing files of raw numbers, states and features, and their manifest."
     def __init__(self, path, identity):
         self.path, self.identity, self.sums = Path(path), identity, [[], []]
+        self.seconds = 0.0 # that computing what is stored has taken
         self.files = self.path / "states.bin", self.path / "features.bin"
         self.manifest = self.path / "manifest.json"
 
@@ -142,10 +143,10 @@ class TextStore:
         _check_identity(found, self.identity, self.path)
         for file, sums in zip(self.files, found["crc32"]):
             _check_sums(file, sums, self.path)
-        self.sums = found["crc32"]
+        self.sums, self.seconds = found["crc32"], found.get("seconds", 0.0)
         return len(self.sums[0])
 
-    def append(self, *parts): # two arrays of bytes
+    def append(self, *parts, seconds=0.0): # two arrays of bytes, and what they took
         for file, size, part in zip(self.files, self.sizes, parts):
             with open(file, "r+b" if file.exists() else "w+b") as f:
                 f.truncate(size) # cuts what an interrupted append has left
@@ -153,9 +154,11 @@ class TextStore:
                 f.write(part)
         for sums, part in zip(self.sums, parts):
             sums.append((part.nbytes, zlib.crc32(part)))
+        self.seconds += seconds
         words = {key: mine for key, (mine, _) in self.identity.items()}
+        words |= {"seconds": self.seconds, "crc32": self.sums}
         new = self.manifest.with_suffix(".part")
-        new.write_text(json.dumps(words | {"crc32": self.sums}, indent=1))
+        new.write_text(json.dumps(words, indent=1))
         os.replace(new, self.manifest)
 
 # %% ../../nbs/prompt_tuning/text_store.ipynb #3f5368a0
