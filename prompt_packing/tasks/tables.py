@@ -182,9 +182,11 @@ def _class_ids(values, names, where):
     known = {str(name): i for i, name in enumerate(names)}
     if not any(name.lstrip("-").isdigit() for name in known):
         known |= {str(i): i for i in range(len(names))}
-    texts = [_plain(v) for v in values]
+    texts = [v if isinstance(v, str) and v in known else _plain(v) for v in values]
     for row, text in enumerate(texts):
-        if text not in known: raise ValueError(_outside(where, row, text, names, known))
+        if text in known: continue
+        if not text: raise ValueError(_no_label(where, row))
+        raise ValueError(_outside(where, row, text, names, known))
     return [known[text] for text in texts]
 
 def _outside(where, row, text, names, known):

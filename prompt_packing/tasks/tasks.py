@@ -17,8 +17,9 @@ from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
 
 from .backbones import _hub_answers, _only_cache, _unknown_name
 from .package_index import Package, cached
-from .tables import (
-    _READERS, _first_label, find_columns, find_labels, join_labels, read_table)
+from prompt_packing.tasks.tables import (
+    _READERS, _as_tuple, _first_label, find_columns, find_labels, join_labels,
+    read_table)
 from .task import TASKS, Task, _make_task
 
 _logger = logging.getLogger(__name__)
@@ -100,23 +101,31 @@ def _say_kind(name, kind, names):
                              "if it marks rows without a label, remove these")
 
 # %% ../../nbs/tasks/tasks.ipynb #221a735a
-def _tables_of(data):
-    "Tables of a `Dataset` or `DatasetDict`, by the split's usual name."
-    if isinstance(data, Dataset): return {"train": data.to_pandas()}
+def _splits_of(data):
+    "The splits of a `Dataset` or `DatasetDict` by their usual names."
+    if isinstance(data, Dataset): return {"train": data}
     if "train" not in data:
         raise ValueError(f"there is no split train among {', '.join(data)}")
     usual = {stem: split for split, stems in _STEMS.items() for stem in stems}
-    return {usual.get(split, split): rows.to_pandas() for split, rows in data.items()}
+    return {usual.get(split, split): rows for split, rows in data.items()}
 
-def _class_names(data, label_column):
-    "Names of the classes, where a column of labels has them."
-    features = data.features if isinstance(data, Dataset) else data["train"].features
-    found = _first_label(features, "the data set") if (
-        label_column is None) else label_column
-    name = found if isinstance(found, str) else found[0]
-    feature = features.get(name)
+def _class_names(rows, columns):
+    "Names of the classes, where the one column of labels has them."
+    feature = rows.features.get(columns[0]) if len(columns) == 1 else None
     feature = getattr(feature, "feature", feature) # of a list of labels
     return feature.names if isinstance(feature, ClassLabel) else None
+
+def _by_name(label, names):
+    "The name at the position `label`, or those of a list; None for no label."
+    if isinstance(label, list): return [_by_name(i, names) for i in label]
+    return None if label in (None, -1) else names[label]
+
+def _with_names(rows, columns):
+    "A table of `rows` that holds names of classes, not positions."
+    table, names = rows.to_pandas(), _class_names(rows, columns)
+    if names is None: return table
+    labels = [_by_name(v, names) for v in rows.with_format(None)[columns[0]]]
+    return table.assign(**{columns[0]: labels})
 
 # %% ../../nbs/tasks/tasks.ipynb #b2e7e472
 def _read_glue(name, path):
@@ -240,6 +249,18 @@ def _file_task(name, source, validation, how):
     return _own_task(str(name) if source else path.stem, tables, where,
                      validation=validation, **how)
 
+def _data_task(data, name, validation, how):
+    "A task of a loaded data set."
+    splits, column = _splits_of(data), how["label_column"]
+    features = splits["train"].features
+    columns = _as_tuple(column or _first_label(features, "the data set"))
+    as_stored = how["labels"] is not None or how["problem_type"] == "regression"
+    names = None if as_stored else _class_names(splits["train"], columns)
+    tables = {split: rows.to_pandas() if names is None else _with_names(rows, columns)
+              for split, rows in splits.items()}
+    if names is not None: how["labels"] = names
+    return _own_task(name, tables, "a data set", validation=validation, **how)
+
 # %% ../../nbs/tasks/tasks.ipynb #d8d5de81
 def load_task(
     name:str|Path|Dataset|DatasetDict, # of `TASKS`; a file or folder; or a data set
@@ -263,9 +284,7 @@ def load_task(
     how = dict(text_columns=text_columns, label_column=label_column, labels=labels,
                problem_type=problem_type)
     if isinstance(name, (Dataset, DatasetDict)):
-        if labels is None: how["labels"] = _class_names(name, label_column)
-        return _own_task(str(source or "dataset"), _tables_of(name), "a data set",
-                         validation=validation, **how)
+        return _data_task(name, str(source or "dataset"), validation, how)
     if name not in TASKS: return _file_task(name, source, validation, how)
     kinds = TASKS[name]["sources"]
     if source in ("hub", "pypi") and source not in kinds:
