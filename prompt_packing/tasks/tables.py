@@ -18,8 +18,13 @@ _logger = logging.getLogger(__name__)
 
 # %% ../../nbs/tasks/tables.ipynb #ec2f0f76
 def _read_text(path, **how):
-    return pd.read_csv(path, dtype=str, keep_default_na=False, na_values=[],
-                       encoding="utf-8-sig", **how)
+    table = pd.read_csv(path, dtype=str, keep_default_na=False, na_values=[],
+                        encoding="utf-8-sig", **how)
+    if how.get("index_col") is None and not isinstance(table.index, pd.RangeIndex):
+        raise ValueError(f"the first row has {table.index.nlevels + table.shape[1]} "
+                         f"fields, and there are {table.shape[1]} columns: "
+                         f"{', '.join(map(str, table))}")
+    return table
 
 def _read_tsv(path, **how):
     return _read_text(path, sep="\t", quoting=csv.QUOTE_NONE, **how)
