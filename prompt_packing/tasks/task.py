@@ -165,6 +165,15 @@ def _check_lengths(encoded, limit, where):
         _logger.warning_once(f"{where}: {full:,} of {len(lengths):,} texts fill all "
                              f"{limit:,} tokens; what was longer is cut")
 
+# %% ../../nbs/tasks/task.ipynb #c1c266aa
+def _label_columns(table, names):
+    "`table` with a column of 0 and 1 for each label, in place of the lists."
+    marks, texts = np.stack(table["label"]).astype(int), table.drop(columns="label")
+    if twice := set(names) & set(texts):
+        raise ValueError(f"a label and a column of text are both named {min(twice)!r}: "
+                         "rename the column in the data")
+    return texts.join(pd.DataFrame(marks, columns=list(names), index=table.index))
+
 # %% ../../nbs/tasks/task.ipynb #d1d38d76
 @dataclass
 class Task:
@@ -207,11 +216,16 @@ class Task:
         return DatasetDict(encoded)
 
     def to_csv(self, path): # of the file to write
-        "Write the rows of all splits with the names of their classes."
+        """Write the rows of all splits with the names of their classes.
+
+        Several labels of a row are a column of 0 and 1 for each name. Raises
+        `ValueError` for a label that has the name of a column of text."""
         tables = [split.to_pandas() for split in self.splits.values()]
         table = pd.concat(tables, ignore_index=True)
         if self.problem_type == "single_label_classification":
             table["label"] = [self.label_names[label] for label in table["label"]]
+        if self.problem_type == "multi_label_classification":
+            table = _label_columns(table, self.label_names)
         table.to_csv(path, index=False)
 
     def __repr__(self):

@@ -17,9 +17,9 @@ from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
 
 from .backbones import _hub_answers, _only_cache, _unknown_name
 from .package_index import Package, cached
-from prompt_packing.tasks.tables import (
-    _READERS, _as_tuple, _first_label, find_columns, find_labels, join_labels,
-    read_table)
+from .tables import (
+    _READERS, _are_lists, _as_tuple, _first_label, _zeros_and_ones, find_columns,
+    find_labels, join_labels, name_vectors, read_table)
 from .task import TASKS, Task, _make_task
 
 _logger = logging.getLogger(__name__)
@@ -63,6 +63,10 @@ def _own_task(name, tables, source, text_columns, label_column, labels, problem_
     tables = {split: table for split, table in tables.items()
               if split == "train" or not _unlabelled(table["label"])}
     kind, names = _kind(train, f"{name}, train", label_columns, labels, problem_type)
+    if _zeros_and_ones(train) is not None:
+        tables = {split: table.assign(
+            label=name_vectors(table["label"], names, f"{name}, {split}"))
+            for split, table in tables.items()}
     if problem_type is None and labels is None: _say_kind(name, kind, names)
     return _make_task(name, tables, text_columns, names, _METRICS_OF[kind], source,
                       kind, validation=validation)
@@ -76,8 +80,7 @@ def _kind(values, where, label_columns, labels, problem_type):
     if len(label_columns) > 1: found = "multi_label_classification", label_columns
     elif problem_type == "regression": found = problem_type, label_columns
     elif labels is None: found = find_labels(values, where, label_columns[0])
-    elif any(isinstance(v, (list, tuple, np.ndarray)) for v in values):
-        found = "multi_label_classification", labels
+    elif _are_lists(values): found = "multi_label_classification", labels
     else: found = "single_label_classification", labels
     if problem_type not in (None, found[0]):
         raise ValueError(f"{where}: problem_type is {problem_type!r}, and the labels "
