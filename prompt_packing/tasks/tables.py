@@ -236,9 +236,8 @@ def _multi_hot(values, names, where):
     rows = [[]] * len(values)
     for i, row in enumerate(_as_lists(values, where)):
         if len(set(row)) < len(row) and not isinstance(row[0], str):
-            raise ValueError(f"{where}: row {i} (the first is row 0) has a class number "
-                             "twice; lists of zeros and ones need one length in all "
-                             "rows")
+            raise ValueError(f"{where}: row {i} (the first is row 0) has a number "
+                             "twice; lists of zeros and ones must have one length")
         of_row = _class_ids(row, names, f"{where}, labels of row {i}")
         rows[i] = [float(k in of_row) for k in range(len(names))]
     return rows
