@@ -127,7 +127,7 @@ def _with_names(rows, columns):
     "A table of `rows` that holds names of classes, not positions."
     table, names = rows.to_pandas(), _class_names(rows, columns)
     if names is None: return table
-    labels = [_by_name(v, names) for v in rows.with_format(None)[columns[0]]]
+    labels = [_by_name(v, names) for v in rows.with_format(None)[columns[0]][:]]
     return table.assign(**{columns[0]: labels})
 
 # %% ../../nbs/tasks/tasks.ipynb #b2e7e472
