@@ -115,7 +115,7 @@ def _from_pretrained(
     prompt, `TypeError` for arguments that mean nothing here."""
     source, hub = pretrained_model_name_or_path, check_arguments(hub)
     if config is None:
-        check_folder(source)
+        check_folder(source, hub.get("subfolder", ""))
         config = cls.config_class.from_pretrained(source, **hub)
     backbone = config.backbone_name if backbone is None else backbone
     found, tokenizer = load_text_model(backbone, as_dtype(config.backbone_dtype))

@@ -227,10 +227,13 @@ def check_arguments(
     return {name: arguments[name] for name in _hub_arguments & arguments.keys()}
 
 # %% ../../nbs/prompt_tuning/saving.ipynb #c5b9497a
-def check_folder(source): # a folder, or a name on the hub
+def check_folder(
+    source, # a folder, or a name on the hub
+    subfolder="", # of a folder, where the prompt lies
+):
     "Raises `ValueError` for a folder that holds something else than a prompt."
-    folder = Path(source)
-    if not folder.is_dir(): return
+    if not Path(source).is_dir(): return
+    folder = Path(source, subfolder)
     if (folder / "records").is_dir():
         raise ValueError(f"{folder} holds a comparison; load its best model with "
                          "prompt_packing.compare.load_model")
