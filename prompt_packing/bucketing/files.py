@@ -71,8 +71,8 @@ def _csv_fields(path):
         raise ValueError(f"{path}, line {begin} is broken: {error}") from None
 
 def _separator(header):
-    cuts = [s for s in (",", ";", "\t") if len(next(csv.reader([header], delimiter=s))) > 1]
-    return (cuts or [","])[0]
+    def columns(separator): return next(csv.reader([header], delimiter=separator))
+    return next((s for s in (",", ";", "\t") if len(columns(s)) > 1), ",")
 
 _end = "\N{END OF TRANSMISSION}"
 
