@@ -37,13 +37,44 @@ def _numbered_lines(path):
 _mark = "\N{BYTE ORDER MARK}"
 
 # %% ../../nbs/bucketing/files.ipynb #37b4f731
+def _ending(path, *ends):
+    "The one of `ends` that the name ends in, in small letters or capitals; else None."
+    return next((end for end in ends if str(path).lower().endswith(end)), None)
+
 def _open(path):
     "A file for reading bytes: local, or by fsspec where the path has a protocol."
     if "://" not in str(path): file = open(path, "rb")
     else:
         import fsspec
         file = fsspec.open(str(path), "rb").open()
-    return BufferedReader(gzip.open(file)) if str(path).endswith(".gz") else file
+    return BufferedReader(gzip.open(file)) if _ending(path, ".gz") else file
+
+# %% ../../nbs/bucketing/files.ipynb #5e0c71ab
+def _tsv_fields(path):
+    for number, line in _numbered_lines(path):
+        yield number, line.rstrip("\r\n").split("\t")
+
+def _csv_fields(path):
+    csv.field_size_limit(2**31 - 1) # of all readers; it was 131,072 characters
+    lines = (line for _, line in _numbered_lines(path))
+    header, begin = next(lines, ""), 1
+    lines = itertools.chain([header], lines, [_end])
+    try:
+        reader = csv.reader(lines, delimiter=_separator(header))
+        for fields in reader:
+            if fields == [_end]: return
+            if fields and fields[-1].endswith(_end):
+                raise csv.Error("its quotation mark is never closed")
+            yield reader.line_num, fields
+            begin = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {begin} is broken: {error}") from None
+
+def _separator(header):
+    def columns(separator): return next(csv.reader([header], delimiter=separator))
+    return next((s for s in (",", ";", "\t") if len(columns(s)) > 1), ",")
+
+_end = "\N{END OF TRANSMISSION}"
 
 # %% ../../nbs/bucketing/files.ipynb #83c18bc7
 def _json_rows(path, columns):
@@ -57,16 +88,17 @@ def _json_rows(path, columns):
         _check_columns(f"{path}, line {number}", columns, names)
         yield number, [record[column] for column in columns]
 
-def _csv_rows(path, columns):
-    lines = (line for _, line in _numbered_lines(path))
-    reader = csv.DictReader(lines, delimiter="\t" if ".tsv" in str(path) else ",")
-    try:
-        _check_columns(path, columns, reader.fieldnames or ())
-        for record in reader:
-            yield reader.line_num, [record[column] for column in columns]
-    except csv.Error as error:
-        line = reader.line_num
-        raise ValueError(f"{path} is broken after line {line}: {error}") from None
+def _table_rows(path, columns):
+    read = _tsv_fields if _ending(path, ".tsv", ".tsv.gz") else _csv_fields
+    rows = read(path)
+    _, names = next(rows, (0, []))
+    _check_columns(path, columns, names)
+    places = [names.index(column) for column in columns]
+    for number, fields in rows:
+        if len(fields) > len(names):
+            raise ValueError(f"{path}, line {number} has {len(fields)} fields, and "
+                             f"there are {len(names)} columns: {', '.join(names)}")
+        yield number, [fields[i] if i < len(fields) else None for i in places]
 
 def _parquet_rows(path, columns):
     file = _open_parquet(path)
@@ -100,8 +132,8 @@ def _check_columns(where, columns, names):
                      "name one with column=")
 
 # %% ../../nbs/bucketing/files.ipynb #3a4d41fe
-_readers = {".jsonl": _json_rows, ".json": _json_rows, ".csv": _csv_rows,
-            ".tsv": _csv_rows, ".parquet": _parquet_rows}
+_readers = {".jsonl": _json_rows, ".json": _json_rows, ".csv": _table_rows,
+            ".tsv": _table_rows, ".parquet": _parquet_rows}
 
 def _text_rows(path, columns):
     "A text file has one column; it is the text, whatever it is called."
@@ -112,9 +144,9 @@ def _numbered_texts(path, column="text", columns=()):
     """(line number, text), or with further columns (line number, dict).
 
     Blank texts are left out. Raises `ValueError` if nothing is left."""
-    name, empty, columns = str(path).removesuffix(".gz"), True, list(columns)
-    ends = [end for end in _readers if name.endswith(end)]
-    read = _readers[ends[0]] if ends else _text_rows
+    read, empty, columns = _text_rows, True, list(columns)
+    for end in _readers:
+        if _ending(path, end, f"{end}.gz"): read = _readers[end]
     for number, (text, *others) in read(path, [column, *columns]):
         if text is None or not (text := str(text).strip()): continue
         empty = False

@@ -18,7 +18,8 @@ from infinibatch.iterators import (
     NativeCheckpointableIterator, SelectManyIterator)
 from torch.utils.data import get_worker_info
 
-from .files import _check_columns, _numbered_texts, _readers
+from .files import (
+    _check_columns, _ending, _numbered_texts, _readers)
 
 # %% auto #0
 __all__ = []
@@ -166,4 +167,4 @@ def _files_in(folder):
         raise FileNotFoundError(f"no folder {folder}: give a folder of shards or a "
                                 "list of paths")
     ends = (".txt", ".gz", *_readers)
-    return sorted(path for path in Path(folder).iterdir() if path.suffix in ends)
+    return sorted(path for path in Path(folder).iterdir() if _ending(path, *ends))

@@ -161,7 +161,9 @@ def _folder(text):
 
 def _source(text): return text if text in ("hub", "pypi") else _folder(text)
 
-def _checkpoint(text): return _file(text) if Path(text).suffix else _folder(text)
+def _checkpoint(text):
+    is_file = Path(text).suffix and not Path(text).is_dir() # a folder may have a dot
+    return _file(text) if is_file else _folder(text)
 
 def _output_dir(text):
     if Path(text).is_file(): raise _Wrong(f"{text} is a file; name a folder")

@@ -152,7 +152,7 @@ def _read_rows(file):
     if file != "-" and Path(file).suffix.lower() not in ("", ".txt"):
         return _chapter("tasks").read_table(file)
     text = sys.stdin.read() if file == "-" else Path(file).read_text("utf-8")
-    lines = [line for line in text.removeprefix("\ufeff").splitlines() if line.strip()]
+    lines = [line for line in text.removeprefix("\ufeff").split("\n") if line.strip()]
     return import_module("pandas").DataFrame({"text": lines})
 
 def _columns_of_text(table, file, given, learned_from):

@@ -196,10 +196,15 @@ def _classifier(folder):
                      f"{', '.join(sorted(found['missing_keys']))}")
 
 class _Classifier(TextClassificationPipeline):
-    "transformers' pipeline, which takes pairs of texts as tuples too."
+    "transformers' pipeline; it takes pairs as tuples, and predicts as a prompt does."
     def preprocess(self, inputs, **kwargs):
         if isinstance(inputs, tuple): inputs = dict(zip(("text", "text_pair"), inputs))
         return super().preprocess(inputs, **kwargs)
+
+    def predict(self, texts, *, top_k=1):
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        found = self(texts, top_k=top_k) if texts else []
+        return [labels[0] for labels in found] if top_k == 1 else found
 
 # %% ../../nbs/compare/results.ipynb #2995992b
 def load_model(

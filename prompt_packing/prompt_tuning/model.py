@@ -17,10 +17,10 @@ from .predicting import (
     label_loss, named_scores, predict_texts)
 from .prompts import (
     Prompt, PromptHead, chosen_prompts, embedding_width, initial_prompt)
-from prompt_packing.prompt_tuning.saving import (
+from .saving import (
     PromptTuningConfig, as_dtype, check_arguments, check_backbone, check_choices,
     check_folder, check_tokenizer, describe_backbone, named_labels, read_prompt,
-    read_tokenizer, write_prompt)
+    read_tokenizer, replace_template, write_prompt)
 from .trials import text_id
 
 # %% ../../nbs/prompt_tuning/model.ipynb #80867401
@@ -115,7 +115,7 @@ def _from_pretrained(
     prompt, `TypeError` for arguments that mean nothing here."""
     source, hub = pretrained_model_name_or_path, check_arguments(hub)
     if config is None:
-        check_folder(source)
+        check_folder(source, hub.get("subfolder", ""))
         config = cls.config_class.from_pretrained(source, **hub)
     backbone = config.backbone_name if backbone is None else backbone
     found, tokenizer = load_text_model(backbone, as_dtype(config.backbone_dtype))
@@ -233,6 +233,10 @@ class PromptForSequenceClassification(PreTrainedModel):
         `comparison`, a DataFrame, is shown in the card. Further arguments of
         transformers' method change nothing here."""
         if is_main_process: write_prompt(self, save_directory, state_dict, comparison)
+
+    def _upload_modified_files(self, working_dir, *args, **kwargs): # by `push_to_hub`
+        replace_template(self, working_dir)
+        return super()._upload_modified_files(working_dir, *args, **kwargs)
 
 # %% ../../nbs/prompt_tuning/model.ipynb #ee1ce2d1
 AutoConfig.register("prompt_tuning", PromptTuningConfig)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PromptTuningConfig', 'check_choices', 'check_tokenizer', 'named_labels', 'as_dtype', 'describe_backbone',
-           'model_card', 'write_prompt', 'read_prompt', 'read_tokenizer', 'check_arguments', 'check_folder',
-           'check_backbone']
+           'model_card', 'replace_template', 'write_prompt', 'read_prompt', 'read_tokenizer', 'check_arguments',
+           'check_folder', 'check_backbone']
 
 # %% ../../nbs/prompt_tuning/saving.ipynb #e4e83fc5
 import copy
@@ -14,6 +14,7 @@ import os
 from pathlib import Path
 
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_NAME, cached_file
@@ -156,6 +157,17 @@ def model_card(
         f"{text}\n## Comparison\n\n{_markdown(comparison)}\n")
 
 # %% ../../nbs/prompt_tuning/saving.ipynb #c7d6012d
+def replace_template(
+    model:PreTrainedModel, # a prompt model
+    folder, # that transformers' `push_to_hub` is about to upload
+):
+    "The model's card in the place of transformers' empty template; others stay."
+    file = Path(folder) / "README.md"
+    there, card = ModelCard.load(file), ModelCard(model_card(model))
+    if "# Model Card for Model ID" not in there.text: return
+    card.data.tags = there.data.tags or None
+    card.save(file)
+
 def write_prompt(
     model:PreTrainedModel, # a prompt model
     folder, # made if it does not exist
@@ -215,10 +227,13 @@ def check_arguments(
     return {name: arguments[name] for name in _hub_arguments & arguments.keys()}
 
 # %% ../../nbs/prompt_tuning/saving.ipynb #c5b9497a
-def check_folder(source): # a folder, or a name on the hub
+def check_folder(
+    source, # a folder, or a name on the hub
+    subfolder="", # of a folder, where the prompt lies
+):
     "Raises `ValueError` for a folder that holds something else than a prompt."
-    folder = Path(source)
-    if not folder.is_dir(): return
+    if not Path(source).is_dir(): return
+    folder = Path(source, subfolder)
     if (folder / "records").is_dir():
         raise ValueError(f"{folder} holds a comparison; load its best model with "
                          "prompt_packing.compare.load_model")

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import Seq2SeqLMOutput
-from .generation import _new_ids, _StateGenerationMixin
+from .generation import _new_steps, _StateGenerationMixin
 from .heads import _token_loss
 from .layers import _Layers, _lay_out
 from .layout import Layout
@@ -171,7 +171,7 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, _StateGenerationMixin):
     def prepare_inputs_for_generation(self, input_ids, past_key_values=None,
                                       attention_mask=None, encoder_outputs=None,
                                       use_cache=None, **kwargs):
-        return {"decoder_input_ids": _new_ids(input_ids, past_key_values),
+        return {"decoder_input_ids": _new_steps(input_ids, past_key_values),
                 "past_key_values": past_key_values, "attention_mask": attention_mask,
                 "input_lengths": kwargs.get("input_lengths"), "use_cache": use_cache,
                 "encoder_outputs": encoder_outputs}

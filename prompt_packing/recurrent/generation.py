@@ -13,21 +13,30 @@ from transformers import AutoModelForCausalLM, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from .heads import _token_loss
 from .layers import _lay_out
-from .layout import Layout, _first, on_tokens
+from .layout import Layout, _check_lengths, _first, on_tokens
 from .model import (
     RecurrentConfig, RecurrentModel, RecurrentPreTrainedModel, _one_of, _output)
 
 # %% ../../nbs/recurrent/generation.ipynb #c0bbf2b4
-def _new_ids(input_ids, state, total=None):
-    "The ids that `state` has not seen; `total`: steps of the whole text, if known."
-    if state is None: return input_ids
-    new = (input_ids.shape[1] if total is None else total) - state.get_seq_length()
-    if new < 1: _refuse_seen(state, input_ids)
-    return input_ids[:, -new:]
+def _new_steps(x, state, total=None):
+    "The ids or embeddings that `state` has not seen; `total`: steps of the whole text."
+    if state is None: return x
+    total = x.shape[1] if total is None else total
+    new = total - state.get_seq_length()
+    if new < 1: _refuse_seen(state, total)
+    return x[:, -new:]
 
-def _refuse_seen(state, input_ids):
+def _steps_without_ids(input_ids=None, inputs_embeds=None, attention_mask=None,
+                       past_key_values=None, **_):
+    "Steps of the text before the new one that `generate()` has no ids of."
+    ids, embeds, mask = (0 if x is None else x.shape[1]
+                         for x in (input_ids, inputs_embeds, attention_mask))
+    read = min(getattr(past_key_values, "seen", 0), mask - max(ids, embeds))
+    return max(0, read) + max(0, embeds - ids)
+
+def _refuse_seen(state, steps):
     raise ValueError(f"past_key_values has seen {state.get_seq_length()} steps and the "
-                     f"input has {input_ids.shape[1]}. Pass the whole text or its full "
+                     f"input has {steps}. Pass the whole text or its full "
                      "attention_mask, or start from RecurrentState(state.hidden), "
                      "which has seen none.")
 
@@ -44,12 +53,18 @@ class _StateGenerationMixin(GenerationMixin):
     def _supports_default_dynamic_cache(cls): return False # a state, no keys and values
 
 # %% ../../nbs/recurrent/generation.ipynb #e829e521
-def _refuse_right_padding(attention_mask):
-    if attention_mask is None or attention_mask[:, -1].all(): return
-    row = _first(attention_mask[:, -1] == 0)
+def _refuse_right_padding(ends_in_padding): # bool (rows,)
+    if not ends_in_padding.any(): return
+    row = _first(ends_in_padding)
     raise ValueError(f"Row {row} is padded on the right: generate() continues the end "
                      "of each row, so pad on the left (tokenizer.padding_side = "
                      "'left').")
+
+def _check_ends(input_ids=None, inputs_embeds=None, input_lengths=None, **_):
+    "Refuse lengths that say that a row is padded on the right."
+    if input_lengths is None: return
+    x = input_ids if inputs_embeds is None else inputs_embeds
+    _refuse_right_padding(_check_lengths(input_lengths, x) < x.shape[1])
 
 def _refuse_packed_prompt(inputs):
     if not isinstance(inputs, PackedSequence): return
@@ -134,26 +149,31 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, _StateGenerationMixin):
         out = CausalLMOutputWithPast(loss, logits, state, out.hidden_states)
         return _output(out, return_dict, self)
 
-    def generate(self, inputs=None, **kwargs):
+    def generate(self, inputs=None, *args, **kwargs):
         """As in transformers.
 
         `TypeError` for a `PackedSequence`, `ValueError` for padding on the right."""
-        _refuse_packed_prompt(kwargs.get("input_ids") if inputs is None else inputs)
-        return super().generate(inputs, **kwargs)
+        given = kwargs if inputs is None else kwargs | {"input_ids": inputs}
+        _refuse_packed_prompt(given.get("input_ids"))
+        _check_ends(**given)
+        return super().generate(inputs, *args, **kwargs,
+                                steps_without_ids=_steps_without_ids(**given))
 
     def prepare_inputs_for_generation(self, input_ids, past_key_values=None,
                                       attention_mask=None, inputs_embeds=None,
-                                      use_cache=None, logits_to_keep=0, **kwargs):
-        _refuse_right_padding(attention_mask)
-        inputs = {"past_key_values": past_key_values, "use_cache": use_cache,
-                  "logits_to_keep": logits_to_keep, "attention_mask": attention_mask}
-        if inputs_embeds is not None and past_key_values is None:
-            return inputs | {"inputs_embeds": inputs_embeds}
-        total = None if attention_mask is None else attention_mask.shape[1]
-        new = _new_ids(input_ids, past_key_values, total)
-        steps = new.shape[1]
-        if steps == 1: attention_mask = None # one token a row, none is padding
-        if attention_mask is not None: attention_mask = attention_mask[:, -steps:]
-        return inputs | {"input_ids": new, "attention_mask": attention_mask}
+                                      use_cache=None, logits_to_keep=0,
+                                      is_first_iteration=False, steps_without_ids=0,
+                                      **kwargs):
+        embeds = is_first_iteration and inputs_embeds is not None
+        new = _new_steps(inputs_embeds if embeds else input_ids, past_key_values,
+                         steps_without_ids + input_ids.shape[1])
+        if attention_mask is not None:
+            _refuse_right_padding(attention_mask[:, -1] == 0)
+            if new.shape[1] == 1: attention_mask = None # one token a row, no padding
+            elif past_key_values is not None:
+                attention_mask = attention_mask[:, -new.shape[1]:]
+        return {"inputs_embeds" if embeds else "input_ids": new,
+                "past_key_values": past_key_values, "use_cache": use_cache,
+                "logits_to_keep": logits_to_keep, "attention_mask": attention_mask}
 
 AutoModelForCausalLM.register(RecurrentConfig, RecurrentForCausalLM, exist_ok=True)

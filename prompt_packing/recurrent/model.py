@@ -152,6 +152,13 @@ def _card(model):
         vocab=config.vocab_size, parameters=model.num_parameters(),
         auto=model.auto_class))
 
+def _in_place_of_template(card, folder):
+    "`push_to_hub` puts a template over the card of a new model: `card` replaces it."
+    there = ModelCard.load(os.path.join(folder, "README.md"))
+    if "# Model Card for Model ID" not in there.text: return # a card of the user's
+    card.data.tags = [*(card.data.tags or []), *(there.data.tags or [])]
+    card.save(os.path.join(folder, "README.md"))
+
 def _refuse_checkpointing(model):
     raise ValueError(f"{type(model).__name__} does not support gradient checkpointing: "
                      "torch runs all steps of a layer as one operation, so there are "
@@ -193,6 +200,10 @@ class RecurrentPreTrainedModel(PreTrainedModel):
         card = os.path.join(save_directory, "README.md")
         if kwargs.get("is_main_process", True) and not os.path.exists(card):
             self.model_card().save(card)
+
+    def _upload_modified_files(self, working_dir, *args, **kwargs): # by `push_to_hub`
+        _in_place_of_template(self.model_card(), working_dir)
+        return super()._upload_modified_files(working_dir, *args, **kwargs)
 
 # %% ../../nbs/recurrent/model.ipynb #c4f3610b
 def _one_of(input_ids, inputs_embeds):
