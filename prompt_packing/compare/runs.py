@@ -195,8 +195,8 @@ class _Clock(TrainerCallback):
         self.begun = self.saved - state.stateful_callbacks.get("seconds", 0.0)
 
     def on_step_end(self, args, state, control, **kwargs):
+        state.stateful_callbacks["seconds"] = self.seconds # in whichever checkpoint
         if time.perf_counter() - self.saved < self.every: return
-        state.stateful_callbacks["seconds"] = self.seconds
         control.should_save, self.saved = True, time.perf_counter()
 
 # %% ../../nbs/compare/runs.ipynb #f9c371e5
