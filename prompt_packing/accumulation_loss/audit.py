@@ -22,10 +22,11 @@ from torch.utils.data import DataLoader
 from transformers import PretrainedConfig, TrainingArguments
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from .counter import TargetCounter, _asked_loss
+from .counter import (
+    TargetCounter, _asked_loss, _has_own_loss, _smooths)
 from .exact import ExactLossMixin
 from prompt_packing.accumulation_loss.gradients import (
-    _AskedLoss, _own_loss, _undisturbed)
+    _AskedLoss, _undisturbed)
 from .probe import _join_rows
 from .targets import _POSITIONS, _bare_model
 from .window import _open_step
@@ -40,8 +41,8 @@ def _uncut_step(trainer, reference, batches, scale=1.0):
     loss_of = _AskedLoss(compute, rule, known.takes_count)
     joined = _join_rows(model, batches, keys, loss_of)
     with torch.enable_grad():
-        if reference.label_smoother is None: loss = loss_of(joined)
-        else: loss = reference.compute_loss(model, dict(joined))
+        if _smooths(reference): loss = reference.compute_loss(model, dict(joined))
+        else: loss = loss_of(joined)
     (loss * scale).backward()
     return float(loss.detach()), _taken_gradient(model, scale)
 
@@ -106,7 +107,7 @@ def _compare_steps(right, made) -> dict:
                 loss_ratio=other_loss / (loss or 1e-30))
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #b2ab1993
-def _why(trainer, reference, batches, found, items) -> str:
+def _why(trainer, reference, batches, found, items, processes) -> str:
     "The cause of a wrong gradient, in words."
     ratio, name = found["ratio"], type(_bare_model(trainer.model)).__name__
     targets = round(sum(map(reference.weight_of, batches)))
@@ -126,8 +127,12 @@ def _why(trainer, reference, batches, found, items) -> str:
         return ("the batch has no key `labels`, so compute_loss_func gets no "
                 f"num_items_in_batch: {size}")
     if items is None: return "a mean of means: every micro-batch weighs the same"
+    what = "loss" if _has_own_loss(trainer) else "head"
+    if processes > 1 and abs(ratio * processes - 1) < 1e-3:
+        return (f"this {what} is divided by the targets of all processes, over which "
+                f"gradients are averaged as well: {size}")
     if _ignores_count(trainer, reference, batches[0]):
-        return f"this head ignores num_items_in_batch: {size}"
+        return f"this {what} ignores num_items_in_batch: {size}"
     if int(items) != targets:
         return (
             f"{int(items)} labels are counted and {targets} of them are targets: {size}"
@@ -138,11 +143,8 @@ def _ignores_count(trainer, reference, batch):
     "Whether the loss is the same when it is told of one target more."
     n = int(reference.weight_of(batch))
     def loss(count):
-        if trainer.compute_loss_func is None:
-            return float(
-                _own_loss(trainer.model)({**batch, "num_items_in_batch": count})
-            )
-        return float(trainer.compute_loss(trainer.model, dict(batch), False, count))
+        return float(trainer.compute_loss(
+            trainer.model, dict(batch), num_items_in_batch=count))
     with _undisturbed(trainer.model), torch.no_grad():
         return loss(torch.tensor(n)) == loss(torch.tensor(n + 1))
 
@@ -203,7 +205,8 @@ def _audit_step(
     found = _compare_steps(right, made)
     words = f"accumulation {accumulation}, {processes} process" + "es" * (processes > 1)
     is_right = found["relative_error"] < max(1e-4, 2 * rounding)
-    cause = "right" if is_right else _why(trainer, reference, batches, found, items)
+    cause = "right" if is_right else _why(
+        trainer, reference, batches, found, items, processes)
     return dict(setting=words, **found, cause=cause)
 
 def _settings_of(number) -> list:

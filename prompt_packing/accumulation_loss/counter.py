@@ -10,11 +10,13 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import nn
+from transformers import Trainer
 from transformers.utils import logging
 
 from .gradients import (
@@ -155,17 +157,20 @@ def _of_the_mixin(method):
     method.of_the_mixin = True
     return method
 
-def _overrides(trainer, name: str) -> bool:
-    "Whether the user's class has its own method of this name."
-    return not hasattr(getattr(type(trainer), name), "of_the_mixin")
-
 def _counts_itself(trainer) -> bool:
     "Whether the user has said what is counted."
-    return _overrides(trainer, "count_targets")
+    return not hasattr(type(trainer).count_targets, "of_the_mixin")
+
+def _is_written(compute_loss: Callable) -> bool:
+    "Whether it is a user's: neither the mixin's nor transformers' own."
+    ours = hasattr(compute_loss, "of_the_mixin")
+    return not ours and compute_loss is not Trainer.compute_loss
 
 def _has_own_loss(trainer) -> bool:
-    "Whether the user has written the loss."
-    return _overrides(trainer, "compute_loss") or trainer.compute_loss_func is not None
+    "Whether the user has written the loss, in a class before or behind the mixin."
+    classes = [vars(c) for c in type(trainer).__mro__]
+    written = [_is_written(c["compute_loss"]) for c in classes if "compute_loss" in c]
+    return any(written) or trainer.compute_loss_func is not None
 
 # %% ../../nbs/accumulation_loss/counter.ipynb #44e3ef40
 def _asked_loss(trainer, model):
@@ -174,16 +179,26 @@ def _asked_loss(trainer, model):
     wants_outputs = _aux_coefficient(model) != 0
     def compute(batch, count):
         if count is not None: count = count.to(trainer.args.device)
-        with trainer.compute_loss_context_manager():
+        with trainer.compute_loss_context_manager(), _loss_alone(trainer):
             made = trainer.compute_loss(model, dict(batch), num_items_in_batch=count,
                                         return_outputs=wants_outputs)
         return made[0] - _aux_part(model, made[1]) if wants_outputs else made
     return compute
 
+def _loss_alone(trainer):
+    "While it lasts, `compute_loss` gives the loss of its batch alone, unweighed."
+    return patch.object(trainer, "_gives_loss_alone", True, create=True)
+
 def _smooths(trainer) -> bool:
     "Whether label smoothing computes the loss of these batches."
     given = trainer.label_smoother is not None and not _has_own_loss(trainer)
     return given and "labels" in trainer.target_counter.last_keys
+
+def _smooths_by_guess(trainer, batch) -> bool:
+    "Whether only its class's name says if smoothed labels are shifted for this model."
+    known = trainer.target_counter.known()
+    if batch is None or known.kind != "guess" or known.asked: return False
+    return _smooths(trainer) and _is_wide(batch["labels"])
 
 def _of_smoothed(found: Finding, model, batch) -> Finding:
     "The finding for the smoothed loss: its labels are shifted as those of the own one."
@@ -256,8 +271,8 @@ def _ask_before_evaluation(trainer, inputs):
     args, counter = trainer.args, trainer.target_counter
     several = args.world_size > 1 or args.gradient_accumulation_steps > 1
     counter.keys(trainer.model, inputs)
-    if several and not _counts_itself(trainer) and not counter.known().asked:
-        _ask_together(trainer, [inputs])
+    if _counts_itself(trainer) or counter.known().asked: return
+    if several or _smooths_by_guess(trainer, inputs): _ask_together(trainer, [inputs])
 
 # %% ../../nbs/accumulation_loss/counter.ipynb #f63f7991
 def _save_findings(counter: TargetCounter, folder):

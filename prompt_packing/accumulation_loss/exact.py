@@ -6,19 +6,24 @@
 __all__ = ['ExactLossMixin']
 
 # %% ../../nbs/accumulation_loss/exact.ipynb #37089205
+from collections.abc import Mapping
+from contextlib import contextmanager
+from unittest.mock import patch
+
 import torch
 import transformers
 from transformers.utils import logging
 
-from .counter import (
-    TargetCounter, _handed_count, _load_findings, _of_the_mixin, _save_findings)
+from prompt_packing.accumulation_loss.counter import (
+    TargetCounter, _handed_count, _is_written, _load_findings, _of_the_mixin,
+    _save_findings)
 from .custom import _must_call_registered
 from .gradients import _loss_in
 from .targets import _row_count, _take_rows
-from prompt_packing.accumulation_loss.window import (
-    LossMeter, _Filler, _begin_step, _drop_missing_loss, _note_evaluated, _note_loss,
-    _open_step, _part_of_step, _put_evaluation_mean, _put_logged_mean,
-    _put_training_mean, _weighed_loss)
+from .window import (
+    LossMeter, _begin_step, _drop_missing_loss, _fillers_skipped, _note_evaluated,
+    _note_loss, _open_step, _part_for, _part_of_step, _put_evaluation_mean,
+    _put_logged_mean, _put_training_mean, _weighed_loss)
 
 _logger = logging.get_logger(__name__)
 
@@ -34,6 +39,17 @@ def _loss_and_outputs(trainer, model, inputs, num_items_in_batch):
     elif labels is None: loss = _loss_in(outputs)
     else: loss = trainer.label_smoother(outputs, labels, shift_labels=shifts)
     return loss, outputs
+
+def _loss_is_ours(trainer, behind) -> bool:
+    "Whether `_loss_and_outputs` stands in for the `compute_loss` behind the mixin."
+    own = _is_written(getattr(behind, "__func__", behind))
+    return not own and (trainer.compute_loss_func or trainer.label_smoother) is not None
+
+@contextmanager
+def _no_count_in_model(trainer):
+    "While it lasts, transformers' `compute_loss` gives the mean of a batch alone."
+    with patch.object(trainer, "model_accepts_loss_kwargs", False), \
+            patch.object(trainer.args, "average_tokens_across_devices", False): yield
 
 def _over_devices(trainer, losses, inputs):
     "The means of several devices' rows as one mean."
@@ -55,14 +71,32 @@ def _check_order(cls, mixin):
             "among the bases, whose methods would hide its own."
         )
 
-def _cuts_rows(accelerator) -> bool:
-    "Whether each process gets a part of every row; a message says what that means."
+def _leave_losses(trainer, why):
+    "From here on losses are those of transformers' Trainer, and a message says so."
+    words = f"ExactLossMixin {why}: losses are those of transformers' Trainer."
+    if trainer.strict_loss: raise ValueError(words)
+    _logger.warning_once(words)
+    trainer._leaves_losses = True
+
+def _check_rows(trainer, accelerator):
+    "Each process may get a part of every row."
     cut = getattr(accelerator, "parallelism_config", None)
-    if cut is None or not (cut.cp_enabled or cut.sp_enabled): return False
-    _logger.warning_once(
-        "ExactLossMixin counts the targets of whole rows, and context or sequence "
-        "parallelism cuts rows: losses are those of transformers' Trainer.")
-    return True
+    if cut is not None and (cut.cp_enabled or cut.sp_enabled):
+        _leave_losses(trainer, "counts the targets of whole rows, and context or "
+                      "sequence parallelism cuts rows")
+
+def _check_scale(trainer):
+    "A `compute_loss` may say that it has normalized its loss over a whole step."
+    if getattr(trainer, "loss_is_scaled_for_ga", None):
+        _leave_losses(trainer, "weighs losses of single batches, and "
+                      "loss_is_scaled_for_ga says that these are parts of a step")
+
+def _check_keys(trainer, batches):
+    "Batches may be lists, for a model with a `compute_loss` of the user's."
+    kinds = {type(b).__name__ for b in batches if not isinstance(b, Mapping)}
+    if kinds:
+        _leave_losses(trainer, "finds targets by the keys of a batch, and these "
+                      f"batches have none (type {', '.join(sorted(kinds))})")
 
 # %% ../../nbs/accumulation_loss/exact.ipynb #d24e5020
 class ExactLossMixin:
@@ -75,7 +109,7 @@ class ExactLossMixin:
     in your class, a loss that cannot be cut exactly raises `ValueError`."""
     strict_loss = False
     _ended = _last_batch = None
-    _saw_not_finite = _cuts_rows = False
+    _saw_not_finite = _leaves_losses = _gives_loss_alone = False
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -86,7 +120,8 @@ class ExactLossMixin:
         self.loss_meter, self.eval_meter = LossMeter(), LossMeter()
         super().__init__(*args, **kwargs)
         self.target_counter.label_names = self.args.label_names
-        self._cuts_rows = _cuts_rows(self.accelerator)
+        _check_rows(self, self.accelerator)
+        _check_scale(self)
 
     @_of_the_mixin
     def count_targets(self, model, inputs) -> torch.Tensor:
@@ -101,20 +136,19 @@ class ExactLossMixin:
         if epoch_iterator is self._ended: return [], None
         batches, items = super().get_batch_samples(
             epoch_iterator, num_batches, *args, **kwargs)
-        if self._cuts_rows: return batches, items
+        if self._leaves_losses: return batches, items
         batches = _begin_step(self, batches, num_batches)
         if not batches: self._ended = epoch_iterator
         return batches, torch.tensor(self.step_window.weight, device=self.args.device)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         "Forward and backward of a micro-batch, with its weight in the step."
-        if isinstance(inputs, _Filler): return torch.zeros((), device=self.args.device)
-        if self._cuts_rows:
+        if self._leaves_losses:
             return super().training_step(model, inputs, num_items_in_batch)
         window = self.step_window or _open_step(self, [inputs], 1)
         part = _part_of_step(self, window, inputs, _handed_count)
-        with _weighed_loss(self, part.factor, part.handed), \
-                _must_call_registered(model, self.compute_loss_func):
+        with _must_call_registered(model, self.compute_loss_func), \
+                _weighed_loss(self, part.factor):
             loss = super().training_step(model, part.inputs, part.handed)
         if part.factor: _note_loss(self, float(loss) / part.factor, part.share)
         return loss
@@ -122,16 +156,19 @@ class ExactLossMixin:
     @_of_the_mixin
     def compute_loss(self, model, inputs, return_outputs=False,
                      num_items_in_batch=None):
-        "The loss of this batch alone; `training_step` weighs it."
-        given = dict(return_outputs=return_outputs)
-        if self._cuts_rows:
-            return super().compute_loss(
-                model, inputs, num_items_in_batch=num_items_in_batch, **given)
-        if self.compute_loss_func is None and self.label_smoother is None:
-            made = super().compute_loss(model, inputs, **given)
-        else: made = _loss_and_outputs(self, model, dict(inputs), num_items_in_batch)
+        "The loss of this batch alone, weighed if a user's own `training_step` asks."
+        behind, given = super().compute_loss, dict(return_outputs=return_outputs)
+        if self._leaves_losses:
+            return behind(model, inputs, num_items_in_batch=num_items_in_batch, **given)
+        part = _part_for(self, inputs, num_items_in_batch)
+        if _loss_is_ours(self, behind):
+            made = _loss_and_outputs(self, model, dict(part.inputs), part.handed)
+        else:
+            with _no_count_in_model(self):
+                made = behind(
+                    model, part.inputs, num_items_in_batch=part.handed, **given)
         loss, outputs = made if isinstance(made, tuple) else (made, None)
-        loss = _over_devices(self, loss, inputs)
+        loss = _over_devices(self, loss, part.inputs) * part.factor
         return (loss, outputs) if return_outputs else loss
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None,
@@ -139,7 +176,7 @@ class ExactLossMixin:
         "Loss, logits and labels of a batch; the loss also goes into the mean."
         loss, *rest = super().prediction_step(
             model, inputs, prediction_loss_only, ignore_keys=ignore_keys, **kwargs)
-        if loss is not None and not self._cuts_rows:
+        if loss is not None and not self._leaves_losses:
             _note_evaluated(self, model, inputs, float(loss))
         return (loss, *rest)
 
@@ -155,7 +192,8 @@ class ExactLossMixin:
 
     def _get_num_items_in_batch(self, batch_samples, device):
         "For a batch of an evaluation: what a loss that divides by a count divides by."
-        if self._cuts_rows:
+        _check_keys(self, batch_samples)
+        if self._leaves_losses:
             return super()._get_num_items_in_batch(batch_samples, device)
         if len(batch_samples) != 1: return None
         return _handed_count(self, batch_samples[0])
@@ -168,7 +206,8 @@ class ExactLossMixin:
     def _inner_training_loop(self, *args, **kwargs):
         self.loss_meter, self.step_window = LossMeter(), None
         self._ended = self._last_batch = None
-        return super()._inner_training_loop(*args, **kwargs)
+        with _fillers_skipped(self):
+            return super()._inner_training_loop(*args, **kwargs)
 
     def _run_epoch(self, *args, **kwargs):
         "One pass; no gradient is left over from the one before."

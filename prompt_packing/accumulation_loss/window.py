@@ -12,13 +12,12 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
-import transformers
 from torch.nn.utils.rnn import PackedSequence
 from transformers.utils import logging
 
-from prompt_packing.accumulation_loss.counter import (
+from .counter import (
     _ask_before_evaluation, _ask_together, _counts_itself, _handed_count,
-    _has_own_loss)
+    _has_own_loss, _loss_alone, _smooths_by_guess)
 from .targets import (
     _CannotCut, _bare_model, _row_count, _take_rows)
 
@@ -42,39 +41,46 @@ class _StepWindow:
 
 # %% ../../nbs/accumulation_loss/window.ipynb #3e5e2e9f
 @contextmanager
-def _weighed_loss(trainer, factor, handed):
-    "While it lasts, transformers multiplies the loss by `factor`."
+def _weighed_loss(trainer, factor):
+    "While it lasts, `training_step` multiplies the loss by `factor`."
     steps = 1 / factor if factor else math.inf
     values = dict(
-        current_gradient_accumulation_steps=steps, loss_is_scaled_for_ga=False
-    )
+        current_gradient_accumulation_steps=steps, loss_is_scaled_for_ga=False,
+        model_accepts_loss_kwargs=False)
     patched = patch.multiple(trainer, create=True, **values)
-    with patched, _divided_by_us(trainer, handed): yield
+    with patched, _loss_alone(trainer), _func_hidden(trainer): yield
 
-def _divided_by_us(trainer, handed):
-    "For versions of transformers that do not know `loss_is_scaled_for_ga`."
-    theirs = trainer.compute_loss_func is None and (
-        handed is None or not trainer.model_accepts_loss_kwargs)
-    if theirs or hasattr(transformers.Trainer, "loss_is_scaled_for_ga"):
-        return nullcontext()
-    compute_loss = trainer.compute_loss
-    def divided(*args, **kwargs):
-        return (
-            compute_loss(*args, **kwargs) / trainer.current_gradient_accumulation_steps
-        )
-    return patch.object(trainer, "compute_loss", divided)
+def _func_hidden(trainer):
+    "While it lasts, only `compute_loss` sees that there is a `compute_loss_func`."
+    func, compute_loss = trainer.compute_loss_func, trainer.compute_loss
+    if func is None: return nullcontext()
+    def with_func(*args, **kwargs):
+        with patch.object(trainer, "compute_loss_func", func):
+            return compute_loss(*args, **kwargs)
+    return patch.multiple(trainer, compute_loss_func=None, compute_loss=with_func)
 
 # %% ../../nbs/accumulation_loss/window.ipynb #5f829136
 def _open_step(trainer, batches: list, width: int) -> _StepWindow:
     "Count the micro-batches of all processes, asking the loss if it matters."
     counter, own = trainer.target_counter, _counts_itself(trainer)
     table = _gathered_counts(trainer, batches, width)
-    if not own and counter.must_ask(table[:-1]):
+    must = counter.must_ask(table[:-1]) or _is_unlabelled(trainer, table)
+    last = batches[-1] if batches else trainer._last_batch
+    if not own and (must or _smooths_by_guess(trainer, last)):
         _ask_together(trainer, batches)
         table = _gathered_counts(trainer, batches, width)
-    is_sum = not own and counter.known().kind == "sum"
     processes = trainer.accelerator.num_processes
-    return _StepWindow(table[0].sum(), table[-1].sum(), processes, is_sum)
+    return _StepWindow(table[0].sum(), table[-1].sum(), processes, _is_sum(trainer))
+
+def _is_unlabelled(trainer, table) -> bool:
+    "Whether no target is in sight for a user's loss, of which nothing is known yet."
+    known, there = trainer.target_counter.known(), bool(table[-1].any())
+    return there and not (table[0].any() or known.asked) and _has_own_loss(trainer)
+
+def _is_sum(trainer) -> bool:
+    "Whether the loss of the last batch is known to be a sum."
+    known = trainer.target_counter.known()
+    return known.kind == "sum" and not _counts_itself(trainer)
 
 def _gathered_counts(trainer, batches, width):
     "Counts by rule and micro-batch of all processes; last, which of them are there."
@@ -100,6 +106,14 @@ def _fill_step(batches: list, width: int, last: dict, main_input="input_ids") ->
     nothing = _Filler(batches[0] | {main_input: empty, "attention_mask": empty})
     return [nothing] * (width - len(batches)) + batches
 
+def _fillers_skipped(trainer):
+    "While it lasts, no `training_step` is called for a filler, be it ours or a user's."
+    step = trainer.training_step
+    def training_step(model, inputs, *args, **kwargs):
+        if not isinstance(inputs, _Filler): return step(model, inputs, *args, **kwargs)
+        return torch.zeros((), device=trainer.args.device)
+    return patch.object(trainer, "training_step", training_step)
+
 # %% ../../nbs/accumulation_loss/window.ipynb #f500eba2
 def _begin_step(trainer, batches: list, width: int) -> list:
     "Open a step; its `width` micro-batches, or none where no process has any."
@@ -118,7 +132,8 @@ def _with_targets(inputs, trainer):
             return value._replace(data=torch.zeros_like(value.data))
         return torch.zeros_like(value) if torch.is_tensor(value) else value
     def wider(value):
-        narrow = torch.is_tensor(value) and value.shape == (_row_count(inputs), 1)
+        whole = torch.is_tensor(value) and not value.is_floating_point()
+        narrow = whole and value.shape == (_row_count(inputs), 1)
         return value.repeat(1, 2) if narrow else value
     filled = {**inputs, **{k: zeros(inputs[k]) for k in keys}}
     if trainer.weight_of(filled): return filled
@@ -136,10 +151,28 @@ def _part_of_step(trainer, window, inputs, count_of) -> _Part:
     "The next micro-batch of a window; `count_of` gives what its loss divides by."
     weight = 0.0 if isinstance(inputs, _Weightless) else trainer.weight_of(inputs)
     factor, window.taken = window.factor(weight), window.taken + 1
-    if not weight and not _has_own_loss(trainer):
+    if not weight:
         factor, inputs = 0.0, _with_targets(inputs, trainer)
     handed = count_of(trainer, inputs)
     return _Part(inputs, factor, window.share(weight), handed)
+
+def _part_for(trainer, inputs, count) -> _Part:
+    """What `compute_loss` is asked for: the loss of this batch alone; by a user's own
+    `training_step`, that of a part of a step with `count` targets."""
+    alone = trainer._gives_loss_alone or not torch.is_grad_enabled()
+    if alone or count is None: return _Part(inputs, 1.0, 1.0, count)
+    trainer.target_counter.keys(trainer.model, inputs)
+    window = _StepWindow(count, 1, trainer.accelerator.num_processes, _is_sum(trainer))
+    part = _part_of_step(trainer, window, inputs, _handed_count)
+    return part._replace(factor=part.factor * _divided_later(trainer))
+
+def _divided_later(trainer) -> float:
+    "What a `training_step` like transformers' divides a loss by that got a count."
+    scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
+    if scaled is None:
+        own = trainer.compute_loss_func is not None
+        scaled = trainer.model_accepts_loss_kwargs or own
+    return 1.0 if scaled else trainer.current_gradient_accumulation_steps
 
 # %% ../../nbs/accumulation_loss/window.ipynb #e64d7150
 class LossMeter:

@@ -50,6 +50,8 @@ def _joined(arrays): return np.concatenate(arrays) if arrays else np.zeros(0, np
 def _list_column(dataset, name):
     "A column of lists of a `datasets.Dataset`. Raises `TypeError` for other columns."
     chunked, picked = dataset.data.column(name), dataset._indices
+    if pa.types.is_fixed_size_list(chunked.type): # without offsets: give it some
+        chunked = chunked.cast(pa.large_list(chunked.type.value_type))
     kind = chunked.type
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) \
             or not pa.types.is_primitive(kind.value_type):
@@ -116,16 +118,16 @@ def _column(dataset, name):
 
 # %% ../../nbs/bucketing/collating.ipynb #cfc64765
 def _pad_rows(
-    rows, # a batch of 1-D sequences
+    rows, # a batch of sequences, of numbers or of lists of one size
     fill=0, # value of the padding
     side="right", # where the padding goes
-) -> tuple[np.ndarray, np.ndarray]: # values and mask, both of shape (rows, longest)
+) -> tuple[np.ndarray, np.ndarray]: # values and mask, shape (rows, longest, ...)
     "One rectangle and its mask."
     sizes = np.fromiter(map(len, rows), np.int64, len(rows))
     flat, places = np.concatenate(rows), np.arange(sizes.max())
     if side == "right": mask = places < sizes[:, None]
     else: mask = places >= (sizes.max() - sizes)[:, None]
-    padded = np.full(mask.shape, fill, flat.dtype)
+    padded = np.full((*mask.shape, *flat.shape[1:]), fill, flat.dtype)
     padded[mask] = flat
     return padded, mask
 
@@ -136,11 +138,14 @@ def _collate_column(name, values, fill, side):
         raise TypeError(f"column {name!r} holds text: tokenize it or remove the column")
     dims, mask = np.ndim(values[0]), None
     if dims == 0: array = np.asarray(values)
-    elif dims == 1: array, mask = _pad_rows(values, fill, side)
-    else: array = np.stack(values)
-    if array.dtype == np.float64: array = array.astype(np.float32)
-    if array.dtype.kind not in "fb": array = array.astype(np.int64, copy=False)
-    return torch.from_numpy(array), mask
+    elif dims > 1 and len(set(map(len, values))) == 1: array = np.stack(values)
+    else: array, mask = _pad_rows(values, fill, side)
+    return torch.from_numpy(_for_torch(array)), mask
+
+def _for_torch(array):
+    "Fractions in 32 bits, whole numbers in 64."
+    if array.dtype == np.float64: return array.astype(np.float32)
+    return array if array.dtype.kind in "fb" else array.astype(np.int64, copy=False)
 
 def _by_column(features):
     "A list of dicts as a dict of lists; a dict as it is."

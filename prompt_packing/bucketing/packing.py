@@ -11,7 +11,7 @@ import torch
 from .batches import (
     BatchPlan, _check_longest, _check_rank, _positive, as_lengths)
 from .best_fit import _pack, _split_rows
-from .collating import _by_column
+from .collating import _by_column, _for_torch
 from .plan import (
     _deal_batches, _narrow, _random, _sort_rows, _stable_order, _take_batches)
 
@@ -79,15 +79,17 @@ def _assign_rows(sizes, capacity):
 def _block_mask(segments, causal):
     "Shape (rows, 1, capacity, capacity), true where a token sees: its own sequence."
     mask = segments[:, :, None] == segments[:, None, :]
+    mask |= segments[:, :, None] == 0 # padding sees its row, which marks it as padding
     if causal: mask &= np.tri(segments.shape[1], dtype=bool)
     return mask[:, None]
 
 def _boundaries(
     segments:np.ndarray, # shape (rows, capacity): number of each token's sequence
-    mask:str, # "boundaries", "bool" or "float"
+    mask:str, # "boundaries", "bool", "float" or "positions"
     causal:bool, # tokens do not look ahead
 ) -> dict: # arguments of the model
     "Where sequences end, as the attention kernel wants it."
+    if mask == "positions": return {"use_cache": False} # a cache hides the positions
     if mask == "boundaries":
         changes = np.flatnonzero(np.diff(segments.ravel(), prepend=-1, append=-1))
         bounds, longest = torch.from_numpy(changes).int(), int(np.diff(changes).max())
@@ -102,31 +104,34 @@ def _boundaries(
 class PackedCollator:
     """Sequences -> packed rows: a dict of tensors of shape (rows, capacity).
 
-    Takes rows with `input_ids`, and `labels` for each token; without labels, those of a
-    causal model are the ids. Raises `ValueError` for one label per sequence."""
+    Takes rows with `input_ids`, and `labels` and other numbers for each token, such as
+    `token_type_ids`; without labels, those of a causal model are the ids. Tokens where
+    an `attention_mask` is 0 are left out. Raises `ValueError` for one label per
+    sequence."""
     def __init__(self,
         capacity:int | None=None, # tokens in a row; None: one row as long as needed
         *,
         pad_token_id:int=0, # fills what is left of a row
         causal:bool=True, # a decoder: no label for a first token, no look ahead
-        mask:str="boundaries", # "boundaries" (cu_seq_lens), or "bool" or "float" blocks
+        mask:str="boundaries", # (cu_seq_lens), "bool" or "float" blocks, "positions"
         first_position:int=0, # position of the first token of each sequence
     ):
-        if mask not in ("boundaries", "bool", "float"):
-            raise ValueError(f"mask is {mask!r}: 'boundaries', 'bool' or 'float'")
+        if mask not in (known := ("boundaries", "bool", "float", "positions")):
+            raise ValueError(f"mask is {mask!r}, not one of {', '.join(known)}")
         self.capacity, self.pad_token_id, self.causal = capacity, pad_token_id, causal
         self.mask, self.first_position = mask, first_position
 
     def __call__(self, features):
-        columns = _by_column(features)
+        columns = _without_masked(_by_column(features))
         sizes = list(map(len, columns["input_ids"]))
         ids = np.concatenate(columns["input_ids"])
         places, offset, shape = _lay_out(sizes, self.capacity)
 
         def laid_out(values, fill):
-            flat = np.full(shape[0] * shape[1], fill, np.int64)
+            values, inner = _for_torch(values), values.shape[1:]
+            flat = np.full((shape[0] * shape[1], *inner), fill, values.dtype)
             flat[places] = values
-            return torch.from_numpy(flat.reshape(shape))
+            return torch.from_numpy(flat.reshape(*shape, *inner))
 
         batch = {"input_ids": laid_out(ids, self.pad_token_id),
                  "position_ids": laid_out(offset, 0) + self.first_position}
@@ -134,10 +139,30 @@ class PackedCollator:
             labels = _token_labels(columns, ids)
             if self.causal: labels = np.where(offset == 0, -100, labels)
             batch["labels"] = laid_out(labels, -100)
+        for name in _token_columns(columns, sizes):
+            batch[name] = laid_out(np.concatenate(columns[name]), 0)
         segments = laid_out(np.repeat(np.arange(1, len(sizes) + 1), sizes), 0)
         return batch | _boundaries(segments.numpy(), self.mask, self.causal)
 
 # %% ../../nbs/bucketing/packing.ipynb #ff268e08
+def _without_masked(columns):
+    "What belongs to the tokens that the attention mask shows."
+    shown = [np.asarray(mask) != 0 for mask in columns.get("attention_mask", ())]
+    if all(mask.all() for mask in shown): return columns
+    def left(row, mask):
+        return np.asarray(row)[mask] if _has_entries(row, len(mask)) else row
+    return {name: list(map(left, rows, shown)) for name, rows in columns.items()}
+
+def _has_entries(row, number):
+    return not isinstance(row, str) and hasattr(row, "__len__") and len(row) == number
+
+def _token_columns(columns, sizes):
+    "Names of further columns with a number for each token, or several."
+    ours = {"input_ids", "labels", "attention_mask", "position_ids"}
+    return [name for name, rows in columns.items() if name not in ours
+            and all(map(_has_entries, rows, sizes))
+            and np.asarray(rows[0]).dtype.kind in "biuf"]
+
 def _lay_out(sizes, capacity):
     "Place of each token in the flat rows, its offset in its sequence, and the shape."
     capacity = sum(sizes) if capacity is None else capacity
@@ -162,7 +187,7 @@ def _token_labels(columns, ids):
 def _packing_error(model, collator, sizes=(7, 12, 5)):
     "Largest difference of logits, packed and alone, over the largest logit."
     random, device = np.random.RandomState(0), next(model.parameters()).device
-    high = model.config.vocab_size
+    high = model.config.get_text_config().vocab_size
     features = [{"input_ids": random.randint(high // 2, high, size=n)} for n in sizes]
     alone = torch.cat([
         model(input_ids=torch.from_numpy(row["input_ids"])[None].to(device)).logits[0]
@@ -180,23 +205,39 @@ def _packing_error(model, collator, sizes=(7, 12, 5)):
 def collator_for_packing(
     model, # a `PreTrainedModel` with logits for each token
     capacity:int | None=None, # tokens in a packed row; None: one row
+    longest:int | None=None, # tokens in the longest sequence; None: `capacity`
 ) -> PackedCollator: # with the mask and positions that this model needs
     """The collator with which packed sequences have the logits that each has alone.
 
-    Of ways that differ by rounding alone the first is taken. Raises `ValueError`
-    if there is none."""
-    training, errors, why = model.training, {}, ""
+    Tried with short sequences, and with one of `longest` tokens. Of ways that differ by
+    rounding alone the first is taken. Raises `ValueError` if there is none."""
+    training, errors, longest = model.training, [], longest or capacity
+    most = 1e-4 if model.dtype == torch.float32 else 3e-2
     model.eval()
-    for options in _ways_to_pack(model):
-        try: error = _packing_error(model, PackedCollator(None, **options))
+    try:
+        tried, why = _try_ways(model)
+        for error, way in tried:
+            if error < most: error = _long_error(model, PackedCollator(**way), longest)
+            if error < most: return PackedCollator(capacity, **way)
+            errors.append(error)
+    finally: model.train(training)
+    raise _cannot_pack(model, min(errors, default=None), why)
+
+def _try_ways(model):
+    "Each way with its error, the likeliest first; and what the model raised at last."
+    tried, why = [], ""
+    for way in _ways_to_pack(model):
+        try: tried.append((_packing_error(model, PackedCollator(**way)), way))
         except Exception as raised: why = f" ({raised})"
-        else: errors.setdefault(error, options)
-    model.train(training)
-    best = min(errors, default=None)
-    if best is None or not best < (1e-4 if model.dtype == torch.float32 else 3e-2):
-        raise _cannot_pack(model, best, why)
-    way = next(way for error, way in errors.items() if error <= 10 * best + 1e-6)
-    return PackedCollator(capacity, **way)
+    rounding = 10 * min((error for error, _ in tried), default=0) + 1e-6
+    return sorted(tried, key=lambda pair: max(pair[0], rounding)), why
+
+def _long_error(model, collator, longest):
+    "The error with a sequence as long as they come, which an attention window may cut."
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    longest = min(longest or 0, (most or longest or 0) - collator.first_position)
+    try: return _packing_error(model, collator, (longest, 5)) if longest > 12 else 0.0
+    except Exception: return 0.0 # too long for the model or its memory: cannot tell
 
 # %% ../../nbs/bucketing/packing.ipynb #e64e13bd
 def _ways_to_pack(model):
@@ -205,8 +246,9 @@ def _ways_to_pack(model):
     pad = getattr(model.config, "pad_token_id", None) or 0
     mask = {"eager": "float"}.get(attention, "bool")
     if "flash" in attention: mask = "boundaries"
-    return [dict(pad_token_id=pad, causal=causal, mask=mask, first_position=first)
+    ways = [dict(pad_token_id=pad, causal=causal, mask=mask, first_position=first)
             for causal in (True, False) for first in sorted({0, pad + 1})]
+    return ways + [dict(pad_token_id=pad, mask="positions")]
 
 def _cannot_pack(model, error, why):
     "A `ValueError` that says how far off the logits are, or what the model raised."
@@ -215,5 +257,5 @@ def _cannot_pack(model, error, why):
     attention = getattr(model.config, "_attn_implementation", None)
     return ValueError(
         f"{type(model).__name__} with attention {attention!r} cannot be trained on "
-        f"packed rows{why}. Use token_budget without pack, or another "
-        "attn_implementation")
+        f"packed rows{why}. Use token_budget without pack, another "
+        "attn_implementation, or shorter sequences if it has an attention window")

@@ -51,17 +51,20 @@ def _file_rows(shards, share, finite, seed, columns):
 
     def rows(part):
         path, index, parts = part
-        for number, content in _numbered_texts(path, *columns):
-            if number % parts == index: yield path, number, content
+        texts = _numbered_texts(path, *columns)
+        for row, (number, content) in enumerate(texts, 1): # blank lines are no rows
+            if row % parts == index: yield path, number, content
     return SelectManyIterator(source, rows)
 
 # %% ../../nbs/bucketing/sources.ipynb #246545f5
 def _part_of(dataset, share, finite, number):
-    "The rows of one pass that a reader reads, and how many of the pass it leaves out."
+    "(data set, k, n): of its rows in this pass, a reader reads number k of each n."
     reader, readers = (0, 1) if finite else share[:2]
     if _is_hf(dataset):
         from datasets.distributed import split_dataset_by_node
-        dataset, reader, readers = split_dataset_by_node(dataset, reader, readers), 0, 1
+        part = (0, 1) if dataset.num_shards % readers else (reader, readers)
+        dataset = split_dataset_by_node(dataset, *part) # a copy with its own state
+        if part == (reader, readers): reader, readers = 0, 1
     if not finite and hasattr(dataset, "set_epoch"): dataset.set_epoch(number)
     return dataset, reader, readers
 
@@ -105,14 +108,21 @@ class _Passes(CheckpointableIterator):
         self._restores = _has_place(self._dataset)
         if data: self._dataset.load_state_dict(json.loads(data))
         elif self._row: warnings.warn(_counted_off.format(self._name, self._row))
-        skip = 0 if data else self._row * readers
-        self._rows = itertools.islice(iter(self._dataset), skip + reader, None, readers)
+        goes_on = data and self._row # behind a row of this reader
+        rows = self._numbered(self._row if goes_on else 0)
+        mine = itertools.islice(rows, readers - 1 if goes_on else reader, None, readers)
+        self._rows = itertools.dropwhile(lambda row: row[0] <= self._row, mine)
+
+    def _numbered(self, done):
+        "(row number, content) of the rows after `done`; blank ones only count."
+        for number, row in enumerate(self._dataset, done + 1):
+            content = _content(row, self._columns, f"{self._name}, row {number}")
+            if content is not None: yield number, content
 
     def __next__(self):
-        for row in self._rows:
-            self._row += 1
-            content = _content(row, self._columns, f"{self._name}, row {self._row}")
-            if content is not None: return self._name, self._row, content
+        for number, content in self._rows: # the next row, if this pass has one
+            self._row = number
+            return self._name, number, content
         if self._row == 0: raise ValueError(f"{self._name} gave no row")
         if self._finite: raise StopIteration
         self._pass, self._row = self._pass + 1, 0

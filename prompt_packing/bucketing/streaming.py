@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from infinibatch.iterators import MapIterator
+
 from torch.utils.data import DataLoader, IterableDataset
 
 from .batches import _check_rank, _positive
@@ -224,7 +224,7 @@ def _open(stream, share, position):
     if stream.finite: size = -(-size // share.readers) * share.readers
     columns = (stream.column, stream.columns) if stream.columns else (stream.column,)
     rows = _source_rows(stream.source, share, stream.finite, stream.seed, columns)
-    windows = _ReadAhead(MapIterator(_Windows(rows, size), tokenized))
+    windows = _ReadAhead(_Windows(rows, size), tokenized)
     windows.setstate(position.source)
     return windows
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import base64
 import itertools
+import warnings
 import zlib
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 from infinibatch.iterators import CheckpointableIterator
@@ -45,28 +46,35 @@ class _Windows(CheckpointableIterator):
     def close(self): self._source.close()
 
 # %% ../../nbs/bucketing/windows.ipynb #3468f0b7
+def _failed(error):
+    made = Future()
+    made.set_exception(error)
+    return made
+
 class _ReadAhead(CheckpointableIterator):
-    "The source's items, one of them prepared ahead by a thread."
-    def __init__(self, source):
-        self._source, self._thread = source, ThreadPoolExecutor(1, "read-ahead")
-        self._next = None
+    "What `prepare` makes of the source's items, of one of them ahead by a thread."
+    def __init__(self, source, prepare):
+        self._source, self._prepare = source, prepare
+        self._thread, self._next = ThreadPoolExecutor(1, "read-ahead"), None
         self.setstate(None)
 
     def getstate(self): return self._state
 
     def setstate(self, state):
-        if self._next is not None: self._next.cancel() or self._next.exception()
+        if self._next is not None: self._next[0].cancel() or self._next[0].exception()
         self._source.setstate(state)
         self._state, self._next = state, None
 
-    def _load(self):
-        item = next(self._source, None)
-        return item, self._source.getstate()
+    def _begin(self): # reads here and not in the thread: reading may draw numbers
+        try: item = next(self._source)
+        except Exception as error: return _failed(error), None
+        return self._thread.submit(self._prepare, item), self._source.getstate()
 
     def __next__(self):
-        item, state = (self._next or self._thread.submit(self._load)).result()
-        if item is None: raise StopIteration
-        self._state, self._next = state, self._thread.submit(self._load)
+        self._next = self._next or self._begin()
+        made, state = self._next
+        item = made.result()
+        self._state, self._next = state, self._begin()
         return item
 
     def close(self):
@@ -87,9 +95,10 @@ def _row_encoder(tokenizer, max_length, column):
 def _kept_columns(content, column):
     "Columns that go to the collator as they are: all but texts and ids."
     if isinstance(content, str): return []
-    mine = (column, "input_ids", "attention_mask")
+    ours = {column, "input_ids"}
+    if "input_ids" not in content: ours.add("attention_mask") # of ids made elsewhere
     return [name for name, value in content.items()
-            if name not in mine and not isinstance(value, str)]
+            if name not in ours and not isinstance(value, str)]
 
 def _cut(row, name, length):
     "A value of a row; a list with an entry for each token is cut like the ids."
@@ -141,13 +150,17 @@ class _TokenWindow:
         return [self._flat[s:e] for s, e in zip(starts, ends)]
 
     def _again(self, picked):
-        flat, lengths = self._tokens(picked)
-        if (lengths != self.lengths[picked]).any():
-            raise ValueError("the tokenizer gives other lengths than when the state "
-                             "was saved")
-        return np.split(flat, np.cumsum(lengths)[:-1])
+        (flat, lengths), planned = self._tokens(picked), self.lengths[picked]
+        if (lengths != planned).any(): warnings.warn(_other_rows)
+        rows = np.split(flat, np.cumsum(lengths)[:-1])
+        return [ids[:most] for ids, most in zip(rows, planned)]
 
 # %% ../../nbs/bucketing/windows.ipynb #434d3e95
+_other_rows = (
+    "rows have other lengths than when the state was saved: by another tokenizer, or "
+    "by a data set that draws random numbers. What goes on is not exact, and rows that "
+    "have become longer are cut")
+
 def _row_name(row):
     return f"{row[0]}, {'line' if isinstance(row[2], str) else 'row'} {row[1]}"
 

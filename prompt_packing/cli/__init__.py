@@ -57,18 +57,27 @@ def main(argv=None)->int: # 0; 1 where `verify` found a difference; 2 for bad in
     words = sys.argv[1:] if argv is None else argv
     top, parsers = _parsers()
     _check_words(words, top, parsers)
-    options = vars(top.parse_args(words))
+    try: options = vars(top.parse_args(words))
+    except OSError as error: # a path that cannot even be looked at
+        parsers[words[0]].error(f"{str(error.filename)[:60]}: {error.strerror}")
     name, as_json = options.pop("command"), options.pop("json")
     command = _commands[name]
     try:
         with contextlib.redirect_stdout(sys.stderr):
             result = command.function(**options)
+        _write((command.json if as_json else command.text)(result))
     except (ValueError, TypeError, OSError, RuntimeError) as error:
         print(f"prompt-packing {name}: {_in_option_names(error, parsers[name])}",
               file=sys.stderr)
         return 2
-    print((command.json if as_json else command.text)(result))
     return int(name == "verify" and len(result) > 0)
+
+def _write(text):
+    "Print it; that the reader has gone, as after `| head`, is no error."
+    try: print(text, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()) # at exit
+        if not isinstance(error, BrokenPipeError): raise
 
 # %% ../../nbs/cli/index.ipynb #87224866
 def padding(

@@ -70,7 +70,7 @@ def _positive(text):
 # %% ../../nbs/cli/options.ipynb #a2532d51
 def _several(read):
     "Options of `add_argument` for one or more values that `read` checks."
-    def read_all(text): return [read(part) for part in text.split(",")]
+    def read_all(text): return [read(part) for part in re.split(r",(?! )", text)]
     return {"nargs": "+", "type": read_all, "action": _Several}
 
 class _Several(argparse.Action):

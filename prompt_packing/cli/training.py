@@ -165,8 +165,8 @@ def _columns_of_text(table, file, given, learned_from):
         raise ValueError(f"{file}: name the text by text_columns; {learned}, and the "
                          f"columns here are {found}")
     if learned_from and len(columns) != len(learned_from):
-        raise ValueError(f"{file}: {learned}, so text_columns cannot be "
-                         f"{' and '.join(columns)}")
+        wrong = "text_columns cannot be" if given else "a file must have more than"
+        raise ValueError(f"{file}: {learned}, so {wrong} {' and '.join(columns)}")
     return columns
 
 # %% ../../nbs/cli/training.ipynb #6ec103ac
@@ -175,9 +175,10 @@ def _said(model, config, rows): # -> column: values
     if config.problem_type == "multi_label_classification":
         return _all_scores(model, config, rows)
     found = model.predict(rows)
-    scores = [round(row["score"], 4) for row in found]
-    if config.problem_type == "regression": return {config.id2label[0]: scores}
-    return {"label": [row["label"] for row in found], "score": scores}
+    if config.problem_type == "regression":
+        return {config.id2label[0]: [float(f"{row['score']:.6g}") for row in found]}
+    return {"label": [row["label"] for row in found],
+            "score": [round(row["score"], 4) for row in found]}
 
 def _all_scores(model, config, rows): # -> label: score of each row
     "The scores of all labels, in the order of their numbers."
@@ -196,8 +197,8 @@ def predict(
     table = table.reset_index(drop=True) # a parquet brings its own, maybe repeated
     config = getattr(model, "model", model).config # of a pipeline, or a prompt model
     learned_from = getattr(config, "text_columns", None)
-    texts = table[_columns_of_text(table, file, text_columns, learned_from)]
-    texts = texts[_has_text(texts, file)]
+    columns = _columns_of_text(table, file, text_columns, learned_from)
+    texts = _texts(table[columns], file)
     rows = list(texts.itertuples(index=False, name=None))
     if texts.shape[1] == 1: rows = [text for text, in rows]
     said = import_module("pandas").DataFrame(
@@ -209,12 +210,13 @@ def _free_name(name, table):
     while name in table: name = f"predicted_{name}"
     return name
 
-def _has_text(texts, file): # -> of each row
-    "Whether a row has any text; a message says how many have none."
-    there = (texts.fillna("").astype(str).map(str.strip) != "").any(axis=1)
+def _texts(table, file): # one of a pair may be missing
+    "The rows that have any text; a message says how many have none."
+    texts = table.astype(object).where(table.notna(), "")
+    there = (texts.astype(str).map(str.strip) != "").any(axis=1)
     if not there.all(): _logger.warning(f"{file}: {(~there).sum():,} of {len(there):,} "
                                         "texts are empty and get no label")
-    return there
+    return texts[there]
 
 # %% ../../nbs/cli/training.ipynb #89906f88
 def _saved(text):
@@ -232,8 +234,12 @@ def _predict_options(add):
     add("--text-column", dest="text_columns", **_several(_text), metavar="NAME",
         help="the column of the text, or two for pairs (default as in training)")
 
-def _csv(table): return table.to_csv(index=False).rstrip("\n")
+def _csv(table):
+    quoting = _chapter("tasks.tables").csv_quoting(table)
+    return table.to_csv(index=False, quoting=quoting).rstrip("\n")
 
-def _json_lines(table): return table.to_json(orient="records", lines=True).rstrip("\n")
+def _json_lines(table):
+    return table.to_json(orient="records", lines=True, double_precision=15,
+                         date_format="iso").rstrip("\n")
 
 _predict_command = (predict, _predict_options, _csv, _json_lines)

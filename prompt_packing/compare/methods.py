@@ -72,8 +72,9 @@ def _features(model, kit, batch_tokens=8192): # float32 [rows, hidden]
     collate = PaddedCollator(pad_token_id=kit.tokenizer.pad_token_id)
     rows, found = data.remove_columns(["labels", "length"]), {}
     for batch in plan_batches(np.asarray(data["length"]), token_budget=batch_tokens):
-        states = model.features(**collate([rows[int(i)] for i in batch]))
-        found.update(zip(batch.tolist(), states))
+        inputs = collate([rows[int(i)] for i in batch])
+        states = model.features(**{k: v.to(model.device) for k, v in inputs.items()})
+        found.update(zip(batch.tolist(), states.cpu()))
     return torch.stack([found[i] for i in range(len(data))])
 
 # %% ../../nbs/compare/methods.ipynb #859c73cc
@@ -97,12 +98,12 @@ def _yes_or_no(features, answers, fewest=5): # [rows, hidden], zeros and ones [r
     return weight[1:] - weight[:1], bias[1:] - bias[:1]
 
 # %% ../../nbs/compare/methods.ipynb #e353aec6
-def _best_head(features, labels, problem_type):
+def _best_head(features, labels, problem_type, num_labels=None):
     "Weight [labels, hidden] and bias [labels] of the best linear layer."
     labels = np.asarray(list(labels))
     if problem_type == "regression": return _ridge(features, labels)
     if problem_type == "single_label_classification":
-        return solve_head(features, labels)
+        return solve_head(features, labels, num_labels=num_labels)
     heads = [_yes_or_no(features, answers) for answers in labels.T.astype(int)]
     return tuple(torch.cat(parts) for parts in zip(*heads))
 
@@ -116,8 +117,10 @@ def _prompt_model(run, kit, **kwargs):
 
 def _solved(model, kit):
     "`model` with the best head for what it reads."
-    labels, kind = kit.train["labels"], kit.task.problem_type
-    def best(): return _best_head(_features(model, kit), labels, kind)
+    labels, task = kit.train["labels"], kit.task
+    def best():
+        read = _features(model, kit)
+        return _best_head(read, labels, task.problem_type, task.num_labels)
     start = [p.detach().cpu().numpy().tobytes() for name, p in model.named_parameters()
              if p.requires_grad and not name.startswith("head.")]
     key = len(labels), *start # fewer labels where some rows are held out
@@ -151,8 +154,12 @@ def _finetune(run, kit):
         "label2id": {name: i for i, name in enumerate(names)}})
     model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     own = model.base_model.state_dict() # of some types without the pooler
-    weights = kit.backbone.state_dict().items()
-    model.base_model.load_state_dict({n: t for n, t in weights if n in own})
+    weights = kit.backbone.state_dict()
+    if missing := sorted(own.keys() - weights.keys()):
+        raise ValueError(f"finetune cannot train this backbone: it has no {missing[0]} "
+                         f"for {type(model).__name__}; if LoRA is inside, merge it, "
+                         "save the whole model and name that")
+    model.base_model.load_state_dict({n: weights[n] for n in own})
     return model
 
 METHODS["finetune"] = Method(

@@ -68,14 +68,14 @@ _settings = ("train_rows", "eval_rows", "epochs", "learning_rate", "token_budget
 
 def _differing(runs):
     "The settings, seeds aside, in which runs of one method and size differ."
-    settings = runs[[s for s in _settings if s in runs]].astype(str)
+    settings = runs[[s for s in _settings if s in runs]].map(str) # None is a setting
     kinds = settings.groupby([runs[k] for k in _where + _what]).nunique()
     return [setting for setting in kinds if (kinds[setting] > 1).any()]
 
 def _table(runs):
     "A row for each method and prompt size; first, one answer for all rows."
     more = _differing(runs)
-    runs = runs.astype(dict.fromkeys(more, str))
+    runs = runs.assign(**{setting: runs[setting].map(str) for setting in more})
     where, what, rows = _where, _what + more, {}
     for place, here in runs.groupby(where, sort=False):
         answer = _same_answer[here.problem_type.iloc[0]]
@@ -101,12 +101,11 @@ def _signs_test(differences, rounds=9_999):
     return float(test.pvalue)
 
 # %% ../../nbs/compare/results.ipynb #d7fea94a
-def _seeds_test(a, b):
-    "p of the paired t-test over seeds; of the one-sample test where one has one value."
-    if len(b) == 1: b = np.full(len(a), b[0])
-    if len(a) == 1: a = np.full(len(b), a[0])
-    if len(a) != len(b): a, b = a - b.mean(), np.zeros(len(a))
-    if len(a) < 2 or np.ptp(a - b) == 0: return float("nan")
+def _seeds_test(a, b, same_seeds=True):
+    "p of a t-test over seeds: paired, of one sample against one value, or Welch's."
+    if 1 in (len(a), len(b)): a, b = np.broadcast_arrays(a, b)
+    elif not same_seeds: return stats.ttest_ind(a, b, equal_var=False).pvalue
+    if len(a) < 2 or np.ptp(a - b) < 1e-12: return float("nan")
     return stats.ttest_rel(a, b).pvalue
 
 # %% ../../nbs/compare/results.ipynb #693f8c78
@@ -116,15 +115,22 @@ def _rightness(record): # -> [sentences]
     if record["problem_type"] == "regression": return -np.abs(answers - truth)
     return (answers == truth).reshape(len(truth), -1).mean(1)
 
+def _seed_of(record): return record.get("rows_seed", 0), record["seed"]
+
 def _paired(a, b):
-    "Both tests for two lists of records on the same sentences."
-    a, b = (np.array(list(map(_rightness, records))) for records in (a, b)) # by seed
-    d = a.mean(0) - b.mean(0)
+    "Both tests for two lists of records on the same sentences; ValueError for others."
+    if len({json.dumps(r["references"]) for r in (*a, *b)}) > 1:
+        raise ValueError("these runs answered different sentences; name what sets them "
+                         "apart on both sides: task, data or eval_rows")
+    a, b = (sorted(records, key=_seed_of) for records in (a, b))
+    same_seeds = [*map(_seed_of, a)] == [*map(_seed_of, b)]
+    a, b = (np.array([*map(_rightness, records)]) for records in (a, b))
+    d, over_seeds = a.mean(0) - b.mean(0), (a.mean(1), b.mean(1))
     return pd.DataFrame({
         "difference": d.mean(), "±": 1.96 * d.std(ddof=1) / len(d)**0.5,
         "sentences": len(d), "p (sentences)": _signs_test(d),
-        "seeds": max(len(a), len(b)), "p (seeds)": _seeds_test(a.mean(1), b.mean(1))},
-        index=[0])
+        "seeds": max(len(a), len(b)),
+        "p (seeds)": _seeds_test(*over_seeds, same_seeds)}, index=[0])
 
 # %% ../../nbs/compare/results.ipynb #985be279
 def _scatter(ax, runs, x):
@@ -174,7 +180,7 @@ def _best(records):
     if more := _differing(runs):
         _logger.warning("There are runs of one method with different "
                         f"{' and '.join(more)}; the best of all of them is taken.")
-    alike = [runs[key].astype(str) for key in _where + _what + more]
+    alike = [runs[key].map(str) for key in _where + _what + more]
     mean = runs.groupby(alike).score.transform("mean")
     kept = runs.model.notna()
     if not kept.any():
@@ -265,7 +271,9 @@ class Comparison:
         better:dict, # settings as `select` takes them
         worse:dict, # of the runs to compare with
     )->pd.DataFrame: # one row
-        "The difference on the same sentences, tested over sentences and over seeds."
+        """The difference on the same sentences, tested over sentences and over seeds.
+
+        Raises `ValueError` for settings that no run has, and for other sentences."""
         return _paired(self.select(**better), self.select(**worse))
 
     def plot(self, x=None, ax=None): # as `plot_comparison` takes them

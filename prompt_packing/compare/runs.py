@@ -18,14 +18,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from datasets import DatasetDict
-from transformers import (
-    EvalPrediction, PrinterCallback, TrainerCallback, set_seed)
+from transformers import EvalPrediction, PrinterCallback, TrainerCallback, set_seed
 
 from ..bucketing import PaddedCollator, plan_batches
 from .methods import METHODS, Kit
 from ..frozen_weights import (
     FrozenWeightsCallback, changed_layers, fingerprint)
 from ..prompt_tuning import TextCache, TextCacheCollator
+from ..prompt_tuning.trials import check_fits
 from ..tasks import load_backbone, load_task
 from ..trainer import Trainer, TrainingArguments
 
@@ -131,8 +131,10 @@ def load_kit(
     run:Run, # its backbone, task and data settings are what counts
     folder=None, # for the text caches; None: in memory
     max_cache_bytes:int=4 * 2**30, # text caches larger than this are not built
+    prompt_tokens:int=0, # of the largest prompt; all methods read the same texts
 )->Kit:
-    "Backbone, task, rows and text caches of a run. Raises what the two loaders raise."
+    """Backbone, task, rows and text caches of a run. Raises what the two loaders raise,
+    and `ValueError` for texts that leave the largest prompt no room."""
     backbone, tokenizer = load_backbone(run.backbone, dtype=getattr(torch, run.dtype))
     task = load_task(run.task, source=run.source, text_columns=run.text_columns,
                      label_column=run.label_column, problem_type=run.problem_type)
@@ -141,6 +143,8 @@ def load_kit(
                        validation=_draw(validation, run.eval_rows, "validation"))
     encoded = replace(task, splits=rows).encode(tokenizer, max_length=run.max_length)
     data = {"train": encoded["train"], "evaluation": encoded["validation"]}
+    for part in data.values():
+        if prompt_tokens: check_fits(backbone, part["length"][:], prompt_tokens)
     caches = _text_caches(backbone, data, folder, max_cache_bytes)
     seconds = sum(rows.cache.seconds for rows in caches.values())
     return Kit(backbone, tokenizer, task, **data, caches=caches, text_seconds=seconds)
@@ -259,9 +263,9 @@ def run_one(
 def _run(run, kit, models, folder, every):
     set_seed(run.seed)
     if run.held_out: kit = _hold_out(kit, run.held_out)
-    before, start = fingerprint(kit.backbone), time.perf_counter() - kit.spared
+    before, start, spared = fingerprint(kit.backbone), time.perf_counter(), kit.spared
     model = METHODS[run.method].build(run, kit)
-    built = time.perf_counter() - start + kit.spared
+    built = time.perf_counter() - start + kit.spared - spared # as if nothing was there
     scores, predicted, trained = _measure(run, kit, model, folder, every)
     saved = _save(model, kit, models, run)
     predictions, references = predicted.tolist(), list(kit.evaluation["labels"])

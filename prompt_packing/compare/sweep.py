@@ -102,22 +102,22 @@ _shared = ("backbone", "task", "train_rows", "rows_seed", "eval_rows", "max_leng
            "dtype", "source", "text_columns", "label_column", "problem_type", "data")
 
 @lru_cache(maxsize=1)
-def _load_shared(run, output_dir, max_cache_bytes):
-    return load_kit(run, Path(output_dir) / "text_cache" / run.name, max_cache_bytes)
+def _load_shared(run, output_dir, **options):
+    return load_kit(run, Path(output_dir) / "text_cache" / run.name, **options)
 
-def _kit_of(run, output_dir, max_cache_bytes):
+def _kit_of(run, output_dir, **options): # options of `load_kit`
     "The kit of a run: runs that agree in the settings that count get the same."
     same = Run(method="", **{name: getattr(run, name) for name in _shared})
-    return _load_shared(same, str(output_dir), max_cache_bytes)
+    return _load_shared(same, str(output_dir), **options)
 
 # %% ../../nbs/compare/sweep.ipynb #bd260c2e
 _turn = Lock() # random seeds belong to the process, so its threads take turns
 
-def _work(run, output_dir, max_cache_bytes, keep_finetuned):
+def _work(run, output_dir, keep_finetuned, **options):
     "One run in this process; its record is written, in `trials` if it chooses a rate."
     keep = not run.held_out and (METHODS[run.method].frozen or keep_finetuned)
     with _turn:
-        kit = _kit_of(run, output_dir, max_cache_bytes)
+        kit = _kit_of(run, output_dir, **options)
         unfinished = Path(output_dir) / "unfinished" / run.name
         models = Path(output_dir) / "models" if keep else None
         record = run_one(run, kit, models, checkpoints=unfinished)
@@ -140,13 +140,13 @@ def _finished(runs, work, executor, prepare):
         yield future.result()
 
 # %% ../../nbs/compare/sweep.ipynb #e4c4e6b3
-def _records(runs, output_dir, max_cache_bytes, keep_finetuned, executor, what):
+def _records(runs, output_dir, keep_finetuned, executor, what, **options):
     "The record of each run, by run; those that are missing are made."
     runs = list(dict.fromkeys(runs))
     missing = [r for r in runs if not _there(r, output_dir, keep_finetuned)]
-    work = partial(_work, output_dir=output_dir, max_cache_bytes=max_cache_bytes,
-                   keep_finetuned=keep_finetuned)
-    prepare = partial(_kit_of, output_dir=output_dir, max_cache_bytes=max_cache_bytes)
+    work = partial(_work, output_dir=output_dir, keep_finetuned=keep_finetuned,
+                   **options)
+    prepare = partial(_kit_of, output_dir=output_dir, **options)
     ended = _finished(missing, work, executor, prepare)
     bar = tqdm(ended, desc=what, total=len(missing), unit="run", disable=not missing)
     for _ in bar: pass
@@ -161,8 +161,9 @@ def _there(run, output_dir, keep_finetuned):
 
 # %% ../../nbs/compare/sweep.ipynb #19b97cd9
 def _digest(task):
-    "Digest of the rows of a task."
-    h = hashlib.blake2b(digest_size=8)
+    "Digest of the rows of a task, and of what their labels mean."
+    meaning = [task.problem_type, *task.label_names]
+    h = hashlib.blake2b(json.dumps(meaning).encode(), digest_size=8)
     for name, split in task.splits.items():
         for column in split.column_names:
             h.update(json.dumps([name, column, list(split[column])]).encode())
@@ -194,15 +195,17 @@ def sweep(
     `learning_rate` and `epochs` for all methods or by name.
 
     Raises `ValueError` for an unknown method or a prompt size below 1 and `TypeError`
-    for a data set, before anything is loaded, and what `load_task` and `load_backbone`
-    raise."""
+    for a data set, before anything is loaded, `ValueError` for texts that leave the
+    largest prompt no room, before their backbone's first run, and what `load_task` and
+    `load_backbone` raise."""
     _check(methods, prompt_tokens, tasks)
     settings["training"] = json.dumps(training, sort_keys=True) if training else ""
     wanted = [run for task in tasks for run in plan_runs(
         backbones, [task], methods, prompt_tokens, seeds,
         data=_data(task, settings), **settings)]
     recorded = partial(_records, output_dir=output_dir, max_cache_bytes=max_cache_bytes,
-                       keep_finetuned=keep_finetuned, executor=executor)
+                       keep_finetuned=keep_finetuned, executor=executor,
+                       prompt_tokens=max([run.prompt_tokens for run in wanted] + [0]))
     trials = recorded([trial for run in wanted for trial in _trials(run)],
                       what="learning rates")
     runs = [_settled(run, trials) for run in wanted]

@@ -43,12 +43,13 @@ def freeze(
 ) -> list[str]: # names of the parameters now frozen
     """Stop gradients of all parameters but `except_`, and drop gradients left over.
 
-    `except_` names modules or parameters. `ValueError`: a name that nothing has."""
-    parameters = dict(model.named_parameters())
-    patterns = _patterns(except_, parameters, model)
-    frozen = [name for name in parameters if not _matches(name, patterns)]
-    for name in frozen: parameters[name].requires_grad = False
-    for name in frozen: parameters[name].grad = None
+    `except_` names modules or parameters; a tied one stays trainable under each of its
+    names. `ValueError`: a name that nothing has."""
+    every = dict(model.named_parameters(remove_duplicate=False))
+    patterns = _patterns(except_, every, model)
+    kept = {id(p) for name, p in every.items() if _matches(name, patterns)}
+    frozen = [name for name, p in model.named_parameters() if id(p) not in kept]
+    for name in frozen: every[name].requires_grad, every[name].grad = False, None
     return frozen
 
 # %% ../../nbs/frozen_weights/callback.ipynb #ebce1fec

@@ -59,9 +59,10 @@ def _refuse_pickle(path):
                          "save the model as safetensors (`save_pretrained`)")
 
 def _safetensors_files(path):
-    "The safetensors files of a checkpoint."
+    "The safetensors files of a checkpoint: those that transformers would load."
     if path.is_file(): return [path]
-    index = path / "model.safetensors.index.json"
+    whole, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    if whole.is_file(): return [whole]
     if index.is_file():
         files = json.loads(index.read_text())["weight_map"].values()
         return [path / name for name in sorted(set(files))]

@@ -9,7 +9,6 @@ __all__ = ['tensor_hash', 'named_tensors', 'Fingerprint', 'fingerprint']
 import hashlib
 import json
 import os
-import tempfile
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -101,16 +100,16 @@ def _line(tensor, kind, algorithm, memo):
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #7498fb3e
 def _write_json(path, content):
     "Write `content` to `path`, whole or not at all."
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name,
-                                     suffix=".part", delete=False) as file:
-        try:
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
             json.dump(content, file, indent=0)
             file.flush()
             os.fsync(file.fileno())
-        except BaseException:
-            os.unlink(file.name)
-            raise
-    os.replace(file.name, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    os.replace(part, path)
     return path
 
 def _checked(content):

@@ -6,6 +6,8 @@
 __all__ = ['PackedSequenceCollator']
 
 # %% ../../nbs/packed_sequence/collator.ipynb #4726f932
+from functools import reduce
+
 import torch
 from torch.nn.utils.rnn import pack_sequence, pad_sequence
 
@@ -55,8 +57,13 @@ def _check_lengths(packed, enforce_sorted):
                 "enforce_sorted=False.")
 
 # %% ../../nbs/packed_sequence/collator.ipynb #ff2457ed
+def _one_dtype(tensors):
+    "Tensors of one dtype that holds all their values, for PyTorch takes the first's."
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    return [tensor.to(dtype) for tensor in tensors]
+
 def _stack_or_pad(key, features, batch_first):
-    values = [_tensor_of(row, key, i) for i, row in enumerate(features)]
+    values = _one_dtype([_tensor_of(row, key, i) for i, row in enumerate(features)])
     steps_first = not batch_first and values[0].dim() > 0
     if len({v.shape for v in values}) == 1: return torch.stack(values, int(steps_first))
     return pad_sequence(values, batch_first, -100 if "label" in key else 0)
@@ -87,7 +94,8 @@ class PackedSequenceCollator:
         batch = {k: [_without_padding(row, k, i) for i, row in enumerate(features)]
                  for k in self.keys}
         _check_lengths(batch, self.enforce_sorted)
-        batch = {k: pack_sequence(v, self.enforce_sorted) for k, v in batch.items()}
+        batch = {k: pack_sequence(_one_dtype(v), self.enforce_sorted)
+                 for k, v in batch.items()}
         for key in features[0]:
             if key not in (*self.keys, "attention_mask"):
                 batch[key] = _stack_or_pad(key, features, self.batch_first)

@@ -8,9 +8,9 @@ __all__ = ['dispatch_rows']
 # %% ../../nbs/packed_sequence/dispatch.ipynb #bc8d3e54
 import math
 
-from accelerate.data_loader import DataLoaderShard
+from accelerate.data_loader import DataLoaderShard, SeedableRandomSampler
 from accelerate.utils import broadcast_object_list
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 # %% ../../nbs/packed_sequence/dispatch.ipynb #958163fd
 def _filled_up(rows, first, world):
@@ -51,7 +51,8 @@ class _RowsFromMain(IterableDataset):
     def __len__(self): return len(self.loader.dataset)
 
     def set_epoch(self, epoch):
-        for part in (self.loader.dataset, self.loader.sampler):
+        sampler = getattr(self.loader.batch_sampler, "sampler", None)
+        for part in (self.loader.dataset, sampler):
             if hasattr(part, "set_epoch"): part.set_epoch(epoch)
 
     def batches_a_step(self):
@@ -59,7 +60,9 @@ class _RowsFromMain(IterableDataset):
         return 1 if self.accelerator.split_batches else self.accelerator.num_processes
 
     def _next_rows(self, source):
-        return [row for _ in range(self.batches_a_step()) for row in next(source, ())]
+        rows = [row for _ in range(self.batches_a_step()) for row in next(source, ())]
+        full = self.batches_a_step() * self.loader.batch_size
+        return [] if self.loader.drop_last and len(rows) < full else rows
 
     def steps(self):
         "The rows of each step of all processes; the same on every process."
@@ -83,7 +86,8 @@ class _RowsFromMain(IterableDataset):
 class _DispatchedLoader(DataLoaderShard):
     "A prepared loader over `_RowsFromMain`."
     def __len__(self):
-        return math.ceil(len(self.dataset.reader) / self.dataset.batches_a_step())
+        steps = len(self.dataset.reader) / self.dataset.batches_a_step()
+        return math.floor(steps) if self.dataset.loader.drop_last else math.ceil(steps)
 
     def __iter__(self):
         for batch in super().__iter__():
@@ -101,6 +105,7 @@ def dispatch_rows(
     def prepare_data_loader(loader, *args, **kwargs):
         if _wants_dispatch(loader, asked) and accelerator.num_processes > 1:
             device = accelerator.device if accelerator.device_placement else None
+            _shuffle_by_epoch(loader, config)
             loader = _DispatchedLoader(
                 _RowsFromMain(loader, accelerator), device=device, batch_size=None,
                 collate_fn=_as_list, pin_memory=loader.pin_memory)
@@ -108,6 +113,14 @@ def dispatch_rows(
         return prepare(loader, *args, **kwargs)
 
     accelerator.prepare_data_loader = prepare_data_loader
+
+def _shuffle_by_epoch(loader, config):
+    "Let the order of rows depend on seed and epoch alone, as accelerate does."
+    sampler = getattr(loader.batch_sampler, "sampler", None)
+    if type(sampler) is not RandomSampler or not config.use_seedable_sampler: return
+    loader.batch_sampler.sampler = SeedableRandomSampler(
+        sampler.data_source, sampler.replacement, sampler._num_samples,
+        sampler.generator, data_seed=config.data_seed)
 
 def _wants_dispatch(loader, asked):
     "Whether the rows of `loader` are to be dispatched; `asked` is True, False or None."

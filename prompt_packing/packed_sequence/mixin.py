@@ -6,6 +6,7 @@
 __all__ = ['PackedSequenceMixin']
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #f67e0142
+from collections.abc import Mapping
 from contextlib import contextmanager
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils.data import IterableDataset
 from transformers import Trainer
 from transformers.trainer_pt_utils import LabelSmoother
 
+from .collator import PackedSequenceCollator
 from .dispatch import dispatch_rows
 from prompt_packing.packed_sequence.nests import (
     _copyable, _flat_tokens, _has_fields, _map_fields, _with_data, count_rows,
@@ -80,6 +82,7 @@ def _require_labels(trainer, batch, names):
 # %% ../../nbs/packed_sequence/mixin.ipynb #4ebda90c
 def _pad_labels(batch):
     "`batch` with labels padded, where they are packed."
+    if not isinstance(batch, Mapping): return batch # as a `TensorDataset` gives them
     packed = {name: pad_nest(batch[name]) for name in ("labels", "shift_labels")
               if isinstance(batch.get(name), PackedSequence)}
     return {**batch, **packed} if packed else batch
@@ -101,17 +104,29 @@ def _main_input(trainer): return getattr(trainer.model, "main_input_name", "inpu
 def _rows_to_generate_from(
     trainer, # about to predict
     inputs, # a batch
-): # `inputs` itself unless it is packed and `trainer` generates
+): # as given, None; or padded rows, and by how many steps the labels of each moved
     "`inputs` with a packed main input as padded rows and an `attention_mask`."
     main = _main_input(trainer)
     generates = getattr(trainer.args, "predict_with_generate", False)
-    if not generates or not isinstance(inputs.get(main), PackedSequence): return inputs
+    if not generates or not isinstance(inputs.get(main), PackedSequence):
+        return inputs, None
     config, rows = trainer.model.config, unpack_sequence(inputs[main])
     side = "right" if config.is_encoder_decoder else "left"
     mask = pad_sequence([torch.ones_like(row) for row in rows], True, padding_side=side)
     padded = pad_sequence(rows, True, config.pad_token_id or 0, side)
-    return {name: pad_nest(values) for name, values in inputs.items()} | {
-        main: padded, "attention_mask": mask}
+    made, moved = {name: pad_nest(values) for name, values in inputs.items()}, None
+    if side == "left" and getattr(made.get("labels"), "shape", None) == mask.shape:
+        moved = (mask == 0).sum(1)
+        made["labels"] = _rolled(made["labels"], moved)
+    return made | {main: padded, "attention_mask": mask}, moved
+
+def _rolled(labels, by): # int64 (rows, steps), int64 (rows,)
+    "Each row moved to the right by so many steps, and what falls off put in front."
+    steps = torch.arange(labels.shape[1], device=labels.device)
+    where = (steps - by.to(labels.device)[:, None]) % labels.shape[1]
+    return labels.gather(1, where)
+
+
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #52a6c810
 class _Evaluation:
@@ -168,6 +183,12 @@ class PackedSequenceMixin:
         super().create_accelerator_and_postprocess()
         dispatch_rows(self.accelerator)
 
+    def _set_signature_columns_if_needed(self):
+        super()._set_signature_columns_if_needed()
+        if not isinstance(self.data_collator, PackedSequenceCollator): return
+        if "attention_mask" not in self._signature_columns: # for the collator alone
+            self._signature_columns.append("attention_mask")
+
     def _prepare_input(self, data):
         if isinstance(data, PackedSequence):
             return _with_data(data, super()._prepare_input(data.data))
@@ -198,11 +219,14 @@ class PackedSequenceMixin:
 
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
         names = _label_names(self, inputs)
-        step = inputs if prediction_loss_only else _rows_to_generate_from(self, inputs)
+        step, moved = inputs, None
+        if not prediction_loss_only: step, moved = _rows_to_generate_from(self, inputs)
         with _set_for_now(self, label_names=names), _padded_outputs(self, model):
             loss, logits, labels = super().prediction_step(
                 model, _copyable(step, names), prediction_loss_only, *args, **kwargs)
         _pad_for_metrics(self, inputs)
+        if moved is not None and torch.is_tensor(labels):
+            labels = _rolled(labels, -moved)
         return loss, pad_nest(logits), pad_nest(labels)
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #b87ba1f1

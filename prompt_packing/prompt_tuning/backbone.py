@@ -78,14 +78,22 @@ def check_mask(
 _errors = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError,
            TypeError, ValueError) # what models raise that need other inputs
 
+def _inside_peft(model): # -> the model in PEFT's wrapper, with the layers of LoRA
+    if any(config.is_prompt_learning for config in model.peft_config.values()):
+        raise ValueError(f"{type(model).__name__} has a prompt of its own, and would "
+                         "lose it; give its base model, or one with LoRA")
+    return model.get_base_model()
+
 def load_text_model(
     name_or_model, # a name or folder for `load_backbone`, or a loaded model
     dtype:torch.dtype=torch.float32, # of the weights that are loaded
 ) -> tuple: # the bare backbone in eval mode; its tokenizer (None for a loaded model)
     """A backbone that a prompt can stand beside.
 
-    Raises `ValueError` for an encoder-decoder, and for a model that cannot be read."""
+    Raises `ValueError` for an encoder-decoder, for PEFT's own prompts, and for a model
+    that cannot be read."""
     model, tokenizer = name_or_model, None
+    if hasattr(model, "get_base_model"): model = _inside_peft(model)
     if not isinstance(model, PreTrainedModel):
         model, tokenizer = load_backbone(name_or_model, dtype=dtype)
     model = model.base_model
@@ -108,10 +116,24 @@ def _not_missing(module, incompatible):
     incompatible.missing_keys[:] = missing
 
 # %% ../../nbs/prompt_tuning/backbone.ipynb #8adf011c
+def _distance(found, expected): # relative
+    return float((found - expected).abs().max() / expected.abs().max())
+
+def _virtual_tokens(model, ids): # [1, 2 n] -> [1, n, width]
+    return model.get_input_embeddings()(ids).unflatten(1, (-1, 2)).mean(2)
+
+@torch.no_grad()
+def _moved_by_embeddings(frozen): # change of a text's features, relative
+    ids = sample_ids(frozen.model, 9)
+    mask = torch.ones_like(ids)
+    own = frozen.model(input_ids=ids, attention_mask=mask).last_hidden_state
+    found = frozen.one_pass(ids, None, mask)
+    return _distance(found, pool(own, mask, frozen.pooling))
+
 @torch.no_grad()
 def _moved_by_company(frozen): # change of a short text's features, relative
     model, ids = frozen.model, sample_ids(frozen.model, 14)
-    rows = model.get_input_embeddings()(ids[:, 12:])
+    rows = _virtual_tokens(model, ids[:, 10:])
     short, both = ids[:, :3], ids.new_zeros(2, 9)
     both[0, :3], both[1] = short, ids[0, 3:12]
     mask = torch.ones_like(both)
@@ -119,18 +141,23 @@ def _moved_by_company(frozen): # change of a short text's features, relative
     batch, batch_mask = frozen.placement.align(mask, both)
     alone = frozen(short, None, mask[:1, :3], rows)[0]
     beside = frozen(batch, None, batch_mask, rows.expand(2, -1, -1))[0]
-    return float((beside - alone).abs().max() / alone.abs().max())
+    return _distance(beside, alone)
 
 def _refuse_if_moved(frozen):
     name, exact = type(frozen.model).__name__, (torch.float32, torch.float64)
-    try: moved = _moved_by_company(frozen)
+    allowed = 1e-4 if frozen.model.dtype in exact else 5e-2
+    try: apart, moved = _moved_by_embeddings(frozen), _moved_by_company(frozen)
     except _errors as error:
         raise ValueError(f"{name} cannot read a text and a prompt: {error}") from error
     if moved != moved:
         raise ValueError(f"{name} in {frozen.model.dtype} gives nan for a text beside "
                          "a longer one; load it in another dtype, or take the other "
                          "placement")
-    if moved <= (1e-4 if frozen.model.dtype in exact else 5e-2): return
+    if apart > allowed:
+        raise ValueError(f"{name} makes other features from a text's embeddings than "
+                         f"from its token ids (they move by {apart:.1%}), and virtual "
+                         "tokens have no ids; take another backbone")
+    if moved <= allowed: return
     raise ValueError(f"{name} gives a text other features beside a longer one (they "
                      f"move by {moved:.1%}), so its scores would depend on the batch; "
                      "take another backbone, or the other placement")
@@ -140,7 +167,8 @@ class FrozenBackbone(nn.Module):
     """A language model that stays as it is: no gradients, eval mode whatever `train()`
     says, nothing in `state_dict`. It gives what a head reads, [rows, hidden].
 
-    Raises `ValueError` for one that gives a text other features in other company."""
+    Raises `ValueError` for one that gives a text other features in other company, or
+    from embeddings than from token ids."""
     def __init__(self, model, placement="suffix", pooling="last"):
         super().__init__()
         freeze(model)

@@ -6,6 +6,7 @@
 __all__ = ['combine_prompts']
 
 # %% ../../nbs/prompt_tuning/combining.ipynb #e1321235
+import copy
 import torch
 from torch.nn import functional as F
 from .model import PromptForSequenceClassification
@@ -44,6 +45,7 @@ def combine_prompts(
         config.id2label = named_labels(None, labels)
         config.label2id = {name: i for i, name in config.id2label.items()}
     together = type(first)(config, first.backbone)
+    together.weights_read = copy.copy(first.weights_read)
     for name in first.state_dict():
         parts = [_with_labels(name, m.state_dict()[name], labels) for m in models]
         joined = torch.cat(parts, dim=1 if name == "prompt.deep" else 0)

@@ -14,26 +14,28 @@ from .backbone import (
     FrozenBackbone, check_mask, load_text_model)
 from .frozen_text import is_causal, unpack_states
 from .predicting import (
-    label_loss, named_scores, predict_texts)
+    label_loss, make_room, named_scores, predict_texts, text_limit)
 from .prompts import (
     Prompt, PromptHead, chosen_prompts, embedding_width, initial_prompt)
 from .saving import (
     PromptTuningConfig, as_dtype, check_arguments, check_backbone, check_choices,
     check_folder, check_tokenizer, describe_backbone, named_labels, read_prompt,
     read_tokenizer, replace_template, write_prompt)
-from .trials import text_id
+from .trials import WeightsRead, text_id
 
 # %% ../../nbs/prompt_tuning/model.ipynb #80867401
+def _has_made(model, made_by): # `made_by`: `text_id` of some weights
+    "Whether the backbone has these weights."
+    return text_id(model.weights_read.digest_of(model.backbone)) == made_by
+
 def _check_states(
     model, # a prompt model
     text_made_by:torch.Tensor|None, # [rows], `text_id` of the weights that made them
 ):
     "Raises `ValueError` for states of other weights, or where they are not exact."
-    made_for = model.config.backbone_fingerprint
-    if text_made_by is not None and int(text_made_by[0]) != text_id(made_for):
-        name = model.config.backbone_name
+    if text_made_by is not None and not _has_made(model, int(text_made_by[0])):
         raise ValueError("these cached texts were computed with other weights than "
-                         f"those of the backbone {name!r}; build the cache again")
+                         "those that the model's backbone has; build the cache again")
     if not model.text_is_constant:
         raise ValueError("cached texts are exact for a causal decoder with the prompt "
                          "after the text only")
@@ -42,7 +44,7 @@ def _check_states(
 def _read_texts(model, input_ids, attention_mask, token_type_ids, prompt_ids):
     "What the head reads for token ids, [rows, columns] -> [rows, hidden]."
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-    mask, frozen = mask.long(), model.frozen
+    mask, frozen = make_room(model, input_ids, mask.long()), model.frozen
     check_mask(mask, model.config.prompt_tokens, frozen.limit)
     text = frozen.placement.align(mask, input_ids, token_type_ids)
     return frozen(*text, *model.prompt(model.prompts_of(mask, prompt_ids)))
@@ -77,8 +79,9 @@ def _from_backbone(
 ):
     """A new prompt and head on a backbone; a loaded model is frozen in place.
 
-    Raises `ValueError` for arguments outside what is allowed, and for a backbone whose
-    scores of a text would depend on the rest of its batch."""
+    Raises `ValueError` for arguments outside what is allowed, a prompt that leaves no
+    room for a text, and a backbone whose scores of a text would depend on the rest of
+    its batch."""
     backbone, found = load_text_model(name_or_model)
     tokenizer = found if tokenizer is None else tokenizer
     pooling = pooling or ("last" if is_causal(backbone) else "mean")
@@ -95,6 +98,7 @@ def _from_backbone(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = cls(config, backbone)
+    text_limit(model.frozen.limit, len(start), tokenizer) # there must be some room
     if len(start): model.prompt.weight.data[0] = start
     model.tokenizer = tokenizer
     return model
@@ -140,12 +144,14 @@ class PromptForSequenceClassification(PreTrainedModel):
     def __init__(self, config:PromptTuningConfig, backbone:PreTrainedModel):
         super().__init__(config)
         c, device = config, backbone.device
-        deep = (c.num_hidden_layers, backbone.config.hidden_size) if c.deep else None
+        inner = backbone.config.get_text_config().hidden_size if c.deep else 0
+        deep = (c.num_hidden_layers, inner) if c.deep else None
         width = embedding_width(backbone.get_input_embeddings())
         self.frozen = FrozenBackbone(backbone, c.placement, c.pooling)
         self.prompt = Prompt(c.num_prompts, c.prompt_tokens, width, deep).to(device)
         self.head = PromptHead(c.num_prompts, c.num_labels, c.hidden_size, c.bias)
         self.head.to(device)
+        self.weights_read = WeightsRead(backbone, c.backbone_fingerprint)
 
     from_backbone = classmethod(_from_backbone)
     from_pretrained = classmethod(_from_pretrained)
@@ -231,7 +237,8 @@ class PromptForSequenceClassification(PreTrainedModel):
         """Writes prompt, head, configuration, tokenizer and a card.
 
         `comparison`, a DataFrame, is shown in the card. Further arguments of
-        transformers' method change nothing here."""
+        transformers' method change nothing here. Raises `ValueError` where the
+        backbone's weights are no longer those that the folder would name."""
         if is_main_process: write_prompt(self, save_directory, state_dict, comparison)
 
     def _upload_modified_files(self, working_dir, *args, **kwargs): # by `push_to_hub`

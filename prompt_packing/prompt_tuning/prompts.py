@@ -133,8 +133,10 @@ def decoder_layers(backbone:PreTrainedModel) -> nn.ModuleList:
     """The list of a backbone's layers.
 
     Raises `ValueError` if there is none of the length that its configuration names."""
-    count = backbone.config.num_hidden_layers
-    for module in backbone.modules():
+    config = backbone.config.get_text_config()
+    count = config.num_hidden_layers
+    inside = (m for m in backbone.modules() if getattr(m, "config", None) is config)
+    for module in next(inside, backbone).modules():
         if isinstance(module, nn.ModuleList) and len(module) == count: return module
     raise ValueError(f"{type(backbone).__name__} has no list of {count} layers, as "
                      "deep=True needs")
@@ -197,5 +199,10 @@ class PromptHead(nn.Module):
         "Puts a layer in place: [labels, hidden] and [labels] (None: zeros)."
         if bias is not None and self.bias is None:
             raise ValueError("this model's head has no bias (bias=False)")
+        parts = ("weight", weight, self.weight), ("bias", bias, self.bias)
+        for name, new, own in parts:
+            if new is not None and new.shape != own.shape[1:]:
+                raise ValueError(f"the head's {name} is {list(own.shape[1:])}, not "
+                                 f"{list(new.shape)}")
         self.weight[prompt].copy_(weight)
         if self.bias is not None: self.bias[prompt].copy_(0 if bias is None else bias)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PromptTuningConfig', 'check_choices', 'check_tokenizer', 'named_labels', 'as_dtype', 'describe_backbone',
-           'model_card', 'replace_template', 'write_prompt', 'read_prompt', 'read_tokenizer', 'check_arguments',
-           'check_folder', 'check_backbone']
+           'model_card', 'replace_template', 'check_unchanged', 'write_prompt', 'read_prompt', 'read_tokenizer',
+           'check_arguments', 'check_folder', 'check_backbone']
 
 # %% ../../nbs/prompt_tuning/saving.ipynb #e4e83fc5
 import copy
@@ -101,9 +101,10 @@ def describe_backbone(
     backbone:PreTrainedModel, # in eval mode
 ) -> dict: # fields of `PromptTuningConfig`
     "Name, digest and sizes of a backbone."
+    config = backbone.config.get_text_config() # of models that read pictures too
     sizes = dict(hidden_size=feature_size(backbone),
-                 num_hidden_layers=backbone.config.num_hidden_layers,
-                 pad_token_id=getattr(backbone.config, "pad_token_id", None))
+                 num_hidden_layers=config.num_hidden_layers,
+                 pad_token_id=getattr(config, "pad_token_id", None))
     return dict(backbone_name=backbone.name_or_path,
                 backbone_fingerprint=backbone_digest(backbone),
                 backbone_dtype=str(backbone.dtype).removeprefix("torch."), **sizes)
@@ -168,13 +169,32 @@ def replace_template(
     card.data.tags = there.data.tags or None
     card.save(file)
 
+def check_unchanged(model): # a prompt model
+    "Raises `ValueError` where a folder could not bring back its backbone's weights."
+    more = [name for name in model.state_dict() if name.startswith("frozen.")]
+    if more:
+        raise ValueError(f"the backbone got new weights inside, {more[0]} and "
+                         f"{len(more) - 1} more, and only prompt and head are saved; "
+                         "put LoRA around the prompt model with peft.get_peft_model "
+                         "and save that")
+    backbone, read, first = model.backbone, model.weights_read, model.config
+    if read.only_cast(backbone): return
+    if read.digest_of(backbone) == first.backbone_fingerprint: return
+    raise ValueError(f"the backbone, {first.backbone_name!r}, has other weights than "
+                     "the prompt was made for, and they are not saved with it; save "
+                     "the changed backbone, and make a prompt with "
+                     "from_backbone(its folder, init=this model)")
+
 def write_prompt(
     model:PreTrainedModel, # a prompt model
     folder, # made if it does not exist
     state_dict:dict|None=None, # tensors to save; None: the model's own
     comparison=None, # a DataFrame for the card
 ):
-    "Prompt, head, configuration and card in a folder."
+    """Prompt, head, configuration and card in a folder.
+
+    Raises `ValueError` where the backbone is no longer the one that it had at first."""
+    check_unchanged(model)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     own = model.state_dict()

@@ -25,18 +25,20 @@ from .frozen_text import (
     bfloat16_speedup, frozen_view, is_causal, state_shapes, text_is_constant, text_pass)
 from .text_store import (
     TextPlan, TextStore, check_room, map_file)
-from .trials import feature_size
+from .trials import (
+    check_fits, feature_size, first_position)
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #f5ade4bb
 @torch.no_grad()
-def _compute_batch(backbone, texts, dtype):
+def _compute_batch(backbone, texts, dtype, first=0): # as `first_position` finds it
     "States of all tokens [tokens, width], and a list of each text's hidden states."
     lengths = torch.tensor([len(ids) for ids in texts])
     mask = (torch.arange(int(lengths.max())) < lengths[:, None]).to(backbone.device)
     ids = torch.zeros_like(mask, dtype=torch.long)
     ids[mask] = torch.tensor([i for text in texts for i in text], device=ids.device)
-    hidden, layers = text_pass(backbone, input_ids=ids, attention_mask=mask.long(),
-                               position_ids=real_positions(mask))
+    given = {} if first is None else {"position_ids": real_positions(mask) + first}
+    hidden, layers = text_pass(
+        backbone, input_ids=ids, attention_mask=mask.long(), **given)
     states = [t.transpose(1, 2)[mask].flatten(1) for pair in layers for t in pair]
     states = torch.cat([part.to(dtype) for part in states], dim=1).cpu()
     return states, [h[:n].float().cpu() for h, n in zip(hidden, lengths)]
@@ -47,7 +49,7 @@ class _TextPass:
     def __init__(self, backbone, plan, dtype):
         self.backbone, self.plan, self.dtype = backbone, plan, dtype
         self.width = sum(heads * size for heads, size in state_shapes(backbone))
-        self.hidden = feature_size(backbone)
+        self.hidden, self.first = feature_size(backbone), first_position(backbone)
         self.nbytes = plan.tokens * self.width * dtype.itemsize
         self.nbytes += len(plan.texts) * self.hidden * 4
 
@@ -57,7 +59,8 @@ class _TextPass:
     def run(self, i): # -> states [tokens, width], features [rows, hidden]
         batch, plan = self.plan.batches[i], self.plan
         texts = [plan.texts[j] for j in batch]
-        states, hidden = _compute_batch(self.backbone, texts, self.dtype)
+        states, hidden = _compute_batch(
+            self.backbone, texts, self.dtype, self.first)
         if not torch.isfinite(states).all():
             raise ValueError(f"keys or values do not fit into {self.dtype}; give "
                              "dtype=torch.bfloat16 or torch.float32")
@@ -110,7 +113,8 @@ def _identity(passes, tokenizer=None): # key -> (value, what it is in words)
     vocabulary = {} if tokenizer is None else tokenizer.get_vocab()
     words = json.dumps(sorted(vocabulary.items())) if vocabulary else ""
     plan, backbone = passes.plan, passes.backbone
-    return {
+    first = {"first_position": (passes.first, "first position")} if passes.first else {}
+    return first | {
         "format": (2, "the format"),
         "backbone_fingerprint": (backbone_digest(backbone), "weights"),
         "tokenizer": (words and hashlib.sha256(words.encode()).hexdigest(),
@@ -174,10 +178,13 @@ def _passes_of(model, dataset, dtype=None, token_budget=None, check=False):
         raise ValueError(f"no text cache for this model: {reason}; train it on the "
                          "texts themselves")
     backbone = frozen_view(getattr(model, "backbone", model).base_model.eval())
-    if check: _warn_if_slow(backbone)
+    plan = TextPlan(dataset, token_budget)
+    if check:
+        _warn_if_slow(backbone)
+        check_fits(backbone, plan.lengths)
     if dtype is None:
         dtype = backbone.dtype if backbone.dtype.itemsize == 2 else torch.float16
-    return _TextPass(backbone, TextPlan(dataset, token_budget), dtype)
+    return _TextPass(backbone, plan, dtype)
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #dc074419
 class TextCache(Dataset):
@@ -205,8 +212,9 @@ class TextCache(Dataset):
         """All texts of `dataset`; a cache that is in `path` is checked and used.
 
         Raises `ValueError` where it would not be exact or not fit, for a text longer
-        than `token_budget`, and if `path` holds another cache; `OSError` for a full
-        disk; `TypeError` if `dataset` is no `datasets.Dataset`."""
+        than `token_budget` or the backbone's positions, and if `path` holds another
+        cache; `OSError` for a full disk; `TypeError` if `dataset` is no
+        `datasets.Dataset`."""
         passes = _passes_of(model, dataset, dtype, token_budget, check=True)
         identity = _identity(passes, tokenizer)
         words = f"text cache, {passes.nbytes / 1e6:,.1f} MB"

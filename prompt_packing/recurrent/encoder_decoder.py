@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import Seq2SeqLMOutput
-from .generation import _new_steps, _StateGenerationMixin
+from .generation import (
+    _new_steps, _refuse_right_padding, _StateGenerationMixin)
 from .heads import _token_loss
 from .layers import _Layers, _lay_out
 from .layout import Layout
@@ -170,8 +171,13 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, _StateGenerationMixin):
 
     def prepare_inputs_for_generation(self, input_ids, past_key_values=None,
                                       attention_mask=None, encoder_outputs=None,
-                                      use_cache=None, **kwargs):
-        return {"decoder_input_ids": _new_steps(input_ids, past_key_values),
+                                      decoder_attention_mask=None, use_cache=None,
+                                      **kwargs):
+        new, mask = _new_steps(input_ids, past_key_values), decoder_attention_mask
+        if mask is not None:
+            _refuse_right_padding(mask[:, -1] == 0)
+            mask = mask[:, -new.shape[1]:] if new.shape[1] > 1 else None
+        return {"decoder_input_ids": new, "decoder_attention_mask": mask,
                 "past_key_values": past_key_values, "attention_mask": attention_mask,
                 "input_lengths": kwargs.get("input_lengths"), "use_cache": use_cache,
                 "encoder_outputs": encoder_outputs}

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 from transformers import AutoModelForCausalLM, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from .heads import _token_loss
 from .layers import _lay_out
 from .layout import Layout, _check_lengths, _first, on_tokens
@@ -177,3 +178,4 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, _StateGenerationMixin):
                 "logits_to_keep": logits_to_keep, "attention_mask": attention_mask}
 
 AutoModelForCausalLM.register(RecurrentConfig, RecurrentForCausalLM, exist_ok=True)
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["recurrent"] = "RecurrentForCausalLM"

@@ -121,7 +121,6 @@ def _hub_answers(
     "Whether the hub answers; False at once in offline mode (`HF_HUB_OFFLINE`)."
     if constants.HF_HUB_OFFLINE: return False
     answers = []
-
     def ask():
         try: answers.append(get_session().head(constants.ENDPOINT, timeout=seconds))
         except Exception: pass # no name server, no route, no answer: all the same
@@ -209,7 +208,7 @@ def _packaged(name, cache_dir, tokenizer_only):
 # %% ../../nbs/tasks/backbones.ipynb #ed8bd0ca
 def _positions(config, model=None):
     "Tokens that fit, by `config` and the model's table of positions; 0: no limit."
-    limit = getattr(config, "max_position_embeddings", None) or 0
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None) or 0
     if not limit or model is None: return limit
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding)
               and m.num_embeddings == limit and m is not model.get_input_embeddings()]
@@ -218,7 +217,7 @@ def _positions(config, model=None):
 
 def _outline(config):
     "The model of `config` without weights; None if positions are rotary or it fails."
-    if getattr(config, "rope_parameters", None): return None
+    if getattr(config.get_text_config(), "rope_parameters", None): return None
     try:
         with torch.device("meta"):
             return AutoModel.from_config(config, trust_remote_code=False)
@@ -272,8 +271,8 @@ def load_backbone(
     """A pretrained decoder or encoder, in eval mode on the CPU, and its tokenizer.
 
     Without `source` the package index is asked for what it has, then a folder, then the
-    hub. `model.name_or_path` loads the same model again. The tokenizer has a padding
-    token and cuts at the model's positions.
+    hub. `model.name_or_path` loads the same model again, also where `name` is an
+    adapter of PEFT. The tokenizer has a padding token and cuts at the positions.
 
     Raises `ValueError` for an unknown model, dtype, or an encoder-decoder,
     `FileNotFoundError` if there is no such folder, `ConnectionError` if hub or index
@@ -285,16 +284,17 @@ def load_backbone(
     if model.config.is_encoder_decoder:
         raise ValueError(f"{name} is an encoder-decoder; a backbone is a decoder or an "
                          "encoder")
-    tokenizer = place.load(AutoTokenizer, name)
-    tokenizer = _ready(tokenizer, _positions(model.config, model), name)
-    if place.packaged: _name_after_package(model, tokenizer, name, source)
-    if model.config.pad_token_id is None:
-        model.config.pad_token_id = tokenizer.pad_token_id
+    config = model.config.get_text_config()
+    tokenizer = _ready(place.load(AutoTokenizer, name), _positions(config, model), name)
+    if place.packaged: _name_after_package(tokenizer, name, source)
+    model.name_or_path = model.config._name_or_path = str(tokenizer.name_or_path)
+    if getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = tokenizer.pad_token_id
     return model.eval(), tokenizer
 
-def _name_after_package(model, tokenizer, name, source):
-    "Let `name` load the model again; say where it came from unless that was asked."
-    model.name_or_path = model.config._name_or_path = tokenizer.name_or_path = name
+def _name_after_package(tokenizer, name, source):
+    "Let `name` load it again; say where it came from unless that was asked."
+    tokenizer.name_or_path = name
     if source is None:
         requirement = BACKBONES[name].package.requirement
         _logger.warning_once(f"{name}: taken from the package index ({requirement})")

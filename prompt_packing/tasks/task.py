@@ -20,7 +20,7 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import f1_score, matthews_corrcoef
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
-from .tables import label_values
+from .tables import csv_quoting, label_values
 
 _logger = logging.getLogger(__name__)
 
@@ -226,7 +226,7 @@ class Task:
             table["label"] = [self.label_names[label] for label in table["label"]]
         if self.problem_type == "multi_label_classification":
             table = _label_columns(table, self.label_names)
-        table.to_csv(path, index=False)
+        table.to_csv(path, index=False, quoting=csv_quoting(table))
 
     def __repr__(self):
         sizes = ", ".join(f"{len(rows):,} {name}" for name, rows in self.splits.items())

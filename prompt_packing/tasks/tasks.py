@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
 
 from .backbones import _hub_answers, _only_cache, _unknown_name
 from .package_index import Package, cached
 from .tables import (
-    _READERS, _are_lists, _as_tuple, _first_label, _zeros_and_ones, find_columns,
-    find_labels, join_labels, name_vectors, read_table)
+    _READERS, _are_lists, _as_tuple, _first_label, _plain, _zeros_and_ones,
+    find_columns, find_labels, join_labels, name_vectors, read_table)
 from .task import TASKS, Task, _make_task
 
 _logger = logging.getLogger(__name__)
@@ -42,8 +41,9 @@ def _find_files(folder):
     return {split: file for split, file in files.items() if file}
 
 def _unlabelled(labels):
-    "Whether a split has no labels: the hub's sign for that is -1 in every row."
-    return all(v is None or (np.isscalar(v) and (v == -1 or v != v)) for v in labels)
+    "Whether no row of a split has a label: the hub's sign for that is -1."
+    if not len(labels) or _are_lists(labels): return False
+    return all(_plain(label) in ("", "-1") for label in labels)
 
 # %% ../../nbs/tasks/tasks.ipynb #c2321ea5
 def _own_task(name, tables, source, text_columns, label_column, labels, problem_type,
@@ -54,14 +54,13 @@ def _own_task(name, tables, source, text_columns, label_column, labels, problem_
         train.columns, f"{name}, train", text_columns, label_column, train)
     if not given: _say_columns(name, train, text_columns, label_columns)
     for split in list(tables):
-        where, table = f"{name}, {split}", tables[split]
-        if split == "test" and not set(label_columns) <= set(table): del tables[split]
-        else:
-            find_columns(table.columns, where, text_columns, label_columns)
-            tables[split] = table.assign(label=join_labels(table, label_columns, where))
+        where, table = f"{name}, {split}", tables.pop(split)
+        if split == "test" and not set(label_columns) <= set(table): continue
+        find_columns(table.columns, where, text_columns, label_columns)
+        empty = all(_unlabelled(table[column]) for column in label_columns)
+        if empty and split != "train": continue
+        tables[split] = table.assign(label=join_labels(table, label_columns, where))
     train = tables["train"]["label"]
-    tables = {split: table for split, table in tables.items()
-              if split == "train" or not _unlabelled(table["label"])}
     kind, names = _kind(train, f"{name}, train", label_columns, labels, problem_type)
     if _zeros_and_ones(train) is not None:
         tables = {split: table.assign(

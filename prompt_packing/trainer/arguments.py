@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 import transformers
-from transformers import DataCollatorWithPadding, default_data_collator
+from transformers import (
+    DataCollatorWithPadding, PreTrainedTokenizerBase, default_data_collator)
 from transformers.utils import logging
 from transformers.utils.generic import find_labels
 
-from ..bucketing.collating import PaddedCollator
+from ..bucketing.collating import PaddedCollator, dataset_lengths
 from ..bucketing.packing import collator_for_packing
 
 _logger = logging.get_logger(__name__)
@@ -86,15 +87,21 @@ def _chosen_collator(trainer, dataset):
     "The collator that somebody chose; None where it is transformers' default."
     own, present = getattr(dataset, "data_collator", None), trainer.data_collator
     if getattr(trainer, "_collator_given", False): return present
-    is_default = type(present) is DataCollatorWithPadding
-    is_default = is_default or present is default_data_collator
+    pads = type(present) is DataCollatorWithPadding
+    pads = pads and isinstance(present.tokenizer, PreTrainedTokenizerBase)
+    is_default = pads or present is default_data_collator
     return own if own is not None or is_default else present
 
 # %% ../../nbs/trainer/arguments.ipynb #10dc7c98
+def _longest(dataset):
+    "Tokens in the longest row, where they are known."
+    try: return int(dataset_lengths(dataset).max())
+    except (ValueError, TypeError): return None
+
 def _default_collator(trainer, dataset, is_training):
     "Packing for training under `pack`, otherwise padding."
     if is_training and trainer.args.pack:
-        return collator_for_packing(trainer.model, trainer.args.pack)
+        return collator_for_packing(trainer.model, trainer.args.pack, _longest(dataset))
     config = getattr(trainer.model, "config", None)
     pad = getattr(trainer.processing_class, "pad_token_id", None)
     if pad is None: pad = getattr(config, "pad_token_id", None)
@@ -110,6 +117,15 @@ def _labels_are_ids(model, names):
     "Whether rows have no labels and the model predicts the next token of each row."
     return not any("label" in name for name in names) and _predicts_next_token(model)
 
+def _learns_first_label(model, ids):
+    "Whether the loss depends on a row's first label, which stands for no next token."
+    other = ids.clone()
+    other[:, 0] = ids[:, 1]
+    with torch.no_grad():
+        try: one, two = (model(input_ids=ids, labels=x).loss for x in (ids, other))
+        except Exception: return False # the loss is the user's
+    return one is not None and not torch.equal(one, two)
+
 def _predicts_next_token(model):
     "Whether logits are for the vocabulary and do not depend on what comes after."
     modes = {module: module.training for module in model.modules()}
@@ -119,7 +135,8 @@ def _predicts_next_token(model):
         with torch.no_grad(): logits = model.eval()(input_ids=ids).logits
         size = model.get_input_embeddings().num_embeddings
         if logits.dim() != 3 or logits.shape[-1] < size: return False
-        return bool(torch.allclose(logits[0, :3], logits[1, :3], rtol=1e-3, atol=1e-4))
+        same = torch.allclose(logits[0, :3], logits[1, :3], rtol=1e-3, atol=1e-4)
+        return same and not _learns_first_label(model, ids)
     except Exception: return False # it does not take ids alone
     finally:
         for module, mode in modes.items(): module.training = mode

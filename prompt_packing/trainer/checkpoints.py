@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 
@@ -83,9 +84,11 @@ class DataPlace:
         self.loader, self.settings, self.epoch = loader, settings, 0
         self.batch = self.rows = 0
         self.trained = [] # in this epoch by other numbers of processes, see `resume`
+        self.cut = 0 # optimizer steps of epochs that a callback has ended early
 
     def begin_epoch(self, epoch, batch=0):
-        if epoch != self.epoch: self.trained = []
+        if epoch != self.epoch:
+            self.trained, self.cut = [], self.cut + bool(self.batch) * self.steps_left()
         self.loader.set_epoch(epoch)
         self.epoch, self.batch = epoch, batch
 
@@ -94,10 +97,16 @@ class DataPlace:
         rows = self.loader.rows_between(start, self.batch)
         self.rows += sum(map(_count_rows, batches)) if rows is None else rows
 
+    def steps_left(self):
+        "Optimizer steps from here to the end of the epoch; 0 where it has no length."
+        if not has_length(self.loader): return 0
+        each = self.settings.get("gradient_accumulation_steps", 1)
+        return math.ceil(len(self.loader) / each) - math.ceil(self.batch / each)
+
     def state_dict(self):
         stream = self.loader.stream
         return {"settings": self.settings, "epoch": self.epoch, "batch": self.batch,
-                "trained": self.trained,
+                "trained": self.trained, "cut": self.cut,
                 "stream": None if stream is None else stream.state_dict()}
 
     def load_state_dict(self, state):
@@ -106,7 +115,7 @@ class DataPlace:
         may_change = ("world_size", "gradient_accumulation_steps") if planned else ()
         _check_unchanged(state["settings"], self.settings, may_change)
         self.epoch, self.batch = state["epoch"], state["batch"]
-        self.trained = state["trained"]
+        self.trained, self.cut = state["trained"], state.get("cut", 0)
         anew = self.settings != state["settings"]
         if anew:
             processes = state["settings"]["world_size"]

@@ -17,10 +17,13 @@ from .arguments import _count_rows
 __all__ = []
 
 # %% ../../nbs/trainer/evaluation.ipynb #a22718d1
+def _no_row(tensor): return torch.atleast_1d(tensor)[:0]
+
 def _gather_rows(accelerator, data):
     "Rows of all processes, of each as many as it has, in a nest of tensors."
     if accelerator.num_processes == 1: return data
     def gather(tensor):
+        tensor = torch.atleast_1d(tensor)
         count = torch.tensor([len(tensor)], device=tensor.device)
         sizes = accelerator.gather(count).tolist()
         missing = tensor.new_zeros(max(sizes) - len(tensor), *tensor.shape[1:])
@@ -37,7 +40,8 @@ def _read_order(numbers, accelerator):
 
 def _take_rows(data, index):
     "Rows of every array in a nest, in the order of `index`."
-    if isinstance(data, np.ndarray) and len(data) == len(index): return data[index]
+    if isinstance(data, np.ndarray):
+        return data[index] if data.ndim and len(data) == len(index) else data
     if isinstance(data, dict): return {k: _take_rows(v, index) for k, v in data.items()}
     if not isinstance(data, (list, tuple)): return data
     return type(data)(_take_rows(value, index) for value in data)
@@ -103,7 +107,7 @@ class _EvaluationPass:
         "What all processes have of this step, with a row for each row."
         if self._loss_is_next and self.size: data = data[:1].expand(self.size)
         self._loss_is_next = False
-        if self.repeated: data = recursively_apply(lambda tensor: tensor[:0], data)
+        if self.repeated: data = recursively_apply(_no_row, data)
         return _gather_rows(self.accelerator, data)
 
     @cached_property

@@ -201,6 +201,15 @@ def _check_settings(args):
         raise ValueError("token_budget and pack decide what is in a batch; leave "
                          f"{', '.join(wrong)} at its default")
 
+# %% ../../nbs/trainer/loaders.ipynb #c891c7b5
+def _with_token_mask(inputs):
+    "A batch with a mask of pairs as one with a mask of tokens, as masks are summed."
+    pairs = inputs.get("attention_mask") if hasattr(inputs, "get") else None
+    if getattr(pairs, "ndim", 0) != 4 or "position_ids" not in inputs: return inputs
+    sees = pairs[:, 0] if pairs.dtype == torch.bool else pairs[:, 0] == 0
+    places = inputs["position_ids"] - inputs["position_ids"].min()
+    return {**inputs, "attention_mask": sees.tril().sum(-1) == places + 1}
+
 # %% ../../nbs/trainer/loaders.ipynb #9b038f8b
 class _RestOfEpoch:
     "A planner that leaves out, in one epoch, what other processes have trained."

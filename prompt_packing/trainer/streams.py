@@ -68,11 +68,12 @@ class _MapStyleView:
 
     def _read(self):
         "Batches of one pass, or of one pass after the other."
-        found = True
+        yield from self.stream # after `seek` the rest of a pass, perhaps nothing
+        found = self.endless
         while found:
             found = False
             for batch in self.stream:
-                found = self.endless
+                found = True
                 yield batch
 
     def __getitem__(self, i):

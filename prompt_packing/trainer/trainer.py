@@ -26,7 +26,7 @@ from .arguments import _check_packs
 from .evaluation import (
     _correct_steps, _EvaluationPass, _metrics_in_order)
 from .loaders import (
-    ReadyLoader, _check_settings, _data_settings, _planned_loader)
+    ReadyLoader, _check_settings, _data_settings, _planned_loader, _with_token_mask)
 from .streams import (
     _as_stream, _count_stream, _is_iterable, _ready_loader)
 
@@ -36,11 +36,13 @@ _logger = logging.get_logger(__name__)
 __all__ = ['TokenBudgetMixin', 'ExactResumeMixin', 'Trainer', 'Seq2SeqTrainer']
 
 # %% ../../nbs/trainer/trainer.ipynb #fd714dc9
-def _call_by_name(trainer_class, args, kwargs):
-    "The arguments of a call to a Trainer's constructor, by name."
-    inits = (vars(base).get("__init__") for base in trainer_class.__mro__)
+def _call_by_name(trainer_class, mixin, args, kwargs):
+    "The arguments that `mixin` passes on to the constructor behind it, by name."
+    behind = trainer_class.__mro__[trainer_class.__mro__.index(mixin) + 1:]
+    inits = (vars(base).get("__init__") for base in behind)
     found = (signature(init).parameters for init in inits if init)
-    names = next(names for names in found if "data_collator" in names)
+    def takes_any(names): return any(p.kind == p.VAR_POSITIONAL for p in names.values())
+    names = next(names for names in found if not takes_any(names))
     return dict(zip(list(names)[1:], args)) | kwargs
 
 # %% ../../nbs/trainer/trainer.ipynb #b01bd5c4
@@ -89,7 +91,7 @@ class TokenBudgetMixin:
     _evaluated, _steps_evaluated = None, None # the pass of an evaluation, and its steps
 
     def __init__(self, *args, **kwargs):
-        given = _call_by_name(type(self), args, kwargs)
+        given = _call_by_name(type(self), TokenBudgetMixin, args, kwargs)
         self._collator_given = given.get("data_collator") is not None
         super().__init__(*args, **kwargs)
         _check_packs(self, self.train_dataset)
@@ -130,6 +132,11 @@ class TokenBudgetMixin:
         batches, items = super().get_batch_samples(*args, **kwargs)
         if self._data_place: self._data_place.advance(batches)
         return batches, items
+
+    def _track_num_input_tokens(self, inputs):
+        if self.args.include_num_input_tokens_seen == "non_padding":
+            inputs = _with_token_mask(inputs)
+        super()._track_num_input_tokens(inputs)
 
     def evaluation_loop(self, dataloader, *args, **kwargs):
         self._steps_evaluated, usual = None, self.compute_metrics
@@ -173,8 +180,7 @@ def _resumed_values(trainer, place, checkpoint, values):
     state_file, args = os.path.join(checkpoint, "trainer_state.json"), trainer.args
     done = transformers.TrainerState.load_from_json(state_file).global_step
     place.loader.set_epoch(place.epoch)
-    here = _steps_of_epoch(place.loader, args)["num_update_steps_per_epoch"]
-    end = done + here - math.ceil(place.batch / args.gradient_accumulation_steps)
+    end = done + place.cut + place.steps_left() # of this epoch, in the schedule
     if args.max_steps <= 0:
         max_steps += end - (place.epoch + 1) * per_epoch # as this epoch has fewer
     epochs = place.epoch + 1 + math.ceil(max(max_steps - end, 0) / per_epoch)
