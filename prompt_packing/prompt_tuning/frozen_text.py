@@ -163,7 +163,7 @@ def _attention_named(backbone, name):
 def _last_mlp_reads_one(backbone, columns):
     "Inside this context the last layer's MLP runs on the last of `columns` positions."
     mlps = [m for name, m in backbone.named_modules() if name.endswith(".mlp")][-1:]
-    cut = lambda module, args: (args[0][:, -1:],)
+    cut = lambda module, args: (args[0][:, -1:].contiguous(),)
     fill = lambda module, args, out: pad(out, (0, 0, columns - 1, 0))
     hooks = [m.register_forward_pre_hook(cut) for m in mlps]
     hooks += [m.register_forward_hook(fill) for m in mlps]
