@@ -15,7 +15,9 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -26,7 +28,7 @@ SHARED = ["torch", "transformers", "transformers.trainer", "transformers.models.
           "matplotlib.pyplot", "sklearn.linear_model", "nbdev.process", "execnb.shell", "fastcore.all"]
 
 
-def run(fname, skip_flags, force, keep, log):
+def run(fname, skip_flags, force, keep, log, temp):
     "Run one notebook in this process; exits with 1 at the first exception, with 3 where its front matter skips it."
     sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2): os.dup2(sink, stream)
@@ -37,7 +39,8 @@ def run(fname, skip_flags, force, keep, log):
     from nbdev.process import NBProcessor
 
     multiprocessing.set_start_method("fork", force=True)  # as scripts have it; a forkserver would import all again for a DataLoader's workers
-    os.environ["IN_TEST"] = "1"
+    os.environ.update(IN_TEST="1", TMPDIR=temp)
+    tempfile.tempdir = temp
     sys.path.insert(0, str(root))
     os.chdir(fname.parent)
     processed = NBProcessor(fname, procs=FrontmatterProc, process=True).nb
@@ -86,7 +89,8 @@ class Job:
     "One notebook under way."
     def __init__(self, context, fname, *settings):
         self.fname, self.start, self.log = fname, time.time(), root / f".ci.{os.getpid()}.{'.'.join(fname.relative_to(root).parts)}.log"
-        self.process = context.Process(target=run, args=(fname, *settings, self.log))
+        self.temp = tempfile.mkdtemp()  # what a notebook leaves there is gone with it
+        self.process = context.Process(target=run, args=(fname, *settings, self.log, self.temp))
         self.process.start()
 
     def ended(self, limit):
@@ -103,6 +107,7 @@ class Job:
         print(f"{outcome:8}{self.fname.relative_to(root)} ({time.time() - self.start:.0f} s)", flush=True)
         if outcome == "failed": print(self.log.read_text(errors="replace")[-6000:], flush=True)
         self.log.unlink(missing_ok=True)
+        shutil.rmtree(self.temp, ignore_errors=True)
         return outcome
 
 
