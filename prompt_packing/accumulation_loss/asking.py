@@ -18,7 +18,8 @@ from torch.overrides import TorchFunctionMode
 from .reading import Term, Unreadable, read_terms
 
 # %% auto #0
-__all__ = ['NoDropout', 'undisturbed', 'Answer', 'ask_loss', 'rounding_of', 'is_near']
+__all__ = ['NoDropout', 'undisturbed', 'last_parameter', 'only_graph_of', 'Answer', 'ask_loss', 'rounding_of', 'is_near',
+           'gradients_agree']
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #1d37cc31
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
@@ -65,7 +66,55 @@ def undisturbed(
         np.random.set_state(of_numpy)
         _restore_buffers(model, buffers)
 
-# %% ../../nbs/accumulation_loss/asking.ipynb #72bda249
+# %% ../../nbs/accumulation_loss/asking.ipynb #b1bb6200
+def last_parameter(
+    loss: torch.Tensor, # with its graph
+) -> torch.Tensor | None: # a parameter
+    "The parameter all of whose uses are nearest to the loss."
+    waiting = _uses(loss.grad_fn)
+    ready = [loss.grad_fn]
+    while ready: # nodes all of whose uses have been passed, breadth first
+        node = ready.pop(0)
+        if hasattr(node, "variable"):
+            return node.variable
+        for parent, _ in node.next_functions:
+            if parent is None:
+                continue
+            waiting[parent] -= 1
+            if not waiting[parent]:
+                ready.append(parent)
+    return None
+
+def _uses(node) -> dict:
+    "How often each node of a graph is used by the others."
+    counts, stack = {node: 0}, [node]
+    while stack:
+        for parent, _ in stack.pop().next_functions:
+            if parent is None:
+                continue
+            if parent not in counts:
+                counts[parent] = 0
+                stack.append(parent)
+            counts[parent] += 1
+    return counts
+
+@contextmanager
+def only_graph_of(
+    model: nn.Module,
+    parameter: torch.Tensor | None, # of the model; None: all that can
+) -> Iterator[None]:
+    "While it lasts, a graph is kept from this parameter on."
+    before = [(p, p.requires_grad) for p in model.parameters()]
+    for p, _ in before:
+        p.requires_grad_(p.is_floating_point() and (parameter is None or p is parameter))
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        for p, required in before:
+            p.requires_grad_(required)
+
+# %% ../../nbs/accumulation_loss/asking.ipynb #7483d988
 @dataclass(frozen=True)
 class Answer:
     "The loss of a batch."
@@ -73,26 +122,45 @@ class Answer:
     terms: list[Term] | None = None # what it is a mean over; None: not read
     why_not: str = "" # the node at which reading ended
     epsilon: float = 0.0 # of the loss's dtype: what rounding can change
+    gradient: torch.Tensor | None = None # with respect to the last parameter
+    last: torch.Tensor | None = None # that parameter
 
 def ask_loss(
     loss_of: Callable, # batch -> loss, one number
     model: nn.Module, # whose buffers are put back
     batch, # what `loss_of` takes
-    read: bool = False, # also read what the loss is a mean over
+    read: bool = False, # with the whole graph: read what the loss is a mean over
+    last: torch.Tensor | None = None, # the last parameter; None: found where `read`
+    again: bool = False, # ask twice without putting buffers back; the second answer
 ) -> Answer:
     "The loss of a batch, as if nobody had asked."
-    with undisturbed(model), torch.set_grad_enabled(read):
+    with undisturbed(model):
+        if again:
+            with torch.no_grad():
+                loss_of(batch)
+            torch.manual_seed(0)
+        return _answer(loss_of, model, batch, read, last)
+
+def _answer(loss_of, model, batch, read, last) -> Answer:
+    keeps = torch.enable_grad() if read else torch.no_grad()
+    if last is not None and not read:
+        keeps = only_graph_of(model, last)
+    terms, why_not, gradient = None, "", None
+    with keeps:
         loss = loss_of(batch)
-        terms, why_not = None, ""
         if read:
             try:
                 terms = read_terms(loss)
             except Unreadable as reason:
                 why_not = str(reason)
-        value = float(loss.detach().cpu().double())
-    return Answer(value, terms, why_not, torch.finfo(loss.dtype).eps)
+            if last is None and loss.grad_fn is not None:
+                last = last_parameter(loss)
+        if last is not None and loss.requires_grad:
+            gradient, = torch.autograd.grad(loss, last, allow_unused=True)
+    value = float(loss.detach().cpu().double())
+    return Answer(value, terms, why_not, torch.finfo(loss.dtype).eps, gradient, last)
 
-# %% ../../nbs/accumulation_loss/asking.ipynb #dcc81e23
+# %% ../../nbs/accumulation_loss/asking.ipynb #15429c15
 def rounding_of(
     model: nn.Module, # its parameters' dtype, or that of autocast
     *answers: Answer,
@@ -113,3 +181,16 @@ def is_near(
 ) -> bool:
     "Whether two losses are the same but for rounding; never where one is not a number."
     return abs(first - second) <= tolerance * max(abs(first), abs(second), 1e-12)
+
+# %% ../../nbs/accumulation_loss/asking.ipynb #43aa1402
+def gradients_agree(
+    first: torch.Tensor | None,
+    second: torch.Tensor | None,
+    tolerance: float, # of the losses, from `rounding_of`
+) -> bool:
+    "Whether two gradients are the same but for rounding."
+    if first is None or second is None:
+        return first is second
+    most = max(20 * tolerance, 1e-6)
+    scale = max(float(first.norm()), float(second.norm()), 1e-10)
+    return float((first - second).norm()) <= most * scale

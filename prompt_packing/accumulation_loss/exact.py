@@ -131,7 +131,7 @@ class _Step:
     def holds(self, inputs) -> bool:
         return any(batch is inputs for batch in self.batches)
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #12f22b1a
+# %% ../../nbs/accumulation_loss/exact.ipynb #bd61dd94
 class ExactLossMixin:
     """The gradient of an optimizer step is that of its uncut batch, for any loss.
 
@@ -329,10 +329,10 @@ class ExactLossMixin:
             with self._as_one_step(), self.compute_loss_context_manager():
                 made = self.compute_loss(bare, dict(batch), num_items_in_batch=given)
             return made[0] if isinstance(made, tuple) else made
-        def ask(batch, num_items_in_batch, read=False) -> Answer:
+        def ask(batch, num_items_in_batch, **options) -> Answer:
             nonlocal given
             given = num_items_in_batch
-            return ask_loss(loss_of, bare, batch, read)
+            return ask_loss(loss_of, bare, batch, **options)
         given = count
         mixed = dict(bf16=torch.bfloat16, fp16=torch.float16)
         autocast = mixed.get(self.accelerator.mixed_precision)
@@ -375,12 +375,9 @@ class ExactLossMixin:
     @contextmanager
     def _as_one_step(self) -> Iterator[None]:
         "While it lasts, nothing that a loss can look at says that its step is cut."
-        config = getattr(self.model, "config", None)
-        caches = dict(use_cache=False) if getattr(config, "use_cache", False) else {}
         with set_for_now(self.args, gradient_accumulation_steps=1,
                          average_tokens_across_devices=False), \
-                set_for_now(self, current_gradient_accumulation_steps=1), \
-                set_for_now(config, **caches):
+                set_for_now(self, current_gradient_accumulation_steps=1):
             yield
 
     # evaluation

@@ -13,9 +13,11 @@ import torch
 # %% auto #0
 __all__ = ['Unreadable', 'Term', 'read_terms', 'share_of', 'same_proportions']
 
-# %% ../../nbs/accumulation_loss/reading.ipynb #5ffd193e
+# %% ../../nbs/accumulation_loss/reading.ipynb #930c47d5
 class Unreadable(ValueError):
-    "A loss whose denominators are not in its graph; the message names the node."
+    """A loss whose denominators are not in its graph; the message names the node.
+
+    Names of torch's own operations end in a number, as in `LogBackward0`."""
 
 @dataclass(frozen=True)
 class Term:
@@ -37,12 +39,12 @@ def _inputs(node) -> list:
 def _output_size(node) -> int:
     return math.prod(node._input_metadata[0].shape)
 
-# %% ../../nbs/accumulation_loss/reading.ipynb #a8b12dc6
+# %% ../../nbs/accumulation_loss/reading.ipynb #97a20abb
 def _divisor(node, name: str) -> tuple:
     "What a product or quotient with a constant divides by, and what it divides."
     inputs = _inputs(node)
     if None not in inputs and len(inputs) == 2:
-        raise Unreadable(f"a {name} of two losses")
+        raise Unreadable(f"{node.name()} of two losses")
     first = inputs[0] is not None
     if name == "Div" and not first:
         raise Unreadable("a division by a loss")
@@ -73,13 +75,13 @@ def _number(value):
     on_device = torch.is_tensor(value) and value.device.type != "cpu"
     return value.detach() if on_device else float(value)
 
-# %% ../../nbs/accumulation_loss/reading.ipynb #6030da80
+# %% ../../nbs/accumulation_loss/reading.ipynb #bf34730d
 def _walk(node, divisor, is_mean: bool) -> list[Term]:
     if node is None: # a constant
         return []
     name = _operation(node)
     if _output_size(node) != 1:
-        raise Unreadable(name)
+        raise Unreadable(node.name())
     if (terms := _reduction_terms(node, name, divisor, is_mean)) is not None:
         return terms
     if name in ("Sum", "Nansum", "Mean"):
@@ -93,7 +95,7 @@ def _walk(node, divisor, is_mean: bool) -> list[Term]:
         return _walk(divided, divisor * factor, is_mean or name == "Div")
     if name in _PASSES_ON:
         return _walk(_inputs(node)[0], divisor, is_mean)
-    raise Unreadable(name)
+    raise Unreadable(node.name())
 
 def _summed_terms(node, name: str, divisor, is_mean: bool) -> list[Term]:
     "Terms of a sum or mean over a tensor, or over a stack of scalar losses."

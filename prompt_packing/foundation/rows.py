@@ -69,16 +69,27 @@ def row_count(
     sizes = {_leaf_rows(leaf) for _, leaf in leaves(batch)} - {None}
     return sizes.pop() if len(sizes) == 1 else None
 
-# %% ../../nbs/foundation/rows.ipynb #72d8f2cc
+# %% ../../nbs/foundation/rows.ipynb #07dec2ed
 def _is_label(path: tuple, leaf) -> bool:
     name = str(path[-1]) if path else ""
     return "label" in name and not leaf.is_floating_point()
 
+def _is_mask(path: tuple, batch) -> bool:
+    "Whether a name is that of a mask of tokens: `query_mask` beside `query_ids`, say."
+    name = str(path[-1])
+    if name.endswith("attention_mask") or name == "mask":
+        return True
+    return name.endswith("_mask") and name[:-4] + "ids" in _leaf_at(batch, path[:-1])
+
+def _leaf_at(nest, path: tuple):
+    for key in path:
+        nest = nest[key]
+    return nest
+
 def _used_columns(batch) -> dict[tuple, torch.Tensor]:
     "Shape of a group's tensors -> bool tensor of that shape, true where one is used."
     tensors = [(p, t) for p, t in leaves(batch) if torch.is_tensor(t) and t.dim() > 1]
-    masks = [t != 0 for p, t in tensors
-             if str(p[-1]).endswith("attention_mask") and t.dim() < 4]
+    masks = [t != 0 for p, t in tensors if _is_mask(p, batch) and t.dim() < 4]
     shapes = {mask.shape for mask in masks}
     labels = [t != -100 for p, t in tensors if _is_label(p, t) and t.dim() == 2]
     # labels of a decoder without a mask are a group of their own
@@ -163,7 +174,7 @@ def take_rows(
     rows = map_leaves(taken, batch)
     return trim_rows(rows) if trim else rows
 
-# %% ../../nbs/foundation/rows.ipynb #50171cd2
+# %% ../../nbs/foundation/rows.ipynb #002ea02b
 class CannotJoin(ValueError):
     "These batches cannot become one, and the message says which value is the reason."
 
@@ -177,26 +188,21 @@ def _padding_value(path: tuple, batches: list) -> torch.Tensor | None:
     for batch in batches:
         leaf = _leaf_at(batch, path)
         for mask_path, mask in leaves(batch):
-            if str(mask_path[-1]).endswith("attention_mask") and \
-                    torch.is_tensor(mask) and leaf.shape[:mask.dim()] == mask.shape:
+            if torch.is_tensor(mask) and _is_mask(mask_path, batch) and \
+                    leaf.shape[:mask.dim()] == mask.shape:
                 padding = leaf[mask == 0]
                 if len(padding):
                     return padding[0]
                 return torch.zeros((), dtype=leaf.dtype)
     return None
 
-def _leaf_at(nest, path: tuple):
-    for key in path:
-        nest = nest[key]
-    return nest
-
 def _is_padded_left(batch) -> bool:
     "Whether a row of the batch begins with padding."
     masks = [leaf for path, leaf in leaves(batch)
-             if torch.is_tensor(leaf) and str(path[-1]).endswith("attention_mask")]
+             if torch.is_tensor(leaf) and _is_mask(path, batch)]
     return any(mask.dim() > 1 and bool((mask[..., 0] == 0).any()) for mask in masks)
 
-# %% ../../nbs/foundation/rows.ipynb #87d919e9
+# %% ../../nbs/foundation/rows.ipynb #e73fe9aa
 def _widened(tensor, shape, fill, left: bool) -> torch.Tensor:
     "A tensor of one row group in the given inner shape."
     if tensor.shape[1:] == shape:
@@ -219,10 +225,8 @@ def _joined_leaf(path: tuple, parts: list, batches: list, left: bool):
         if any(type(part) is not type(first) or part != first for part in parts):
             raise CannotJoin(f"{name} differs between batches")
         return first
-    if not first.dim():
-        if any(not torch.equal(part, first) for part in parts):
-            raise CannotJoin(f"{name} is one number for a whole batch")
-        return first
+    if not first.dim(): # perhaps a count of the batch, which nobody can join
+        raise CannotJoin(f"{name} is one number for a whole batch")
     if len({part.shape[1:] for part in parts}) > 1:
         parts = _same_width(name, path, parts, batches, left)
     return torch.cat(parts)
