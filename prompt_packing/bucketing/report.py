@@ -8,9 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from .batches import (
-    BatchPlan, _check_longest, _positive, as_lengths)
+    BatchPlan, as_lengths, check_longest as _check_longest,
+    check_positive as _positive, epoch_random as _random)
 from .packing import pack_sequences
-from .plan import _default_window, _random, plan_batches
+from .plan import default_window as _default_window, plan_batches
 
 # %% auto #0
 __all__ = ['plot_lengths', 'compare_plans', 'plot_tradeoff', 'recommend_setting', 'padding_report']
