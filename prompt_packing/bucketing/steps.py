@@ -15,7 +15,7 @@ from .batches import (
 from .cut import cut_packed_rows, cut_rows
 
 # %% auto #0
-__all__ = ['Permutation', 'StepPlan', 'plan_steps', 'step_report']
+__all__ = ['Permutation', 'StepPlan', 'plan_steps', 'step_report', 'tenth_weights']
 
 # %% ../../nbs/bucketing/steps.ipynb #208f8da7
 def _stratum_edges(rows: int, steps: int, bands: int) -> np.ndarray:
@@ -213,7 +213,7 @@ def plan_steps(
         seed=check_positive("seed", seed, 0),
         epoch=check_positive("epoch", epoch, 0))
 
-# %% ../../nbs/bucketing/steps.ipynb #05a4c956
+# %% ../../nbs/bucketing/steps.ipynb #82b54001
 def step_report(
     steps: Sequence[np.ndarray],  # row numbers of each step
     lengths: np.ndarray,  # tokens in each row
@@ -235,7 +235,7 @@ def step_report(
             "tokens": text / len(steps), "padding": 1 - text / computed,
             "passes": passes / len(steps),
             "time": (computed + passes * pass_cost) / text,
-            "noise": _noise(steps, lengths), "weights": _tenth_weights(steps, lengths)}
+            "noise": _noise(steps, lengths), "weights": tenth_weights(steps, lengths)}
 
 def _micro_batches(step, token_budget, pass_cost, capacity):
     "Rows and longest row of each micro-batch of the cheapest cut."
@@ -246,7 +246,7 @@ def _micro_batches(step, token_budget, pass_cost, capacity):
     return [(len(packed), max(int(step[rows].sum()) for rows in packed))
             for packed in cut]
 
-# %% ../../nbs/bucketing/steps.ipynb #4e4eb449
+# %% ../../nbs/bucketing/steps.ipynb #58397156
 def _noise(steps, lengths):
     "Variance over steps of the mean length, relative to steps of random rows."
     means = np.array([lengths[rows].mean() for rows in steps])
@@ -256,7 +256,9 @@ def _noise(steps, lengths):
         return 0.0
     return float(means.var() / random_variance)
 
-def _tenth_weights(steps, lengths):
+def tenth_weights(
+    steps: Sequence[np.ndarray], lengths: np.ndarray
+) -> tuple[float, float]:
     "What rows of the shortest and longest tenth count in a mean over rows."
     all_lengths = lengths[np.concatenate(steps)]
     sizes = np.array([len(rows) for rows in steps])
