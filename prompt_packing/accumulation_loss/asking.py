@@ -114,7 +114,7 @@ def only_graph_of(
         for p, required in before:
             p.requires_grad_(required)
 
-# %% ../../nbs/accumulation_loss/asking.ipynb #7483d988
+# %% ../../nbs/accumulation_loss/asking.ipynb #ed41dbdc
 @dataclass(frozen=True)
 class Answer:
     "The loss of a batch."
@@ -132,6 +132,7 @@ def ask_loss(
     read: bool = False, # with the whole graph: read what the loss is a mean over
     last: torch.Tensor | None = None, # the last parameter; None: found where `read`
     again: bool = False, # ask twice without putting buffers back; the second answer
+    backward: bool = False, # compute the gradients, too
 ) -> Answer:
     "The loss of a batch, as if nobody had asked."
     with undisturbed(model):
@@ -139,6 +140,11 @@ def ask_loss(
             with torch.no_grad():
                 loss_of(batch)
             torch.manual_seed(0)
+        if backward:
+            with torch.enable_grad():
+                loss = loss_of(batch)
+                loss.backward()
+            return Answer(float(loss.detach()))
         return _answer(loss_of, model, batch, read, last)
 
 def _answer(loss_of, model, batch, read, last) -> Answer:

@@ -24,7 +24,7 @@ _logger = logging.get_logger(__name__)
 # %% auto #0
 __all__ = ['WAYS', 'LossFacts', 'check_is_due', 'target_counts', 'Examiner', 'examine', 'cut_model', 'said']
 
-# %% ../../nbs/accumulation_loss/facts.ipynb #4497914b
+# %% ../../nbs/accumulation_loss/facts.ipynb #dfbdd730
 WAYS = {
     "unknown": "no step was cut, so nothing had to be known",
     "adds": "the losses of the parts are added",
@@ -45,7 +45,8 @@ class LossFacts:
     mean_over: str = "" # in words, where a count of the batch is what was read
     chunked: tuple[str, ...] = () # modules that run in chunks
     trims: bool = True # chunks may be only as wide as their longest row
-    unit: float = 1.0 # a power of two near the weight of a step
+    per_count: float = 0.0 # weight for each thing of `mean_over`; 0: unknown
+    zero_told: bool = False # a check has passed with a part whose loss was 0
     checks: int = 0
     messages: tuple[str, ...] = () # what was said, once each
 
@@ -99,7 +100,7 @@ def target_counts(
             counts[f"{key} that are not -100, but each row's first"] = rest.sum()
     return counts
 
-# %% ../../nbs/accumulation_loss/facts.ipynb #ac7e6c8f
+# %% ../../nbs/accumulation_loss/facts.ipynb #74c06217
 class Examiner:
     "Finds out how a loss can be computed in parts, on batches of real rows."
     def __init__(self,
@@ -134,14 +135,16 @@ class Examiner:
         return replace(facts, repeatable=repeatable, takes_count=takes_count,
                        ordered=ordered)
 
-    def compare(self, facts: LossFacts, parts: list, whole) -> tuple[str, bool, str]:
-        "(way, whether weights differed, reason) of one comparison; way '' if none fits."
+    def compare(self, facts: LossFacts, parts: list, whole) -> tuple:
+        """(way, whether weights differed, what is counted, weight for each, reason).
+
+        The way is '' if none fits."""
         answers = [self.ask(part, self.count, read=True) for part in parts]
         last = next((a.last for a in answers if a.last is not None), None)
         uncut = self.ask(whole, self.count, last=last)
         return _way_that_fits(self, facts, parts, answers, uncut)
 
-# %% ../../nbs/accumulation_loss/facts.ipynb #b8c9daa0
+# %% ../../nbs/accumulation_loss/facts.ipynb #56d91565
 def _is_sum(examiner, answers: list, uncut: Answer, weights: list) -> bool:
     "Whether the uncut loss and its gradient are the weighted sum of the answers."
     pairs = [(a, float(w)) for a, w in zip(answers, weights) if float(w)]
@@ -161,27 +164,28 @@ def _differ(weights: list) -> bool:
     weights = [float(w) for w in weights]
     return max(weights) - min(weights) > 1e-5 * max(map(abs, weights))
 
-def _way_that_fits(examiner, facts, parts, answers, uncut) -> tuple[str, bool, str]:
+def _way_that_fits(examiner, facts, parts, answers, uncut) -> tuple:
     values = [answer.value for answer in answers]
     if abs(uncut.value) < 1e-12 or uncut.value != uncut.value:
-        return facts.way, False, "" # nothing to compare
+        return facts.way, False, "", 0.0, "" # nothing to compare
     if _is_sum(examiner, answers, uncut, [1.0] * len(parts)):
-        return "adds", True, ""
+        return "adds", True, "", 0.0, ""
     numbers = f"as one batch the loss is {uncut.value:.6g}, in parts " \
               + ", ".join(f"{value:.6g}" for value in values)
     if facts.takes_count:
-        return "", False, numbers
+        return "", False, "", 0.0, numbers
     weights, reason = _shares(answers)
     if weights and _is_sum(examiner, answers, uncut, _normalized(weights)):
-        return "weighs", _differ(weights), _name_of(weights, parts)
+        return "weighs", _differ(weights), *_count_of(weights, parts), ""
     if weights:
-        return "", False, numbers
+        return "", False, "", 0.0, numbers
+    numbers += f", and its graph cannot be read ({reason})"
     if reason[-1:].isdigit(): # an operation of torch, which is not linear
-        return "", False, f"{numbers}, and its graph cannot be read ({reason})"
+        return "", False, "", 0.0, numbers
     for name, counted in _counts_of(parts).items():
         if _is_sum(examiner, answers, uncut, _normalized(counted)):
-            return "counts", _differ(counted), name
-    return "", False, f"{numbers}, and its graph cannot be read ({reason})"
+            return "counts", _differ(counted), name, 1.0, ""
+    return "", False, "", 0.0, numbers
 
 def _shares(answers: list) -> tuple[list, str]:
     "The weight of each part; none, and why, where they cannot be read."
@@ -201,29 +205,31 @@ def _counts_of(parts: list) -> dict[str, list]:
     counts = [target_counts(part) for part in parts]
     return {name: [count[name] for count in counts] for name in counts[0]}
 
-def _name_of(weights: list, parts: list) -> str:
-    "What was read in words, where it is in proportion to something that can be counted."
+def _count_of(weights: list, parts: list) -> tuple[str, float]:
+    "What was read in words, and the weight for each, if it is in proportion to a count."
     for name, counted in _counts_of(parts).items():
         ratios = [float(w) / float(c) for w, c in zip(weights, counted) if float(c)]
         if ratios and max(ratios) - min(ratios) < 1e-5 * max(map(abs, ratios)):
-            return name
-    return ""
+            return name, ratios[0]
+    return "", 0.0
 
-# %% ../../nbs/accumulation_loss/facts.ipynb #502bc0e0
-def _two_batches(batches: list, number: int) -> tuple:
-    "Two of these batches, others each time; halves of one if there is only one."
-    if len(batches) == 1:
-        rows = row_count(batches[0])
-        first = max(1, rows // 3)
-        return (take_rows(batches[0], range(first)),
-                take_rows(batches[0], range(first, rows)))
+# %% ../../nbs/accumulation_loss/facts.ipynb #28a12aba
+def _batches_to_join(batches: list, number: int) -> list:
+    "All batches of a small step at first, then two, others each time."
+    rows = [row_count(batch) or 0 for batch in batches]
+    if number == 0 and 1 < len(batches) <= 4 and sum(rows) <= 64:
+        return batches
+    if len(batches) == 1: # halves of one
+        first = max(1, rows[0] // 3)
+        return [take_rows(batches[0], range(first)),
+                take_rows(batches[0], range(first, rows[0]))]
     i = number // 2 % len(batches)
     j = (i + 1 + number // 2 // len(batches)) % len(batches)
     first, second = batches[i], batches[j if j != i else i - 1]
-    if min(row_count(first), row_count(second)) > 1 or len(batches) < 4:
-        return first, second
+    if min(map(row_count, (first, second))) > 1 or len(batches) < 4:
+        return [first, second]
     half = len(batches) // 2 # micro-batches of one row tell little
-    return join_rows(batches[:half]), join_rows(batches[half:])
+    return [join_rows(batches[:half]), join_rows(batches[half:])]
 
 def _dealt_anew(whole, number: int) -> tuple:
     "The same rows in two uneven parts, trimmed."
@@ -233,7 +239,7 @@ def _dealt_anew(whole, number: int) -> tuple:
     return (take_rows(whole, order[:first], trim=True),
             take_rows(whole, order[first:], trim=True))
 
-# %% ../../nbs/accumulation_loss/facts.ipynb #4a3b2895
+# %% ../../nbs/accumulation_loss/facts.ipynb #ff3364ab
 _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, ArithmeticError,
              AttributeError, NotImplementedError)
 
@@ -245,8 +251,8 @@ def examine(
     "What is known after one more look."
     number, facts = facts.checks, replace(facts, checks=facts.checks + 1)
     try:
-        first, second = _two_batches(batches, number)
-        whole = join_rows([first, second])
+        parts = _batches_to_join(batches, number)
+        whole = join_rows(parts)
     except (CannotJoin, TypeError) as reason:
         way = facts.way if facts.way != "unknown" else "weighs"
         return said(replace(facts, way=way, told=True), "the weights of the parts are "
@@ -254,41 +260,55 @@ def examine(
                     exact=None)
     try:
         if number == 0:
-            facts = examiner.first_look(facts, whole)
+            facts = _look_at_padding(examiner.first_look(facts, whole), examiner,
+                                     parts, whole)
         if not facts.repeatable:
             return said(replace(facts, way="weighs", told=True),
                         "the same batch gives another loss each time: the weights of "
                         "the parts are read, and cannot be checked", exact=None)
-        for parts in _dealings(examiner, facts, first, second, whole, number):
+        for parts in _dealings(examiner, facts, parts, whole, number):
             facts = _after_comparison(examiner, facts, parts, whole)
     except _FAILURES as error:
         return cut_model(examiner, replace(facts, ordered=True), whole,
                          f"a part of a step fails alone ({_short(error)})")
     return facts
 
-def _dealings(examiner, facts, first, second, whole, number):
+def _dealings(examiner, facts, parts: list, whole, number: int):
     "Ways to cut the rows of `whole` into parts, one or two."
     if number % 2 == 0:
-        yield [first, second]
+        yield parts
     if facts.ordered or facts.way == "chunks" or (number and number % 2 == 0):
         return
     first, second = _dealt_anew(whole, number)
     yield [*examiner.parts_of(first), *examiner.parts_of(second)]
 
+def _look_at_padding(facts, examiner, parts: list, whole) -> LossFacts:
+    "Say so if the loss of a batch depends on how wide it is padded."
+    first = parts[0]
+    wide = take_rows(whole, range(row_count(first)))
+    usual, padded = (examiner.ask(batch, examiner.count) for batch in (first, wide))
+    if not facts.repeatable or examiner.near(usual.value, padded.value, usual):
+        return facts
+    return said(facts, "the loss of a batch depends on how wide it is padded; it cannot "
+                "be checked that your collator pads a whole step as batches are joined "
+                "here, with masks of 0", exact=None)
+
 def _after_comparison(examiner, facts, parts, whole) -> LossFacts:
     if facts.way in ("chunks", "rows"):
         return facts # nothing is claimed of parts
-    way, differed, reason = examiner.compare(facts, parts, whole)
+    way, differed, mean_over, per_count, reason = examiner.compare(facts, parts, whole)
     if not way and facts.ordered: # chosen rows and then rejected ones, as DPO has them
-        way, differed, _ = examiner.compare(facts, parts, _joined_by_halves(parts))
+        way, differed, *_ = examiner.compare(facts, parts, _joined_by_halves(parts))
         if way:
             facts = said(facts, "the rows of a batch seem to come in two halves, and it "
                          "cannot be checked that your collator puts them so; each batch "
                          "is kept as it is", exact=None)
-    if way:
-        return replace(facts, way=way, told=facts.told or differed,
-                       mean_over=reason or facts.mean_over)
-    return cut_model(examiner, facts, whole, reason)
+    if not way:
+        return cut_model(examiner, facts, whole, reason)
+    facts = replace(facts, way=way, told=facts.told or differed)
+    if mean_over and differed or not facts.mean_over:
+        facts = replace(facts, mean_over=mean_over, per_count=per_count)
+    return facts
 
 def _joined_by_halves(parts: list):
     "First halves of all parts, then second halves."
