@@ -34,8 +34,8 @@ except ImportError: # Windows
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['LOCK_NAME', 'MANIFEST_NAME', 'FolderInUse', 'owned', 'aside_path', 'written', 'DamagedFolder', 'write_manifest',
-           'verify', 'publish', 'clean_leftovers']
+__all__ = ['LOCK_NAME', 'MANIFEST_NAME', 'FolderInUse', 'owned', 'unique_name', 'aside_path', 'written', 'DamagedFolder',
+           'write_manifest', 'verify', 'publish', 'remove', 'clean_leftovers']
 
 # %% ../../nbs/foundation/folders.ipynb #6bd4c9f6
 LOCK_NAME = "_owner.lock" # transformers uploads no file that begins with _
@@ -153,14 +153,18 @@ def _release(path: Path, descriptor: int) -> None:
     os.close(descriptor)
 
 # %% ../../nbs/foundation/folders.ipynb #e93b7f33
+def unique_name() -> str:
+    "The number of this process and a random word: nobody else has it, here or there."
+    return f"{os.getpid()}-{secrets.token_hex(4)}"
+
 def aside_path(
     target: str | os.PathLike, # where the complete file or folder will be
     ending: str = "part", # "old" for what `publish` is about to delete
+    unique: str | None = None, # None: a new `unique_name`
 ) -> Path: # beside `target`; nothing has this name
     "A name for what is not complete yet. It begins with `_` and ends with `.part`."
     target = Path(target)
-    unique = f"{os.getpid()}-{secrets.token_hex(4)}"
-    return target.with_name(f"_{target.name}.{unique}.{ending}")
+    return target.with_name(f"_{target.name}.{unique or unique_name()}.{ending}")
 
 _leftover = re.compile(r"_(?P<name>.+)\.\d+-[0-9a-f]{8}\.(?P<ending>part|old)")
 
@@ -317,7 +321,15 @@ def publish(
         os.rename(aside, target)
     _sync(target.parent)
     if old is not None:
-        _remove(old)
+        _delete(old)
+
+def remove(
+    folder: str | os.PathLike,
+) -> None:
+    "Delete a folder: a process that is killed meanwhile leaves no half of it."
+    aside = aside_path(folder, "part")
+    os.rename(folder, aside)
+    _delete(aside)
 
 def clean_leftovers(
     folder: str | os.PathLike, # owned by this process
@@ -335,12 +347,12 @@ def clean_leftovers(
         if match["ending"] == "old" and not target.exists():
             os.rename(path, target) # killed between the two renames of `publish`
             continue
-        _remove(path)
+        _delete(path)
         removed.append(path.name)
     return removed
 
 # %% ../../nbs/foundation/folders.ipynb #bd6f85e3
-def _remove(path: Path) -> None:
+def _delete(path: Path) -> None:
     "Delete a file, a link, or a folder; what cannot be deleted stays, as a leftover."
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)

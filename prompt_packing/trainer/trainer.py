@@ -6,22 +6,16 @@
 from __future__ import annotations
 
 import math
-import os
-import shutil
 import sys
 from contextlib import contextmanager
 from inspect import signature
 
 import torch
 import transformers
-from transformers.trainer_utils import rotate_checkpoints
 from transformers.utils import logging
 
 from ..accumulation_loss.exact import ExactLossMixin
 from ..packed_sequence.mixin import PackedSequenceMixin
-from .checkpoints import (
-    DataPlace, _correct_best, _load_place, _restore_losses, _save_place, _unfinished,
-    _unlogged_losses, last_checkpoint, publish_checkpoint)
 from .arguments import _check_packs
 from .evaluation import (
     _correct_steps, _EvaluationPass, _metrics_in_order)
@@ -29,11 +23,13 @@ from .loaders import (
     ReadyLoader, _check_settings, _data_settings, _planned_loader, _with_token_mask)
 from .streams import (
     _as_stream, _count_stream, _is_iterable, _ready_loader)
+from .place import DataPlace, first_batch, resumed_values
+from .resume import ExactResumeMixin
 
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['TokenBudgetMixin', 'ExactResumeMixin', 'Trainer', 'Seq2SeqTrainer']
+__all__ = ['TokenBudgetMixin', 'Trainer', 'Seq2SeqTrainer']
 
 # %% ../../nbs/trainer/trainer.ipynb #fd714dc9
 def _call_by_name(trainer_class, mixin, args, kwargs):
@@ -115,9 +111,18 @@ class TokenBudgetMixin:
     def set_initial_training_values(self, args, dataloader, *rest):
         ours = isinstance(dataloader, ReadyLoader)
         settings = _data_settings(args, dataloader) if ours else None
-        self._data_place = DataPlace(dataloader, settings) if ours else None
+        rank = args.process_index
+        self._data_place = DataPlace(dataloader, settings, rank) if ours else None
         if not ours: _warn_unused(self)
-        return super().set_initial_training_values(args, dataloader, *rest)
+        values = super().set_initial_training_values(args, dataloader, *rest)
+        if not ours or not self._data_place.resumed: return values
+        return resumed_values(self._data_place, args, self._checkpoint, values)
+
+    def _init_training_state(self, *args, **kwargs):
+        epochs, batches = super()._init_training_state(*args, **kwargs)
+        if not self._data_place or not self._data_place.resumed or epochs == sys.maxsize:
+            return epochs, batches
+        return first_batch(self._data_place)
 
     def _run_epoch(self, *args, **kwargs):
         if self._data_place:
@@ -172,112 +177,6 @@ class TokenBudgetMixin:
         if self._data_place:
             num_train_samples = _rows_of_schedule(self, self._data_place.rows)
         return super()._finalize_training(trial, num_train_samples, start_time)
-
-# %% ../../nbs/trainer/trainer.ipynb #82c89e93
-def _resumed_values(trainer, place, checkpoint, values):
-    "transformers' training values (epochs, steps of each ... steps) for a resumed run."
-    epochs, per_epoch, *between, max_steps = values
-    state_file, args = os.path.join(checkpoint, "trainer_state.json"), trainer.args
-    done = transformers.TrainerState.load_from_json(state_file).global_step
-    place.loader.set_epoch(place.epoch)
-    end = done + place.cut + place.steps_left() # of this epoch, in the schedule
-    if args.max_steps <= 0:
-        max_steps += end - (place.epoch + 1) * per_epoch # as this epoch has fewer
-    epochs = place.epoch + 1 + math.ceil(max(max_steps - end, 0) / per_epoch)
-    return epochs, per_epoch, *between, max_steps
-
-def _place_to_resume(trainer, place, checkpoint):
-    "Set the loader to its place; returns losses to put back, None where it has none."
-    rank = trainer.args.process_index
-    state = _load_place(checkpoint, rank) or _load_place(checkpoint, 0)
-    if state is None:
-        _logger.warning(f"{os.path.basename(checkpoint)} does not say where in the "
-                        "data it was made: batches are counted off instead.")
-        return None
-    place.load_state_dict(state)
-    return state["losses"] if state["settings"] == place.settings else {}
-
-# %% ../../nbs/trainer/trainer.ipynb #ef249d08
-class ExactResumeMixin:
-    """Checkpoints whole or not at all; a resumed run ends like an undisturbed one.
-
-    Stands before any Trainer. With `TokenBudgetMixin` the place in planned batches and
-    in streams is part of the checkpoint. Other loaders are resumed by transformers,
-    which is not exact where a collator or a data set draws random numbers.
-    Raises `ValueError` for a checkpoint that was made with other batches."""
-    _writing = _to_push = False
-    _checkpoint = None # to resume from
-    _resumed_from = _losses = None # the checkpoint; losses still to be put back
-    _place_found = False # whether the checkpoint says where in the data it was made
-
-    def train(self, resume_from_checkpoint=None, *args, **kwargs):
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = last_checkpoint(self.args.output_dir)
-        self._checkpoint = resume_from_checkpoint or None
-        self._resumed_from, self._losses, self._place_found = None, None, False
-        if self.is_world_process_zero():
-            aside = os.path.join(self.args.output_dir, _unfinished)
-            shutil.rmtree(aside, ignore_errors=True)
-        return super().train(resume_from_checkpoint, *args, **kwargs)
-
-    def _get_output_dir(self, trial):
-        folder = super()._get_output_dir(trial)
-        return os.path.join(folder, _unfinished) if self._writing else folder
-
-    def _push_from_checkpoint(self, checkpoint_folder):
-        if self._writing: self._to_push = True
-        else: super()._push_from_checkpoint(checkpoint_folder)
-
-    def _save_checkpoint(self, model, trial):
-        self._writing, self._to_push = True, False
-        try: super()._save_checkpoint(model, trial)
-        finally: self._writing = False
-        name = f"checkpoint-{self.state.global_step}"
-        folder = self._get_output_dir(trial)
-        place = getattr(self, "_data_place", None)
-        if place and place.rows: # nothing was counted where a subclass reads by itself
-            state = place.state_dict() | {"losses": _unlogged_losses(self)}
-            aside = os.path.join(folder, _unfinished, name)
-            _save_place(aside, self.args.process_index, state)
-        _correct_best(self.state, folder, name, self.args.should_save)
-        publish_checkpoint(self.accelerator, folder, name)
-        if self.args.should_save:
-            rotate_checkpoints(output_dir=folder, use_mtime=True,
-                               save_total_limit=self.args.save_total_limit,
-                               best_model_checkpoint=self.state.best_model_checkpoint)
-        self.accelerator.wait_for_everyone()
-        if self._to_push: super()._push_from_checkpoint(os.path.join(folder, name))
-
-    def set_initial_training_values(self, args, dataloader, *rest):
-        values = super().set_initial_training_values(args, dataloader, *rest)
-        place, checkpoint = getattr(self, "_data_place", None), self._checkpoint
-        if checkpoint is None or place is None or args.ignore_data_skip: return values
-        losses = _place_to_resume(self, place, checkpoint)
-        self._resumed_from, self._losses = checkpoint, losses or {}
-        planned = hasattr(place.loader.batch_sampler, "plan")
-        self._place_found = planned and losses is not None
-        if not self._place_found: return values
-        return _resumed_values(self, place, checkpoint, values)
-
-    def _init_training_state(self, *args, **kwargs):
-        epochs, batches = super()._init_training_state(*args, **kwargs)
-        ended = self._checkpoint and self.state.global_step >= self.state.max_steps
-        if ended: return sys.maxsize, 0 # transformers would train a stream on
-        if not self._place_found: return epochs, batches
-        place = self._data_place
-        if place.batch < len(place.loader): return place.epoch, place.batch
-        return place.epoch + 1, 0
-
-    def get_batch_samples(self, *args, **kwargs):
-        if self._losses is not None:
-            super()._load_rng_state(self._resumed_from)
-            if self._losses: _restore_losses(self, self._losses)
-            self._losses = None
-        return super().get_batch_samples(*args, **kwargs)
-
-    def _load_rng_state(self, checkpoint):
-        if self._resumed_from is None or self._losses is not None:
-            super()._load_rng_state(checkpoint)
 
 # %% ../../nbs/trainer/trainer.ipynb #4f8750d3
 class Trainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin, ExactResumeMixin,
