@@ -35,7 +35,7 @@ _logger = logging.get_logger(__name__)
 
 # %% auto #0
 __all__ = ['LOCK_NAME', 'MANIFEST_NAME', 'FolderInUse', 'owned', 'unique_name', 'aside_path', 'written', 'DamagedFolder',
-           'write_manifest', 'verify', 'publish', 'remove', 'clean_leftovers']
+           'write_manifest', 'verify', 'sync_folder', 'publish', 'remove', 'clean_leftovers']
 
 # %% ../../nbs/foundation/folders.ipynb #6bd4c9f6
 LOCK_NAME = "_owner.lock" # transformers uploads no file that begins with _
@@ -102,6 +102,11 @@ def owned(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = _take(folder / LOCK_NAME)
+    end = time.monotonic() + 5
+    # a child that was forked just before its parent was killed lets go in a moment
+    while descriptor is None and _has_ended(_owner(folder)) and time.monotonic() < end:
+        time.sleep(0.05)
+        descriptor = _take(folder / LOCK_NAME)
     if descriptor is None:
         owner = _owner(folder)
         if run is None or owner.get("run") != run:
@@ -136,6 +141,11 @@ def _owner(folder: Path, seconds: float = 1.0) -> dict:
         except (OSError, ValueError): # the owner has just locked it, or left
             time.sleep(0.02)
     return {}
+
+def _has_ended(owner: dict) -> bool:
+    "Whether the owner was a process of this host that does not exist any more."
+    here = owner.get("host") == socket.gethostname()
+    return here and not psutil.pid_exists(owner["pid"])
 
 def _in_use(folder: Path, owner: dict) -> str:
     return (f"another run, pid {owner.get('pid', '?')} on host "
@@ -222,7 +232,7 @@ def _checksum(path: Path) -> str:
 
 def _checksums(paths: list[Path]) -> list[str]:
     "Checksums of files, several at a time: crc32 lets other threads run."
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
         return list(threads.map(_checksum, paths))
 
 def _files(folder: Path) -> list[Path]:
@@ -299,6 +309,14 @@ def _exchange(one: Path, other: Path) -> bool:
     here, exchange = -100, 2 # AT_FDCWD, RENAME_EXCHANGE
     return rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
 
+def sync_folder(
+    folder: str | os.PathLike,
+) -> None:
+    "Send all that is in a folder to the disk, and its own name."
+    folder = Path(folder)
+    for path in [*folder.rglob("*"), folder, folder.parent]:
+        _sync(path)
+
 def publish(
     aside: str | os.PathLike, # a complete folder, named by `aside_path(target)`
     target: str | os.PathLike, # on the same file system; an older folder is replaced
@@ -308,8 +326,7 @@ def publish(
     At no moment is there half a folder at `target`, and what was there is deleted
     only when the new one is in place."""
     aside, target = Path(aside), Path(target)
-    for path in [*aside.rglob("*"), aside]:
-        _sync(path)
+    sync_folder(aside)
     old = None
     if not target.exists():
         os.rename(aside, target)

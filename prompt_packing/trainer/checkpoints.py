@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from transformers.utils import logging
 
 from ..foundation.folders import (
     MANIFEST_NAME, DamagedFolder, aside_path, clean_leftovers, owned, publish, remove,
-    unique_name, verify, write_manifest)
+    sync_folder, unique_name, verify, write_manifest)
 
 # %% auto #0
 __all__ = ['STATE_FILE', 'PLACE_FILE', 'from_all', 'fail_together', 'on_each_host', 'OutputFolder', 'owned_output',
@@ -94,7 +95,9 @@ class OutputFolder:
         run: str, # a name that only the processes of this run have
     ):
         self.folder, self.accelerator, self.run = Path(folder), accelerator, run
-        self._published: tuple[Path, dict] | None = None # the last one, and its files
+        self._unsealed: Path | None = None # in place, published by this process
+        self._sealing: Future | None = None
+        self._thread = ThreadPoolExecutor(1)
 
     def steps(self) -> list[int]:
         "Steps of the checkpoints that are there, ascending."
@@ -105,7 +108,7 @@ class OutputFolder:
         return self.folder / f"checkpoint-{step}"
 
     def aside(self, step: int) -> Path:
-        "Where `checkpoint-<step>` is written; the same path on all processes."
+        "The folder in which `checkpoint-<step>` is written; the same on all processes."
         return aside_path(self.path(step), unique=self.run)
 
     def publish(self, step: int) -> None:
@@ -119,36 +122,38 @@ class OutputFolder:
             return # it is in place: the hosts share a disk
         if target.is_dir() and not (target / STATE_FILE).is_file():
             _add_missing(target, part)
-        write_manifest(part)
-        publish(part, target)
+        if target.exists():
+            write_manifest(part)
+            publish(part, target)
+        else:
+            os.rename(part, target)
         aside.rmdir()
-        self._published = target, _stamps(target)
+        self._unsealed = target
 
-    def update_manifest(self) -> None:
-        "Callbacks may change a checkpoint in `on_save`: list what they have made of it."
-        on_each_host(self.accelerator, self._update_manifest)
-
-    def _update_manifest(self) -> None:
-        if self._published is None:
-            return
-        folder, stamps = self._published
-        if folder.is_dir() and _stamps(folder) != stamps:
-            write_manifest(folder)
-        self._published = None
-
-    def discard(self, step: int) -> None:
-        "After an error: make room on a disk that may be full."
-        shutil.rmtree(self.aside(step), ignore_errors=True)
-
-    def rotate(self,
+    def seal(self,
         limit: int | None, # `save_total_limit`
         step: int, # just written
         best: int | None, # step of the best checkpoint
     ) -> None:
-        "Delete the oldest checkpoints, by step, and never this one or the best."
-        on_each_host(self.accelerator, lambda: self._rotate(limit, step, best))
+        "Begin to seal the checkpoint that was published; older ones then go."
+        if self._unsealed is not None:
+            self._sealing = self._thread.submit(self._seal, limit, step, best)
 
-    def _rotate(self, limit: int | None, step: int, best: int | None) -> None:
+    def _seal(self, limit: int | None, step: int, best: int | None) -> None:
+        folder, self._unsealed = self._unsealed, None
+        if folder.is_dir(): # no callback has moved it elsewhere
+            sync_folder(folder)
+            write_manifest(folder)
+            self.rotate(limit, step, best)
+
+    def wait(self) -> None:
+        "Until the checkpoint is sealed; raises what went wrong, on all processes."
+        sealing, self._sealing = self._sealing, None
+        error = None if sealing is None else sealing.exception()
+        fail_together(self.accelerator, error)
+
+    def rotate(self, limit: int | None, step: int, best: int | None) -> None:
+        "Delete the oldest checkpoints, by step, and never this one or the best."
         kept = {step, best}
         # steps beyond this one are of another run, which has ended
         steps = sorted(self.steps(), key=lambda other: (other <= step, other))
@@ -157,12 +162,23 @@ class OutputFolder:
         for other in removable[:max(excess, 0)]:
             remove(self.path(other))
 
-def _stamps(folder: Path) -> dict[Path, tuple]:
-    "Size and time of each file: different after a change."
-    stats = {path: path.stat() for path in sorted(folder.rglob("*"))}
-    return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
+    def discard(self, step: int) -> None:
+        "After an error: make room on a disk that may be full."
+        shutil.rmtree(self.aside(step), ignore_errors=True)
 
-# %% ../../nbs/trainer/checkpoints.ipynb #c543d6e6
+    def close(self) -> None:
+        "At the end of a run, also after an error, when other processes may be gone."
+        self._thread.shutdown()
+        error = None if self._sealing is None else self._sealing.exception()
+        try:
+            if self._unsealed is not None: # an error came before `seal`
+                self._seal(None, 0, None)
+        except OSError as raised:
+            error = raised
+        if error is not None:
+            _logger.warning(f"The last checkpoint could not be sealed: {error}")
+
+# %% ../../nbs/trainer/checkpoints.ipynb #734ffe20
 @contextmanager
 def owned_output(
     accelerator: Accelerator,
@@ -180,7 +196,9 @@ def owned_output(
             stack.enter_context(owned(folder, "training", run[0]))
         on_each_host(accelerator, take)
         on_each_host(accelerator, lambda: clean_leftovers(folder))
-        yield OutputFolder(folder, accelerator, run[0])
+        output = OutputFolder(folder, accelerator, run[0])
+        stack.callback(output.close)
+        yield output
 
 # %% ../../nbs/trainer/checkpoints.ipynb #50868831
 def correct_best(

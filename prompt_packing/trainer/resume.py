@@ -151,7 +151,7 @@ def _stopped_early(callbacks: Iterable[TrainerCallback]) -> bool:
                >= callback.early_stopping_patience
                for callback in callbacks if isinstance(callback, EarlyStoppingCallback))
 
-# %% ../../nbs/trainer/resume.ipynb #390b05e3
+# %% ../../nbs/trainer/resume.ipynb #2b7fc0a9
 class ExactResumeMixin:
     """Checkpoints whole or not at all; a resumed run ends like an undisturbed one.
 
@@ -190,7 +190,7 @@ class ExactResumeMixin:
         "Read what the checkpoint adds to transformers'."
         self._checkpoint, self._saved, self._losses = checkpoint, None, None
         self._rng_is_ours = self._rng_to_load = self._save_after_step = False
-        self._open_step = None
+        self._open_step, self._saved_now = None, False
         self._callbacks_at_start = {id(callback): plain_state(callback)
                                     for callback in self.callback_handler.callbacks}
         if checkpoint is None:
@@ -220,10 +220,9 @@ class ExactResumeMixin:
         with ExitStack() as stack:
             output = self._output or stack.enter_context(
                 owned_output(self.accelerator, self._get_output_dir(trial)))
+            output.wait() # for the last checkpoint
             self._write_checkpoint(model, trial, output)
-            output.rotate(self.args.save_total_limit, step,
-                          self.state.best_global_step)
-            self._saved_now = True
+            self._saved_now = self._output is not None
             if self._to_push:
                 super()._push_from_checkpoint(str(output.path(step)))
 
@@ -332,14 +331,23 @@ class ExactResumeMixin:
             super()._load_rng_state(checkpoint)
 
     def _maybe_log_save_evaluate(self, *args, **kwargs):
-        self._open_step, self._saved_now = None, False
+        self._open_step = None
         if self._save_after_step:
             self.control.should_save, self._save_after_step = True, False
         super()._maybe_log_save_evaluate(*args, **kwargs)
-        if self._saved_now and self._output is not None:
-            self._output.update_manifest() # callbacks may have changed the checkpoint
+        self._seal()
+
+    def _seal(self):
+        "Now that callbacks have had the checkpoint in `on_save`."
+        if self._saved_now:
+            self._output.seal(self.args.save_total_limit, self.state.global_step,
+                              self.state.best_global_step)
+        self._saved_now = False
 
     def _finalize_training(self, *args, **kwargs):
+        if self._output is not None:
+            self._seal()
+            self._output.wait()
         if self._saved is not None:
             self._restore_losses() # where no step was left to train
             self._total_loss_scalar = self._sum_for_train_loss()
