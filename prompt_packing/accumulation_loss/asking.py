@@ -176,16 +176,13 @@ def _answer(loss_of, model, batch, read, last) -> Answer:
     value = float(loss.detach().cpu().double())
     return Answer(value, terms, why_not, torch.finfo(loss.dtype).eps, gradient, last)
 
-# %% ../../nbs/accumulation_loss/asking.ipynb #15429c15
+# %% ../../nbs/accumulation_loss/asking.ipynb #0078bc2b
 def rounding_of(
-    model: nn.Module, # its parameters' dtype, or that of autocast
+    model: nn.Module, # for its parameters' dtype
     *answers: Answer,
-    autocast: torch.dtype | None = None, # of the training, if any
 ) -> float: # relative
     "How far two equal losses can differ by rounding."
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    if autocast is not None:
-        dtypes.add(autocast)
     epsilon = max([torch.finfo(dtype).eps for dtype in dtypes]
                   + [answer.epsilon for answer in answers])
     return 2 * epsilon if epsilon > 1e-4 else max(100 * epsilon, 1e-9)
@@ -198,7 +195,7 @@ def is_near(
     "Whether two losses are the same but for rounding; never where one is not a number."
     return abs(first - second) <= tolerance * max(abs(first), abs(second), 1e-12)
 
-# %% ../../nbs/accumulation_loss/asking.ipynb #43aa1402
+# %% ../../nbs/accumulation_loss/asking.ipynb #28fb4281
 def gradients_agree(
     first: torch.Tensor | None,
     second: torch.Tensor | None,
@@ -207,6 +204,6 @@ def gradients_agree(
     "Whether two gradients are the same but for rounding."
     if first is None or second is None:
         return first is second
-    most = max(20 * tolerance, 1e-6)
+    most = min(max(20 * tolerance, 1e-6), 0.15)
     scale = max(float(first.norm()), float(second.norm()), 1e-10)
     return float((first - second).norm()) <= most * scale

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 # %% auto #0
-__all__ = ['Unreadable', 'Term', 'read_terms', 'share_of', 'same_proportions']
+__all__ = ['Unreadable', 'Term', 'number_of', 'read_terms', 'share_of', 'same_proportions']
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #930c47d5
 class Unreadable(ValueError):
@@ -39,7 +39,7 @@ def _inputs(node) -> list:
 def _output_size(node) -> int:
     return math.prod(node._input_metadata[0].shape)
 
-# %% ../../nbs/accumulation_loss/reading.ipynb #97a20abb
+# %% ../../nbs/accumulation_loss/reading.ipynb #965a39ab
 def _divisor(node, name: str) -> tuple:
     "What a product or quotient with a constant divides by, and what it divides."
     inputs = _inputs(node)
@@ -51,8 +51,8 @@ def _divisor(node, name: str) -> tuple:
     constant = node._saved_other if first else node._saved_self
     divided = inputs[0] if first else inputs[1]
     if name == "Div":
-        return _number(constant), divided
-    constant = _number(constant)
+        return number_of(constant), divided
+    constant = number_of(constant)
     if isinstance(constant, float) and constant == 0: # a part that is switched off
         return math.inf, divided
     return 1 / constant, divided
@@ -67,11 +67,13 @@ def _reduction_terms(node, name: str, divisor, is_mean: bool) -> list[Term] | No
     if reduction == 0:
         raise Unreadable(f"{name} without a reduction")
     if hasattr(node, "_saved_total_weight"): # of cross-entropy: targets or their weights
-        return [Term(True, _number(node._saved_total_weight) * divisor)]
+        return [Term(True, number_of(node._saved_total_weight) * divisor)]
     return [Term(True, node._saved_target.numel() * divisor)]
 
-def _number(value):
-    "A Python number where that costs nothing, else the tensor."
+def number_of(
+    value, # a number, or a tensor of one
+): # a float; the tensor where it lies on a device, since reading it would wait
+    "A Python number where that costs nothing."
     on_device = torch.is_tensor(value) and value.device.type != "cpu"
     return value.detach() if on_device else float(value)
 

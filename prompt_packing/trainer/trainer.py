@@ -32,7 +32,7 @@ _logger = logging.get_logger(__name__)
 # %% auto #0
 __all__ = ['TokenBudgetMixin', 'Trainer', 'Seq2SeqTrainer']
 
-# %% ../../nbs/trainer/trainer.ipynb #449f8a92
+# %% ../../nbs/trainer/trainer.ipynb #3243d8e0
 class TokenBudgetMixin:
     """Steps by `args.rows_per_step` or `args.tokens_per_step`, cut by `args.token_budget`
     and `args.pack`; ready-made batches and streams of them.
@@ -111,9 +111,13 @@ class TokenBudgetMixin:
 
     # the cut
 
+    def cuts_steps(self) -> bool:
+        args = self.args
+        return bool(getattr(args, "token_budget", None) or getattr(args, "pack", None))
+
     def cut_step(self, batches: list) -> list | None:
         "The parts in which a step of these micro-batches is computed."
-        if not (getattr(self.args, "token_budget", None) or getattr(self.args, "pack", None)):
+        if not self.cuts_steps():
             return None
         if not all(map(row_count, batches)):
             self._say_once("a batch has values that do not agree on a number of rows, so "
@@ -157,7 +161,12 @@ class TokenBudgetMixin:
             return self._resumed_cost
         whole = join_rows([self._prepare_inputs(batch) for batch in batches[:1]])
         small, large = _small_and_large(whole, budget)
-        cost = measure_pass_cost(self.run_without_trace, small, large, _tokens)
+        try:
+            cost = measure_pass_cost(self.run_without_trace, small, large, _tokens)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            self._say_once("what a pass costs could not be measured "
+                           f"({type(error).__name__}: {error}); 256 tokens are assumed")
+            cost = 256
         cost, processes = self._sum_over_processes(cost, 1.0)
         return rounded_cost(float(cost) / float(processes))
 
