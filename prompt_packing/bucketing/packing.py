@@ -9,11 +9,15 @@ import numpy as np
 import torch
 
 from .batches import (
-    BatchPlan, _check_longest, _check_rank, _positive, as_lengths)
-from .best_fit import _pack, _split_rows
+    BatchPlan, as_lengths, check_longest as _check_longest,
+    check_positive as _positive, check_rank as _check_rank,
+    epoch_random as _random, stable_order as _stable_order)
+from .best_fit import (
+    pack_best_fit as _pack, split_rows as _split_rows)
 from .collating import _by_column, _for_torch
 from .plan import (
-    _deal_batches, _narrow, _random, _sort_rows, _stable_order, _take_batches)
+    deal_batches as _deal_batches, narrow_integers as _narrow,
+    sort_rows as _sort_rows, take_batches as _take_batches)
 
 # %% auto #0
 __all__ = ['pack_sequences', 'PackedCollator', 'collator_for_packing']
