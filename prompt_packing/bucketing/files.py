@@ -53,8 +53,8 @@ def _slow_encoder(tokenizer, max_length):
     only_ids = dict(return_attention_mask=False, return_token_type_ids=False)
     return lambda texts: tokenizer(texts, verbose=False, **only_ids, **cut)["input_ids"]
 
-# %% ../../nbs/bucketing/files.ipynb #767296f1
-BLOCK_ROWS, BLOCK_CHARACTERS = 10_000, 2**23
+# %% ../../nbs/bucketing/files.ipynb #36a500eb
+BLOCK_ROWS, BLOCK_CHARACTERS = 10_000, 2**21
 
 def blocks(
     numbered: Iterable[tuple[int, str]], # texts with their numbers, as of `file_texts`

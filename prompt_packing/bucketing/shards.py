@@ -16,6 +16,7 @@ import os
 import pickle
 import re
 import signal
+import threading
 import time
 import types
 import zlib
@@ -65,18 +66,15 @@ def _sync(file):
 
 def _id_blocks(path, column, encode, bad_rows):
     "Lists of ids, many rows at a time. Raises `ValueError` for a row without a token."
-    parent = multiprocessing.parent_process()
     for block in blocks(file_texts(path, column, bad_rows=bad_rows)):
         ids = encode([text for _, text in block])
         for (number, _), row in zip(block, ids):
             if not len(row):
                 raise ValueError(f"{row_name(path, number)}: the tokenizer makes no "
                                  "token of it")
-        if parent is not None and not parent.is_alive():
-            raise RuntimeError("the process that wanted these tokens is gone")
         yield ids
 
-# %% ../../nbs/bucketing/shards.ipynb #2351be4a
+# %% ../../nbs/bucketing/shards.ipynb #c27ceaa4
 class Task(NamedTuple):
     "What a worker does: a file of text into a shard."
     path: str
@@ -128,7 +126,7 @@ def _crc32(path):
             total = zlib.crc32(piece, total)
     return total
 
-# %% ../../nbs/bucketing/shards.ipynb #864df50e
+# %% ../../nbs/bucketing/shards.ipynb #7b9f8991
 def _content_of(path):
     "Size and checksum of a file, and when it was changed last."
     if "://" in path:
@@ -200,7 +198,7 @@ def _pickled(value):
             "so it cannot be recognized later: pass a function without it, or a "
             "functools.partial") from error
 
-# %% ../../nbs/bucketing/shards.ipynb #e85850e3
+# %% ../../nbs/bucketing/shards.ipynb #1436babc
 def _records(folder):
     "The records of shards whose files are there, as they were written."
     records = []
@@ -318,7 +316,7 @@ def tokenize_corpus(
         _remove_others(folder, finished)
     return TokenShards(folder)
 
-# %% ../../nbs/bucketing/shards.ipynb #6769a851
+# %% ../../nbs/bucketing/shards.ipynb #f7c39f08
 class _owned_in_turn:
     "Own the folder, after all others that do; the value is whether there was one."
     def __init__(self, folder):
@@ -405,6 +403,7 @@ def _run(tasks, tokenizer, digest, folder, executor, workers, progress):
 
 def _tokenize_group(tasks, tokenizer):
     "In a worker: for each file what was written, or the error."
+    _end_with_parent()
     encode, outcomes = token_encoder(tokenizer, tasks[0].max_length), []
     for task in tasks:
         try:
@@ -415,6 +414,25 @@ def _tokenize_group(tasks, tokenizer):
             outcomes.append(error)
     return outcomes
 
+@functools.cache # one thread in a process
+def _end_with_parent():
+    "End this process, if it is a worker, soon after its parent has ended."
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    if not parent.is_alive():
+        os._exit(1)
+
+    # A worker of a killed parent waits for its next task for ever: its siblings hold
+    # the other end of its queue. On Windows the number stays, and so does the worker;
+    # what it writes has no name that counts.
+    def watch(number=os.getppid()):
+        while os.getppid() == number:
+            time.sleep(.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
 def _publish(folder, digest, parts, record):
     "Give the files of a shard their names, and write the record last."
     for ending, part in parts.items():
@@ -423,9 +441,11 @@ def _publish(folder, digest, parts, record):
     _write_json(folder / f"{record['shard']}.json", record)
     return record
 
-# %% ../../nbs/bucketing/shards.ipynb #cc05aaad
-def _grouped(tasks, count=64, size=2**23):
-    "Tasks in lists: a large file alone, small ones together."
+# %% ../../nbs/bucketing/shards.ipynb #9af283a5
+def _grouped(tasks, size=2**23):
+    "Tasks in lists: one each, but of thousands of small files some dozens together."
+    # Each list takes a copy of the tokenizer with it.
+    count = min(64, -(-len(tasks) // 256))
     groups, room = [], 0
     for task in tasks:
         if not groups or len(groups[-1]) == count or room < task.content["bytes"]:
@@ -440,11 +460,12 @@ def _own_executor(workers):
     if workers == 1:
         return ThreadPoolExecutor(1)
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(workers, context, _ignore_interrupt)
+    return ProcessPoolExecutor(workers, context, _begin_worker)
 
-def _ignore_interrupt():
-    "Ctrl-C reaches all processes of a terminal; the parent ends the workers."
+def _begin_worker():
+    "Ctrl-C reaches all processes of a terminal; the parent ends its workers."
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with_parent()
 
 def _readable(error, finished, tasks):
     if not isinstance(error, BrokenProcessPool):
@@ -474,7 +495,8 @@ class _Bar:
         partly = 0
         for path in self.folder.glob("_*.arrow.*.part"):
             if str(self.folder / path.name[1:].split(".")[0]) in self.targets:
-                partly += path.stat().st_size // 4 # bytes of an id
+                # 4 bytes an id, after what Arrow writes about the file
+                partly += max(0, path.stat().st_size - 4_096) // 4
         self.bar.n = self.tokens + partly
         left = len(self.targets)
         self.bar.set_postfix_str(f"{self.files - left} of {self.files} files")

@@ -16,7 +16,7 @@ import numpy as np
 from infinibatch.iterators import CheckpointableIterator
 from torch.utils.data import get_worker_info
 
-from .plan import _random
+from .batches import epoch_random
 from prompt_packing.foundation.text_files import (
     BadRows, cell_text, check_columns, file_format, file_texts, files_in, find_text,
     row_name, text_column)
@@ -42,7 +42,7 @@ def share_of(rank: int, world_size: int, finite: bool) -> Share:
         return Share(rank, world_size, worker, workers)
     return Share(rank * workers + worker, world_size * workers)
 
-# %% ../../nbs/bucketing/sources.ipynb #d3427e24
+# %% ../../nbs/bucketing/sources.ipynb #7340c975
 class Part(NamedTuple):
     "Some rows of a source in one of its passes."
     epoch: int # number of the pass
@@ -56,7 +56,7 @@ class Unread(NamedTuple):
     row: int = 0
     done: tuple = () # for each row from `row` on, whether it was used
 
-# %% ../../nbs/bucketing/sources.ipynb #2b0b66f2
+# %% ../../nbs/bucketing/sources.ipynb #64ed4282
 class Deal(CheckpointableIterator):
     "The parts that one reader reads: (place among the parts of all readers, `Unread`)."
     def __init__(self,
@@ -134,7 +134,7 @@ class FileSource:
         each = -(-readers // len(self.paths)) # parts of a file
         parts = [(file, index) for file in range(len(self.paths))
                  for index in range(each)]
-        order = _random(self.seed, epoch).permutation(len(parts))
+        order = epoch_random(self.seed, epoch).permutation(len(parts))
         return [Part(epoch, *parts[place], each) for place in order.tolist()]
 
     def rows(self, part: Part, done: int = 0) -> Iterator[tuple]:
@@ -288,7 +288,7 @@ def _content(row, column, columns, where):
     text = cell_text(row, where)
     return text if text.strip() else None
 
-# %% ../../nbs/bucketing/sources.ipynb #b6fb7af0
+# %% ../../nbs/bucketing/sources.ipynb #944de5c4
 class Row(NamedTuple):
     part: int # place of its part among those of all readers
     row: int # number of the row in its part, from 0
@@ -338,7 +338,7 @@ class Rows(CheckpointableIterator):
     def close(self):
         pass
 
-# %% ../../nbs/bucketing/sources.ipynb #f35b403a
+# %% ../../nbs/bucketing/sources.ipynb #5cd8ace4
 class Used(NamedTuple):
     "What a reader did with the rows of its window. Arrays of shape (rows,)."
     parts: np.ndarray # place of each row's part

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from .batches import (
-    check_positive as _positive, check_rank as _check_rank)
+from .batches import check_positive, check_rank
 from .collating import PaddedCollator
 from .packing import PackedCollator, pack_sequences
 from .plan import plan_batches
@@ -45,7 +44,7 @@ def write_shards(
     """Write examples as numbered gzip shards.
 
     Raises `ValueError` for an example with a line break, or if there is none at all."""
-    _positive("lines_per_shard", lines_per_shard)
+    check_positive("lines_per_shard", lines_per_shard)
     folder, paths = Path(folder), []
     folder.mkdir(parents=True, exist_ok=True)
     kept = ((n, line) for n, line in enumerate(lines) if line.strip())
@@ -117,16 +116,16 @@ def _check_stream(token_budget, pack, window, max_length, seed, rank, world_size
     for name, value in (("token_budget", token_budget), ("pack", pack)):
         if value is None:
             continue
-        if max_length is not None and max_length > _positive(name, value):
+        if max_length is not None and max_length > check_positive(name, value):
             raise ValueError(f"max_length={max_length} does not fit into "
                              f"{name}={value}")
-        _positive(name, value)
-    _positive("window", window)
-    _positive("seed", seed, 0)
+        check_positive(name, value)
+    check_positive("window", window)
+    check_positive("seed", seed, 0)
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank={rank}, world_size={world_size}: give both, or neither")
     if rank is not None:
-        _check_rank(rank, world_size)
+        check_rank(rank, world_size)
 
 def _make_collator(collator, tokenizer, pack):
     if collator is not None:
@@ -370,7 +369,7 @@ def _check_complete(shares):
         raise ValueError(f"{len(shares)} states of {len(wanted)} readers, and {which}: "
                          "give those of all processes, from the same moment")
 
-# %% ../../nbs/bucketing/streaming.ipynb #ac79d195
+# %% ../../nbs/bucketing/streaming.ipynb #efec580d
 def _deal_states(stream, states):
     "What the readers left unread, the pass after it, and the number of a new window."
     positions = [Position.from_json(state["place"]) if state["place"] else Position()
