@@ -141,6 +141,8 @@ def _candidates(lengths, token_budget, batch_size, capacity, pass_cost, seed):
             lambda epoch: each_a_step(packed(epoch)),
         f"{rows} rows, group_by_length":
             lambda epoch: each_a_step(_group_by_length(lengths, rows, seed + epoch)),
+        f"{rows} rows, shuffled, cut":
+            lambda epoch: cut(shuffled(epoch, rows)),
         f"{a_step}, batch_rebalance":
             lambda epoch: _batch_rebalance(
                 lengths, step_rows, -(-step_rows // rows), seed, epoch),
@@ -165,7 +167,7 @@ _columns = {
     "long_row": "weight in a mean over the step of a row of the longest tenth, over "
                 "that of one of the shortest tenth: 1 is fair",
     "length_correlation": "how alike the lengths in a step are: 0 random, 1 all equal",
-    "new_mates": "fraction of the rows in a row's step that are others in the next epoch"}
+    "new_mates": "fraction of a row's mates in its step that are others an epoch later"}
 
 def _line(steps, batches, next_steps):
     "A plan in the table, from its first two epochs."
@@ -213,8 +215,10 @@ def compare_plans(
     lines[f"bound: tokens / {token_budget:,}"] = {
         "padding": 0.0, "steps": bound, "batches": bound, "largest": token_budget,
         "computed_tokens": bound * token_budget, "compute": 1.0, "cost_spread": 0.0}
-    table = pd.DataFrame(list(lines.values()), index=list(lines), columns=list(_columns))
+    table = pd.DataFrame(
+        list(lines.values()), index=list(lines), columns=list(_columns))
     whole = ["steps", "batches", "largest", "computed_tokens"]
+    table.attrs["rows"] = len(lengths)
     return table.astype({name: int for name in whole})
 
 # %% ../../nbs/bucketing/report.ipynb #b261c996
@@ -256,22 +260,25 @@ def plot_tradeoff(
 # %% ../../nbs/bucketing/report.ipynb #ef8ce7e9
 def _advice(table, token_budget, batch_size):
     "What the table means for a training, in sentences."
-    plain, rows_cut, planned, packed = table.iloc[[1, -5, -3, -2]].to_dict("records")
-    plain_name = table.index[1]
-    times = plain["compute"] / rows_cut["compute"]
-    if times < 1.02:
-        return [f"{plain_name}: {plain['padding']:.1%} is padding, so a token budget "
-                "gains nothing."]
-    more = (plain["compute"] / planned["compute"], plain["compute"] / packed["compute"])
+    rows = min(batch_size, int(table.attrs["rows"]))
+    plain = table.loc[f"{rows} rows, shuffled"]
+    same_steps = table.loc[f"{rows} rows, shuffled, cut"]
+    planned = table.loc[f"tokens_per_step={token_budget}, cut"]
+    packed = table.loc[f"tokens_per_step={token_budget}, packed"]
+    if plain.compute / same_steps.compute < 1.02:
+        return [f"{rows} rows, shuffled: {plain.padding:.1%} is padding, so a token "
+                "budget gains nothing."]
+    times = [plain.compute / plan.compute for plan in (same_steps, planned, packed)]
     return [
-        f"TrainingArguments(token_budget={token_budget}) keeps your steps and cuts "
-        f"them. {table.index[-5]}: {rows_cut['padding']:.1%} padding in place of "
-        f"{plain['padding']:.1%} with {plain_name}; {times:.1f} times fewer computed "
-        "tokens.",
-        f"With {table.index[-3].split(',')[0]} a step holds about that many tokens of "
-        f"text: {planned['steps']} steps an epoch, {planned['padding']:.1%} padding; "
-        f"{more[0]:.1f} times fewer computed tokens.",
-        f"Packed too: {packed['padding']:.1%} padding, {more[1]:.1f} times fewer, for "
+        f"TrainingArguments(token_budget={token_budget}) keeps your "
+        f"{plain.steps:.0f} steps of {rows} rows and cuts them: "
+        f"{same_steps.padding:.1%} padding in place of {plain.padding:.1%}, "
+        f"{times[0]:.1f} times fewer computed tokens.",
+        f"Larger steps are cheaper to cut. TrainingArguments(token_budget="
+        f"{token_budget}, tokens_per_step={token_budget}) has {planned.steps:.0f} steps of "
+        f"so many tokens of text: {planned.padding:.1%} padding, {times[1]:.1f} times "
+        "fewer.",
+        f"Packed too: {packed.padding:.1%} padding, {times[2]:.1f} times fewer, for "
         "models that collator_for_packing accepts."]
 
 # %% ../../nbs/bucketing/report.ipynb #e0b7f1aa

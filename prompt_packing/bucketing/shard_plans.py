@@ -5,25 +5,25 @@
 # %% ../../nbs/bucketing/shard_plans.ipynb #1fb14b55
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 
-from .batches import (
-    check_positive as _positive, epoch_random as _random)
-from .plan import (
-    ResumableSampler as _Resumable, plan_batches)
+from .batches import BatchPlan, check_positive, epoch_random
+from .plan import ResumableSampler, plan_batches
 
 # %% auto #0
 __all__ = ['ShardedBatchSampler']
 
 # %% ../../nbs/bucketing/shard_plans.ipynb #97008f2b
 def _group_shards(
-    rows:np.ndarray, # in each shard
-    rows_in_memory:int, # in a group, at least
-    seed:int,
+    rows: np.ndarray, # in each shard
+    rows_in_memory: int, # in a group, at least
+    seed: int,
 ) -> list[np.ndarray]: # numbers of shards
     "Shuffled shards in groups of at least so many rows; one group if there are fewer."
     groups, missing = [], 0
-    for shard in _random(seed, 0).permutation(len(rows)):
+    for shard in epoch_random(seed, 0).permutation(len(rows)):
         if missing <= 0:
             groups.append([])
             missing = rows_in_memory
@@ -35,28 +35,35 @@ def _group_shards(
     return list(map(np.array, groups))
 
 # %% ../../nbs/bucketing/shard_plans.ipynb #3062cef9
-def _plan_group(shards, group, planner, seed, number, **options):
-    "A plan of the rows of some shards, and the row number of each of its rows."
+def _plan_group(
+    shards, # with `first` and `shard_lengths`
+    group: np.ndarray, # numbers of shards
+    planner: Callable,
+    seed: int,
+    number: int, # of the group
+    **options, # of the planner
+) -> tuple[BatchPlan, np.ndarray]: # a plan, and the row that each number in it means
+    "A plan of the rows of some shards."
     rows = np.concatenate([np.arange(*shards.first[n:n + 2]) for n in group])
     lengths = np.concatenate([shards.shard_lengths(n) for n in group])
     own_seed = np.random.SeedSequence([seed, number]).generate_state(1)[0]
     return planner(lengths, seed=int(own_seed), **options), rows
 
 # %% ../../nbs/bucketing/shard_plans.ipynb #c9adac3f
-class ShardedBatchSampler(_Resumable):
+class ShardedBatchSampler(ResumableSampler):
     "A `batch_sampler` that plans some shards at a time, one epoch after another."
     _first = {"group": 0, "batch": 0} # of an epoch
 
     def __init__(self,
         shards, # `TokenShards`, or an object with `first` and `shard_lengths`
-        planner=plan_batches, # or `pack_sequences`
+        planner: Callable = plan_batches, # or `pack_sequences`
         *,
-        rows_in_memory:int=1_000_000, # planned together
-        seed:int=0, # of groups and batches
+        rows_in_memory: int = 1_000_000, # planned together
+        seed: int = 0, # of groups and batches
         **plan, # arguments of the planner: token_budget, window, rank, world_size, ...
     ):
+        check_positive("rows_in_memory", rows_in_memory)
         self.shards, self.planner, self.seed, self.options = shards, planner, seed, plan
-        _positive("rows_in_memory", rows_in_memory)
         self.groups = _group_shards(np.diff(shards.first), rows_in_memory, seed)
         self.position = self._start_of(self.options.pop("epoch", 0))
         self._count = None
@@ -65,9 +72,9 @@ class ShardedBatchSampler(_Resumable):
         return _plan_group(self.shards, self.groups[number], self.planner, self.seed,
                            number, epoch=epoch, **self.options)
 
-    def _batches(self, start):
+    def _batches(self, start: dict) -> Iterator[tuple[dict, list[int]]]:
         epoch, first = start["epoch"], start["batch"]
-        order = _random(self.seed, 1 + epoch).permutation(len(self.groups))
+        order = epoch_random(self.seed, 1 + epoch).permutation(len(self.groups))
         for group in range(start["group"], len(order)):
             plan, rows = self._plan(order[group], epoch)
             for batch in range(first, len(plan)):
@@ -75,7 +82,7 @@ class ShardedBatchSampler(_Resumable):
                 yield position, rows[plan[batch]].tolist()
             first = 0
 
-    def __len__(self):
+    def __len__(self) -> int:
         "Batches of this process in an epoch; plans every group, once."
         if self._count is None:
             plans = (self._plan(number, 0)[0] for number in range(len(self.groups)))

@@ -9,181 +9,194 @@ import base64
 import itertools
 import warnings
 import zlib
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
-from infinibatch.iterators import CheckpointableIterator
+from infinibatch.iterators import CheckpointableIterator, FixedBatchIterator
 
-from .files import _encoder
+from .files import token_encoder
+from .sources import Row
 
 # %% auto #0
-__all__ = []
+__all__ = ['Windows', 'row_encoder', 'TokenWindow', 'pack_numbers', 'unpack_numbers']
 
 # %% ../../nbs/bucketing/windows.ipynb #8590b71c
-class _Windows(CheckpointableIterator):
-    "Lists of `size` items; the last one has up to `size - 1` more."
-    def __init__(self, source, size):
-        self._source, self._size = source, size
+class Windows(CheckpointableIterator):
+    "What `prepare` makes of lists of `size` items; the last has up to `size - 1` more."
+    def __init__(self,
+        source: CheckpointableIterator, # of rows
+        size: int, # rows in a window
+        prepare: Callable, # list of rows -> window; called in a thread
+    ):
+        self._lists = FixedBatchIterator(source, size)
+        self._size, self._prepare = size, prepare
+        self._thread = ThreadPoolExecutor(1, "read-ahead")
+        # future of the next window, None after the last; the state after it
+        self._next: tuple | None = None
         self.setstate(None)
 
-    def getstate(self): return self._state
+    def getstate(self) -> dict | None:
+        return self._state
 
-    def setstate(self, state):
-        self._source.setstate(state)
-        self._state, self._next = state, None
+    def setstate(self, state: dict | None):
+        future, _ = self._next or (None, None)
+        if future is not None and not future.cancel():
+            future.exception() # waits for the thread
+        self._lists.setstate(state)
+        self._state, self._next, self._list = state, None, None
 
-    def _read(self): return list(itertools.islice(self._source, self._size))
+    def _read(self):
+        "The rows of the next window and the state after them."
+        rows = next(self._lists, []) if self._list is None else self._list
+        state = self._lists.getstate()
+        self._list = next(self._lists, []) if len(rows) == self._size else []
+        if self._list and len(self._list) < self._size:
+            rows, self._list = rows + self._list, []
+            state = self._lists.getstate()
+        return rows, state
 
-    def __next__(self):
-        window = self._read() if self._next is None else self._next
-        if not window: raise StopIteration
-        self._state, self._next = self._source.getstate(), self._read()
-        if len(self._next) < self._size:
-            window, self._next = window + self._next, []
-            self._state = self._source.getstate()
-        return window
-
-    def close(self): self._source.close()
-
-# %% ../../nbs/bucketing/windows.ipynb #3468f0b7
-def _failed(error):
-    made = Future()
-    made.set_exception(error)
-    return made
-
-class _ReadAhead(CheckpointableIterator):
-    "What `prepare` makes of the source's items, of one of them ahead by a thread."
-    def __init__(self, source, prepare):
-        self._source, self._prepare = source, prepare
-        self._thread, self._next = ThreadPoolExecutor(1, "read-ahead"), None
-        self.setstate(None)
-
-    def getstate(self): return self._state
-
-    def setstate(self, state):
-        if self._next is not None: self._next[0].cancel() or self._next[0].exception()
-        self._source.setstate(state)
-        self._state, self._next = state, None
-
-    def _begin(self): # reads here and not in the thread: reading may draw numbers
-        try: item = next(self._source)
-        except Exception as error: return _failed(error), None
-        return self._thread.submit(self._prepare, item), self._source.getstate()
+    def _begin(self):
+        try:
+            rows, state = self._read()
+        except Exception as error:
+            # It belongs to the next window: raised when that one is asked for.
+            future = Future()
+            future.set_exception(error)
+            return future, None
+        if not rows:
+            return None, state
+        return self._thread.submit(self._prepare, rows), state
 
     def __next__(self):
-        self._next = self._next or self._begin()
-        made, state = self._next
-        item = made.result()
+        future, state = self._next or self._begin()
+        if future is None:
+            raise StopIteration
+        window = future.result()
         self._state, self._next = state, self._begin()
-        return item
+        return window
 
     def close(self):
         self._thread.shutdown(cancel_futures=True)
-        self._source.close()
+        self._lists.close()
 
 # %% ../../nbs/bucketing/windows.ipynb #c9d5daf9
-def _row_encoder(tokenizer, max_length, column):
-    "A function from the contents of rows to their lists of ids."
-    encode = tokenizer and _encoder(tokenizer, max_length)
+def row_encoder(
+    tokenizer, # of transformers, or a function; None: rows have `input_ids`
+    max_length: int | None, # longer rows are cut
+    column: str | None, # of the text, where rows are dicts
+) -> Callable: # list of contents of rows -> list of lists of ids
+    "How the rows of a window become ids."
+    encode = tokenizer and token_encoder(tokenizer, max_length)
+
     def ids_of(contents):
-        if isinstance(contents[0], str): return encode(contents)
+        if isinstance(contents[0], str):
+            return encode(contents)
         if "input_ids" in contents[0]:
             return [np.asarray(row["input_ids"])[:max_length] for row in contents]
-        return encode([str(row[column]) for row in contents])
+        return encode([row[column] for row in contents])
     return ids_of
 
 def _kept_columns(content, column):
     "Columns that go to the collator as they are: all but texts and ids."
-    if isinstance(content, str): return []
+    if isinstance(content, str):
+        return []
     ours = {column, "input_ids"}
-    if "input_ids" not in content: ours.add("attention_mask") # of ids made elsewhere
+    if "input_ids" not in content:
+        ours.add("attention_mask") # of ids made elsewhere
     return [name for name, value in content.items()
             if name not in ours and not isinstance(value, str)]
 
 def _cut(row, name, length):
     "A value of a row; a list with an entry for each token is cut like the ids."
     value = row[name]
-    if "input_ids" not in row or np.ndim(value) == 0: return value
+    if "input_ids" not in row or np.ndim(value) == 0:
+        return value
     return value[:length] if len(value) == len(row["input_ids"]) else value
 
 # %% ../../nbs/bucketing/windows.ipynb #b3588e85
-class _TokenWindow:
+class TokenWindow:
     "The rows of a window as token ids: all at once or, with known lengths, on demand."
     def __init__(self,
-        rows:list, # of (file, line number, content)
-        encode, # function: list of contents -> list of lists of ids
-        lengths=None, # tokens in each row, where they are known
-        column="text", # where a row is a dict: the one with the text
+        rows: Sequence[Row],
+        encode: Callable, # list of contents -> list of lists of ids
+        name_of: Callable, # (name, number) of a row -> how messages call it
+        lengths: np.ndarray | None = None, # tokens in each row, where they are known
+        column: str | None = None, # of the text, where rows are dicts
     ):
-        self.rows, self.encode, self.lengths, self._flat = rows, encode, lengths, None
-        self.kept = _kept_columns(rows[0][2], column)
-        if lengths is None: self._flat, self.lengths = self._tokens(range(len(rows)))
+        self.rows, self.encode, self.name_of = rows, encode, name_of
+        self.kept = _kept_columns(rows[0].content, column)
+        self.lengths, self._flat = lengths, None
+        if lengths is None:
+            self._flat, self.lengths = self._tokens(range(len(rows)))
         self._starts = np.cumsum(self.lengths) - self.lengths
 
     def _tokens(self, picked):
-        ids = self.encode([self.rows[i][2] for i in picked])
+        "Ids of some rows one after the other, and their number in each row."
+        ids = self.encode([self.rows[i].content for i in picked])
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-        if not lengths.all(): raise _no_token(self.rows[picked[int(lengths.argmin())]])
+        if not lengths.all():
+            name = self.row_name(picked[int(lengths.argmin())])
+            raise ValueError(f"{name}: the tokenizer makes no token of it")
         flat = itertools.chain.from_iterable(ids)
         return np.fromiter(flat, np.int32, int(lengths.sum())), lengths
 
-    def features(self, picked): # a dict of columns, as `PaddedCollator` takes it
+    def features(self, picked: Sequence[int]) -> dict: # as `PaddedCollator` takes it
+        "Some rows, column by column."
         columns = {"input_ids": self._ids(picked)}
         for name in self.kept:
             columns[name] = [
-                _cut(self.rows[i][2], name, self.lengths[i]) for i in picked]
+                _cut(self.rows[i].content, name, self.lengths[i]) for i in picked]
         return columns
 
-    def check_ids(self, vocab_size):
-        "Raise a `ValueError` that names the first row with an id that is too large."
-        if self._flat is None: return # checked when its lengths became known
-        wrong = np.flatnonzero((self._flat < 0) | (self._flat >= vocab_size))
-        if not len(wrong): return
-        row = self.rows[int(np.searchsorted(self._starts, wrong[0], "right")) - 1]
-        raise ValueError(f"{_row_name(row)} has id {self._flat[wrong[0]]}, and the "
-                         f"vocabulary ends before {vocab_size}: the ids were made by "
-                         "another tokenizer than the model's")
-
     def _ids(self, picked):
-        if self._flat is None: return self._again(picked)
+        if self._flat is None:
+            return self._again(picked)
         starts, ends = self._starts[picked], (self._starts + self.lengths)[picked]
-        return [self._flat[s:e] for s, e in zip(starts, ends)]
+        return [self._flat[start:end] for start, end in zip(starts, ends)]
 
     def _again(self, picked):
+        "Ids of rows whose lengths were known, cut to these where they are longer now."
         (flat, lengths), planned = self._tokens(picked), self.lengths[picked]
-        if (lengths != planned).any(): warnings.warn(_other_rows)
+        if (lengths != planned).any():
+            warnings.warn(
+                "rows have other lengths than when the state was saved: by another "
+                "tokenizer, or by a data set that draws random numbers. What goes on "
+                "is not exact, and rows that have become longer are cut")
         rows = np.split(flat, np.cumsum(lengths)[:-1])
         return [ids[:most] for ids, most in zip(rows, planned)]
 
-# %% ../../nbs/bucketing/windows.ipynb #434d3e95
-_other_rows = (
-    "rows have other lengths than when the state was saved: by another tokenizer, or "
-    "by a data set that draws random numbers. What goes on is not exact, and rows that "
-    "have become longer are cut")
+    def row_name(self, i: int) -> str:
+        return self.name_of(self.rows[i].name, self.rows[i].number)
 
-def _row_name(row):
-    return f"{row[0]}, {'line' if isinstance(row[2], str) else 'row'} {row[1]}"
+    def check_lengths(self, most: int, name: str):
+        "Raise a `ValueError` that names the longest row if it has more tokens."
+        longest = int(self.lengths.max())
+        if longest > most:
+            row = self.row_name(int(self.lengths.argmax()))
+            raise ValueError(f"{row} has {longest} tokens, more than {name}={most}: "
+                             "give max_length= to cut, or raise the budget")
 
-def _no_token(row):
-    return ValueError(f"{_row_name(row)}: the tokenizer makes no token of it")
-
-def _check_window(window, token_budget, name="token_budget"):
-    "Raise a `ValueError` that names the longest row if it does not fit."
-    if (longest := int(window.lengths.max())) <= token_budget: return
-    row = _row_name(window.rows[int(window.lengths.argmax())])
-    raise ValueError(f"{row} has {longest} tokens, more than {name}={token_budget}: "
-                     "give max_length= to cut, or raise the budget")
+    def check_ids(self, vocab_size: int):
+        "Raise a `ValueError` that names the first row with an id that is too large."
+        if self._flat is None:
+            return # checked when its lengths became known
+        wrong = np.flatnonzero((self._flat < 0) | (self._flat >= vocab_size))
+        if len(wrong):
+            row = int(np.searchsorted(self._starts, wrong[0], "right")) - 1
+            raise ValueError(f"{self.row_name(row)} has id {self._flat[wrong[0]]}, and "
+                             f"the vocabulary ends before {vocab_size}: the ids were "
+                             "made by another tokenizer than the model's")
 
 # %% ../../nbs/bucketing/windows.ipynb #50189c83
-def _pack_lengths(lengths):
-    return base64.b85encode(zlib.compress(lengths.astype("<u4").tobytes(), 1)).decode()
+def pack_numbers(
+    numbers: Sequence[int], # each from 0 to 2**32 - 1
+) -> str:
+    array = np.asarray(numbers, "<u4")
+    return base64.b85encode(zlib.compress(array.tobytes(), 1)).decode()
 
-def _unpack_lengths(text):
+def unpack_numbers(
+    text: str, # of `pack_numbers`
+) -> np.ndarray: # int64
     packed = zlib.decompress(base64.b85decode(text))
     return np.frombuffer(packed, "<u4").astype(np.int64)
-
-def _tuples(state):
-    "Lists back to the tuples that `random.setstate` wants."
-    if isinstance(state, list): return tuple(map(_tuples, state))
-    if isinstance(state, dict): return {key: _tuples(v) for key, v in state.items()}
-    return state

@@ -7,49 +7,47 @@ __all__ = ['tokenize']
 
 # %% ../../nbs/cli/corpus.ipynb #4f81fc84
 import json
-import os
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Sequence
 
 from .options import (
-    _chapter, _file, _model, _output_dir, _text, _text_column, _whole)
+    _chapter, _file, _model, _output_dir, _text, _whole)
 
 # %% ../../nbs/cli/corpus.ipynb #82d147a2
 def tokenize(
-    files, # text (a line an example), csv, tsv, jsonl or parquet, each also as .gz
-    tokenizer:str, # smollm2-135m, minilm-l6, a hub name, or a folder
-    output_dir:str, # where the token ids go
-    column:str | None=None, # of the text, in files with columns; None: found
-    max_length:int | None=None, # longer examples are cut
-    workers:int | None=None, # processes; None: one a core, 1: this process
+    files: Sequence[str], # lines, csv, tsv, json, jsonl or parquet, each also as .gz
+    tokenizer: str, # smollm2-135m, minilm-l6, a hub name, or a folder
+    output_dir: str, # where the token ids go
+    column: str | None = None, # of the text, in files with columns; None: found
+    max_length: int | None = None, # longer examples are cut
+    workers: int | None = None, # processes; None: one a core, 1: this process
+    bad_rows: str = "raise", # or "skip" rows that hold no text
 ): # `TokenShards`
     "Tokenize files once, for any number of trainings; finished files are kept."
     encode = _chapter("tasks").load_tokenizer(tokenizer)
-    options = dict(column=_text_column(files[0], column), max_length=max_length)
-    with _executor(min(workers or os.cpu_count(), len(files))) as executor:
-        return _chapter("bucketing").tokenize_corpus(
-            files, encode, output_dir, executor=executor, **options)
-
-def _executor(workers):
-    if workers == 1: return ThreadPoolExecutor(1)
-    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+    return _chapter("bucketing").tokenize_corpus(
+        files, encode, output_dir, column=column, max_length=max_length,
+        workers=workers, bad_rows=bad_rows)
 
 # %% ../../nbs/cli/corpus.ipynb #b0da265e
 def _tokenize_options(add):
     add("files", nargs="+", metavar="FILE", type=_file,
-        help="text, csv, tsv, jsonl or parquet, each also gzipped; a shard of each")
+        help="lines, csv, tsv, json, jsonl or parquet, also gzipped; a shard of each")
     add("--tokenizer", "--model", required=True, type=_model,
         help="a tokenizer: smollm2-135m, minilm-l6, a hub name, or a folder")
     add("--output-dir", required=True, type=_output_dir,
         help="where the token ids go; what is finished there is not done again")
     add("--column", "--text-column", type=_text, metavar="NAME",
-        help="the column of the text (default: found in a csv or tsv, else text)")
+        help="the column of the text (default: found)")
     add("--max-length", type=_whole, help="longer examples are cut (default not)")
     add("--workers", type=_whole, help="processes (default one a core)")
+    add("--bad-rows", choices=("raise", "skip"), default="raise",
+        help="stop at a row that holds no text, or leave it out (default raise)")
 
 # %% ../../nbs/cli/corpus.ipynb #38225992
 def _tokenize_text(corpus):
-    return (f"{len(corpus.shards):,} shards, {len(corpus):,} rows, "
+    left_out = sum(record["left out"] for record in corpus.shards)
+    skipped = f" ({left_out:,} bad rows left out)" if left_out else ""
+    return (f"{len(corpus.shards):,} shards, {len(corpus):,} rows{skipped}, "
             f"{corpus.tokens:,} tokens in {corpus.folder}\n\n"
             f"to train on it: train_dataset=TokenShards({str(corpus.folder)!r})")
 
