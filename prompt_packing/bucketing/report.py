@@ -274,10 +274,9 @@ def _advice(table, token_budget, batch_size):
         f"{plain.steps:.0f} steps of {rows} rows and cuts them: "
         f"{same_steps.padding:.1%} padding in place of {plain.padding:.1%}, "
         f"{times[0]:.1f} times fewer computed tokens.",
-        f"Larger steps are cheaper to cut. TrainingArguments(token_budget="
-        f"{token_budget}, tokens_per_step={token_budget}) has {planned.steps:.0f} steps of "
-        f"so many tokens of text: {planned.padding:.1%} padding, {times[1]:.1f} times "
-        "fewer.",
+        f"Larger steps are cheaper to cut. With tokens_per_step={token_budget} an "
+        f"epoch has {planned.steps:.0f} steps of so many tokens of text: "
+        f"{planned.padding:.1%} padding, {times[1]:.1f} times fewer.",
         f"Packed too: {packed.padding:.1%} padding, {times[2]:.1f} times fewer, for "
         "models that collator_for_packing accepts."]
 
