@@ -14,7 +14,7 @@ import torch
 from .batches import as_lengths
 
 # %% auto #0
-__all__ = ['dataset_lengths', 'TokenRows', 'PaddedCollator']
+__all__ = ['column_fills', 'dataset_lengths', 'TokenRows', 'torch_dtype_array', 'by_column', 'PaddedCollator']
 
 # %% ../../nbs/bucketing/collating.ipynb #13781992
 class _ListColumn:
@@ -140,14 +140,14 @@ def _collate_column(name, values, fill, side):
     if dims == 0: array = np.asarray(values)
     elif dims > 1 and len(set(map(len, values))) == 1: array = np.stack(values)
     else: array, mask = _pad_rows(values, fill, side)
-    return torch.from_numpy(_for_torch(array)), mask
+    return torch.from_numpy(torch_dtype_array(array)), mask
 
-def _for_torch(array):
+def torch_dtype_array(array):
     "Fractions in 32 bits, whole numbers in 64."
     if array.dtype == np.float64: return array.astype(np.float32)
     return array if array.dtype.kind in "fb" else array.astype(np.int64, copy=False)
 
-def _by_column(features):
+def by_column(features):
     "A list of dicts as a dict of lists; a dict as it is."
     if isinstance(features, Mapping): return features
     return {key: [row[key] for row in features] for key in features[0]}
@@ -170,12 +170,12 @@ class PaddedCollator:
         self.pad_token_id = _check_pad_token(pad_token_id)
         side = padding_side or getattr(tokenizer, "padding_side", "right")
         self.padding_side = _check_side(side)
-        self.fills = _fills | {"input_ids": self.pad_token_id} | (fills or {})
+        self.fills = column_fills | {"input_ids": self.pad_token_id} | (fills or {})
         self.labels_from_ids = labels_from_ids
 
     def __call__(self, features):
         if len(features) == 0: raise ValueError("an empty batch")
-        columns, batch = _by_column(features), {}
+        columns, batch = by_column(features), {}
         for key, values in columns.items():
             name = "labels" if key in ("label", "label_ids") else key
             fill = self.fills.get(name, 0)
@@ -188,7 +188,7 @@ class PaddedCollator:
         return batch
 
 # %% ../../nbs/bucketing/collating.ipynb #f310fb78
-_fills = {"labels": -100, "special_tokens_mask": 1} # 0 for all other columns
+column_fills = {"labels": -100, "special_tokens_mask": 1} # 0 for all other columns
 
 def _check_pad_token(pad_token_id):
     if pad_token_id is not None: return pad_token_id

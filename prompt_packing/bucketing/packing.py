@@ -5,22 +5,26 @@
 # %% ../../nbs/bucketing/packing.ipynb #impopack
 from __future__ import annotations
 
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
+
 import numpy as np
 import torch
 
-from .batches import (
-    BatchPlan, as_lengths, check_longest as _check_longest,
-    check_positive as _positive, check_rank as _check_rank,
-    epoch_random as _random, stable_order as _stable_order)
-from .best_fit import (
-    pack_best_fit as _pack, split_rows as _split_rows)
-from .collating import _by_column, _for_torch
+from prompt_packing.bucketing.batches import (
+    BatchPlan, as_lengths, check_longest, check_positive, check_rank, epoch_random,
+    stable_order)
+from .best_fit import pack_best_fit, split_rows
+from .collating import PaddedCollator
+from .packed_rows import (
+    PackedCollator, PackingWay, lay_out, pack_batch)
 from .plan import (
-    deal_batches as _deal_batches, narrow_integers as _narrow,
-    sort_rows as _sort_rows, take_batches as _take_batches)
+    deal_batches, narrow_integers, sort_rows, take_batches)
 
 # %% auto #0
-__all__ = ['pack_sequences', 'PackedCollator', 'collator_for_packing']
+__all__ = ['trial_lengths', 'trial_rows', 'most_trial_tokens', 'pack_sequences', 'packing_errors', 'way_to_pack',
+           'collator_for_packing']
 
 # %% ../../nbs/bucketing/packing.ipynb #5b998d06
 def pack_sequences(
@@ -38,20 +42,20 @@ def pack_sequences(
 
     Raises `ValueError` for a sequence longer than the capacity, and for fewer sequences
     than ranks need."""
-    lengths, capacity = as_lengths(lengths), _positive("capacity", capacity)
-    rows, (rank, world_size) = _positive("rows", rows), _check_rank(rank, world_size)
-    _check_longest(lengths, capacity, "capacity")
-    step, random = world_size * _positive("multiple", multiple), _random(seed, epoch)
-    narrow = _narrow(lengths)
-    order = _sort_rows(narrow, random)
-    where, most = _pack(narrow[order], capacity, random)
+    lengths, capacity = as_lengths(lengths), check_positive("capacity", capacity)
+    rows, (rank, world_size) = check_positive("rows", rows), check_rank(rank, world_size)
+    check_longest(lengths, capacity, "capacity")
+    step, random = world_size * check_positive("multiple", multiple), epoch_random(seed, epoch)
+    narrow = narrow_integers(lengths)
+    order = sort_rows(narrow, random)
+    where, most = pack_best_fit(narrow[order], capacity, random)
     batches = -(-most // (rows * step)) * step
-    where = _split_rows(where, max(batches, most if rows == 1 else 0))
+    where = split_rows(where, max(batches, most if rows == 1 else 0))
     if where is None: raise _too_few(len(lengths), batches, step)
     indices, offsets, computed = _cut_rows(order, where, batches, capacity, random)
     tokens = np.add.reduceat(narrow[indices], offsets[:-1], dtype=np.int64)
-    mine = _deal_batches(tokens, world_size, random)[:, rank]
-    return BatchPlan(*_take_batches(indices, offsets, mine), lengths, computed[mine])
+    mine = deal_batches(tokens, world_size, random)[:, rank]
+    return BatchPlan(*take_batches(indices, offsets, mine), lengths, computed[mine])
 
 # %% ../../nbs/bucketing/packing.ipynb #da8eb9d9
 def _cut_rows(order, where, batches, capacity, random):
@@ -61,205 +65,273 @@ def _cut_rows(order, where, batches, capacity, random):
     ends = np.cumsum(np.bincount(where))
     parts = np.linspace(0, len(packed), batches + 1).round().astype(int)
     offsets = np.concatenate([[0], ends])[parts]
-    return order[_stable_order(where)], offsets, np.diff(parts) * capacity
+    return order[stable_order(where)], offsets, np.diff(parts) * capacity
 
 def _too_few(sequences, batches, step):
     return ValueError(
         f"{sequences} sequences cannot fill {batches} batches, a multiple of {step} "
         "(ranks x multiple): use fewer ranks or more sequences")
 
-# %% ../../nbs/bucketing/packing.ipynb #73b5c62c
-def _assign_rows(sizes, capacity):
-    "Next fit: the packed row of each sequence, and where in the row it starts."
-    rows, starts, row, used = [], [], 0, 0
-    for size in sizes:
-        if used + size > capacity: row, used = row + 1, 0
-        rows.append(row)
-        starts.append(used)
-        used += size
-    return np.array(rows), np.array(starts)
+# %% ../../nbs/bucketing/packing.ipynb #808a291d
+# what the forward of a model may raise at arguments that it does not expect
+_model_errors = (TypeError, ValueError, RuntimeError, IndexError, KeyError,
+                 AttributeError, AssertionError)
 
-# %% ../../nbs/bucketing/packing.ipynb #a254dad0
-def _block_mask(segments, causal):
-    "Shape (rows, 1, capacity, capacity), true where a token sees: its own sequence."
-    mask = segments[:, :, None] == segments[:, None, :]
-    mask |= segments[:, :, None] == 0 # padding sees its row, which marks it as padding
-    if causal: mask &= np.tri(segments.shape[1], dtype=bool)
-    return mask[:, None]
-
-def _boundaries(
-    segments:np.ndarray, # shape (rows, capacity): number of each token's sequence
-    mask:str, # "boundaries", "bool", "float" or "positions"
-    causal:bool, # tokens do not look ahead
-) -> dict: # arguments of the model
-    "Where sequences end, as the attention kernel wants it."
-    if mask == "positions": return {"use_cache": False} # a cache hides the positions
-    if mask == "boundaries":
-        changes = np.flatnonzero(np.diff(segments.ravel(), prepend=-1, append=-1))
-        bounds, longest = torch.from_numpy(changes).int(), int(np.diff(changes).max())
-        return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds,
-                "max_length_q": longest, "max_length_k": longest}
-    seen = torch.from_numpy(_block_mask(segments, causal))
-    if mask == "bool": return {"attention_mask": seen}
-    hidden = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
-    return {"attention_mask": hidden}
-
-# %% ../../nbs/bucketing/packing.ipynb #3b1b9ef3
-class PackedCollator:
-    """Sequences -> packed rows: a dict of tensors of shape (rows, capacity).
-
-    Takes rows with `input_ids`, and `labels` and other numbers for each token, such as
-    `token_type_ids`; without labels, those of a causal model are the ids. Tokens where
-    an `attention_mask` is 0 are left out. Raises `ValueError` for one label per
-    sequence."""
-    def __init__(self,
-        capacity:int | None=None, # tokens in a row; None: one row as long as needed
-        *,
-        pad_token_id:int=0, # fills what is left of a row
-        causal:bool=True, # a decoder: no label for a first token, no look ahead
-        mask:str="boundaries", # (cu_seq_lens), "bool" or "float" blocks, "positions"
-        first_position:int=0, # position of the first token of each sequence
-    ):
-        if mask not in (known := ("boundaries", "bool", "float", "positions")):
-            raise ValueError(f"mask is {mask!r}, not one of {', '.join(known)}")
-        self.capacity, self.pad_token_id, self.causal = capacity, pad_token_id, causal
-        self.mask, self.first_position = mask, first_position
-
-    def __call__(self, features):
-        columns = _without_masked(_by_column(features))
-        sizes = list(map(len, columns["input_ids"]))
-        ids = np.concatenate(columns["input_ids"])
-        places, offset, shape = _lay_out(sizes, self.capacity)
-
-        def laid_out(values, fill):
-            values, inner = _for_torch(values), values.shape[1:]
-            flat = np.full((shape[0] * shape[1], *inner), fill, values.dtype)
-            flat[places] = values
-            return torch.from_numpy(flat.reshape(*shape, *inner))
-
-        batch = {"input_ids": laid_out(ids, self.pad_token_id),
-                 "position_ids": laid_out(offset, 0) + self.first_position}
-        if self.causal or "labels" in columns:
-            labels = _token_labels(columns, ids)
-            if self.causal: labels = np.where(offset == 0, -100, labels)
-            batch["labels"] = laid_out(labels, -100)
-        for name in _token_columns(columns, sizes):
-            batch[name] = laid_out(np.concatenate(columns[name]), 0)
-        segments = laid_out(np.repeat(np.arange(1, len(sizes) + 1), sizes), 0)
-        return batch | _boundaries(segments.numpy(), self.mask, self.causal)
-
-# %% ../../nbs/bucketing/packing.ipynb #ff268e08
-def _without_masked(columns):
-    "What belongs to the tokens that the attention mask shows."
-    shown = [np.asarray(mask) != 0 for mask in columns.get("attention_mask", ())]
-    if all(mask.all() for mask in shown): return columns
-    def left(row, mask):
-        return np.asarray(row)[mask] if _has_entries(row, len(mask)) else row
-    return {name: list(map(left, rows, shown)) for name, rows in columns.items()}
-
-def _has_entries(row, number):
-    return not isinstance(row, str) and hasattr(row, "__len__") and len(row) == number
-
-def _token_columns(columns, sizes):
-    "Names of further columns with a number for each token, or several."
-    ours = {"input_ids", "labels", "attention_mask", "position_ids"}
-    return [name for name, rows in columns.items() if name not in ours
-            and all(map(_has_entries, rows, sizes))
-            and np.asarray(rows[0]).dtype.kind in "biuf"]
-
-def _lay_out(sizes, capacity):
-    "Place of each token in the flat rows, its offset in its sequence, and the shape."
-    capacity = sum(sizes) if capacity is None else capacity
-    if max(sizes) > capacity:
-        raise ValueError(f"a sequence of {max(sizes)} tokens does not fit into rows of "
-                         f"{capacity}")
-    rows, starts = _assign_rows(sizes, capacity)
-    offset = np.arange(sum(sizes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    places = np.repeat(rows * capacity + starts, sizes) + offset
-    return places, offset, (rows[-1] + 1, capacity)
-
-def _token_labels(columns, ids):
-    "Labels of all tokens in one array: those given, or the ids."
-    if "labels" not in columns: return ids
-    labels = np.concatenate([np.atleast_1d(labels) for labels in columns["labels"]])
-    if len(labels) == len(ids): return labels
-    raise ValueError("packed sequences need one label for each token; "
-                     "got one for each sequence")
-
-# %% ../../nbs/bucketing/packing.ipynb #4497739f
-@torch.no_grad()
-def _packing_error(model, collator, sizes=(7, 12, 5)):
-    "Largest difference of logits, packed and alone, over the largest logit."
-    random, device = np.random.RandomState(0), next(model.parameters()).device
-    high = model.config.get_text_config().vocab_size
-    features = [{"input_ids": random.randint(high // 2, high, size=n)} for n in sizes]
-    alone = torch.cat([
-        model(input_ids=torch.from_numpy(row["input_ids"])[None].to(device)).logits[0]
-        for row in features])
-    batch = {name: value.to(device) if hasattr(value, "to") else value
-             for name, value in collator(features).items() if name != "labels"}
-    packed = model(**batch).logits
-    if packed.dim() != 3:
-        shape = tuple(packed.shape)
-        raise ValueError(f"its logits have shape {shape}, not one for each token")
-    far = packed.flatten(0, 1)[:sum(sizes)] - alone
-    return float(far.abs().max() / alone.abs().max())
-
-# %% ../../nbs/bucketing/packing.ipynb #5d2c33a3
-def collator_for_packing(
-    model, # a `PreTrainedModel` with logits for each token
-    capacity:int | None=None, # tokens in a packed row; None: one row
-    longest:int | None=None, # tokens in the longest sequence; None: `capacity`
-) -> PackedCollator: # with the mask and positions that this model needs
-    """The collator with which packed sequences have the logits that each has alone.
-
-    Tried with short sequences, and with one of `longest` tokens. Of ways that differ by
-    rounding alone the first is taken. Raises `ValueError` if there is none."""
-    training, errors, longest = model.training, [], longest or capacity
-    most = 1e-4 if model.dtype == torch.float32 else 3e-2
+@contextmanager
+def _trial_mode(model, autocast):
+    "Evaluation under autocast, without gradients. Random state and modes are put back."
+    device = _device(model)
+    devices = [device] if device.type == "cuda" else [] # besides the CPU
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        tried, why = _try_ways(model)
-        for error, way in tried:
-            if error < most: error = _long_error(model, PackedCollator(**way), longest)
-            if error < most: return PackedCollator(capacity, **way)
-            errors.append(error)
-    finally: model.train(training)
-    raise _cannot_pack(model, min(errors, default=None), why)
+        with torch.random.fork_rng(devices), torch.no_grad(), \
+                torch.autocast(device.type, autocast, enabled=autocast is not None):
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
-def _try_ways(model):
-    "Each way with its error, the likeliest first; and what the model raised at last."
-    tried, why = [], ""
-    for way in _ways_to_pack(model):
-        try: tried.append((_packing_error(model, PackedCollator(**way)), way))
-        except Exception as raised: why = f" ({raised})"
-    rounding = 10 * min((error for error, _ in tried), default=0) + 1e-6
-    return sorted(tried, key=lambda pair: max(pair[0], rounding)), why
+def _device(model): return next(model.parameters()).device
 
-def _long_error(model, collator, longest):
-    "The error with a sequence as long as they come, which an attention window may cut."
-    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    longest = min(longest or 0, (most or longest or 0) - collator.first_position)
-    try: return _packing_error(model, collator, (longest, 5)) if longest > 12 else 0.0
-    except Exception: return 0.0 # too long for the model or its memory: cannot tell
+def _logits(model, ids, **arguments):
+    "The logits of one sequence alone, of shape (tokens, classes)."
+    return _run(model, {"input_ids": torch.from_numpy(ids)[None], **arguments})[0]
 
-# %% ../../nbs/bucketing/packing.ipynb #e64e13bd
-def _ways_to_pack(model):
-    "Options of `PackedCollator` to try."
-    attention = getattr(model.config, "_attn_implementation", None) or ""
-    pad = getattr(model.config, "pad_token_id", None) or 0
-    mask = {"eager": "float"}.get(attention, "bool")
-    if "flash" in attention: mask = "boundaries"
-    ways = [dict(pad_token_id=pad, causal=causal, mask=mask, first_position=first)
-            for causal in (True, False) for first in sorted({0, pad + 1})]
-    return ways + [dict(pad_token_id=pad, mask="positions")]
+def _run(model, batch):
+    device = _device(model)
+    batch = {name: value.to(device) if hasattr(value, "to") else value
+             for name, value in batch.items()}
+    logits = getattr(model(**batch), "logits", None)
+    if logits is None:
+        raise ValueError("its output has no logits")
+    if logits.dim() == 3 and logits.shape[:2] == batch["input_ids"].shape:
+        return logits if logits.dtype == torch.float64 else logits.float()
+    shape = tuple(logits.shape)
+    raise ValueError(f"its logits have shape {shape}, not one for each token")
 
-def _cannot_pack(model, error, why):
-    "A `ValueError` that says how far off the logits are, or what the model raised."
-    if error is not None:
-        why = f": logits of packed sequences are off by {error:.1e} of the largest"
-    attention = getattr(model.config, "_attn_implementation", None)
+def _distance(logits, expected):
+    "The largest difference, relative to the largest logit."
+    return float((logits - expected).abs().max() / expected.abs().max())
+
+# %% ../../nbs/bucketing/packing.ipynb #4497739f
+def _model_facts(
+    model, # in evaluation mode
+    ids:np.ndarray, # of one sequence
+) -> dict: # fields of `PackingWay`
+    "What does not depend on packing."
+    alone = _logits(model, ids)
+    pad = _padding_token(model)
+    errors = {}
+    for first in sorted({0, pad + 1}):
+        places = torch.arange(first, first + len(ids))[None]
+        errors[first] = _distance(_logits(model, ids, position_ids=places), alone)
+    other_end = np.append(ids[:-1], ids[-1] - 1)
+    moved = _distance(_logits(model, other_end)[:-1], alone[:-1])
+    causal = moved <= _tolerances(model, None)[1]
+    shifted = _ignores_first_label(model, ids, otherwise=causal)
+    return dict(pad_token_id=pad, first_position=min(errors, key=errors.get),
+                causal=causal, shifted_labels=shifted)
+
+def _ignores_first_label(model, ids, otherwise):
+    "Whether a row whose only label is that of its first token has no loss."
+    labels = np.where(np.arange(len(ids)) == 0, 1, -100)
+    batch = {"input_ids": ids, "labels": labels}
+    batch = {name: torch.from_numpy(row)[None].to(_device(model))
+             for name, row in batch.items()}
+    try:
+        loss = model(**batch).loss
+    except _model_errors:
+        return otherwise # it takes no labels
+    return otherwise if loss is None else not float(loss) > 0 # no target: NaN, or 0
+
+# %% ../../nbs/bucketing/packing.ipynb #4369646a
+trial_lengths = 7, 12, 5, 9, 3, 12, 6, 11, 4
+trial_rows = [[0, 1, 2]], [[0, 1, 2], [3, 4], [5], [6, 7, 8]]
+
+def packing_errors(
+    model, # in evaluation mode
+    way:PackingWay, # to lay sequences out
+    sequences:list[np.ndarray], # token ids
+    rows:list[list[int]], # for each packed row, its sequences
+) -> tuple[float, float]: # relative to the largest logit
+    "How far packed logits are from those alone, and how far neighbours move them."
+    numbers = list(chain.from_iterable(rows))
+    alone = [_logits(model, sequences[i]) for i in numbers]
+    packed = _packed_logits(model, way, sequences, rows)
+    every_second = [ids - i % 2 for i, ids in enumerate(sequences)]
+    beside_others = _packed_logits(model, way, every_second, rows)
+    stay = [n for n, i in enumerate(numbers) if i % 2 == 0]
+    moved = _distance(torch.cat([beside_others[n] for n in stay]),
+                      torch.cat([packed[n] for n in stay]))
+    return _distance(torch.cat(packed), torch.cat(alone)), moved
+
+def _packed_logits(model, way, sequences, rows):
+    "The logits of each sequence, in the order of the packed rows."
+    padded = PaddedCollator(pad_token_id=way.pad_token_id)(
+        [{"input_ids": ids} for ids in sequences])
+    lengths = np.array(list(map(len, sequences)))
+    packed = pack_batch(padded, rows, None, way, lengths=lengths)
+    logits = _run(model, packed).flatten(0, 1)
+    layout = lay_out(lengths, way.laid_rows(rows))
+    number = torch.from_numpy(layout.sequence).flatten().to(logits.device)
+    return [logits[number == i] for i in chain.from_iterable(rows)]
+
+# %% ../../nbs/bucketing/packing.ipynb #29a3b1d6
+def _tolerances(model, autocast):
+    "The most that logits may be off alone, and by other neighbours."
+    dtype = autocast or model.dtype
+    if dtype in (torch.float32, torch.float64):
+        exact = torch.get_float32_matmul_precision() == "highest"
+        return 2e-5 if exact else 2e-2, 1e-6 # TF32 has the fractions of float16
+    # products round by their shape, which is another alone; neighbours do not change it
+    return 3e-2, 4e-3
+
+def _fault(model, way, sequences, rows, tolerances):
+    "What is wrong with a way, in words; None if nothing is."
+    try:
+        far, moved = packing_errors(model, way, sequences, rows)
+    except _model_errors as error:
+        return f"the model raised {type(error).__name__}: {_first_line(error)}"
+    count = f"{len(rows)} packed row" + "s" * (len(rows) > 1)
+    if not far <= tolerances[0]: # NaN too
+        return f"logits in {count} are off by {far:.1e} of the largest"
+    if not moved <= tolerances[1]:
+        return f"neighbours in {count} move logits by {moved:.1e} of the largest"
+
+def _first_line(error): return next(iter(str(error).splitlines()), "")[:200]
+
+# %% ../../nbs/bucketing/packing.ipynb #1f244a34
+def _possible_ways(model, facts):
+    "What the attention implementation may take, the cheapest first."
+    attention = getattr(model.config, "_attn_implementation", None) or "eager"
+    kinds = {"sdpa": ["positions", "seq_idx", "bool"],
+             "eager": ["positions", "seq_idx", "float"],
+             "flex_attention": ["positions", "seq_idx", "flex"]}
+    if attention in kinds:
+        return [PackingWay(kind, **facts) for kind in kinds[attention]]
+    # Flash attention and what users registered. Without boundaries flash attention
+    # looks for positions that start anew, but only if the batch is one row.
+    varlen, *others = (PackingWay(kind, **facts)
+                       for kind in ("varlen", "positions", "seq_idx", "bool"))
+    return [varlen, PackingWay("positions", one_row=True, **facts), *others]
+
+# %% ../../nbs/bucketing/packing.ipynb #5d2c33a3
+def way_to_pack(
+    model:torch.nn.Module, # a transformers model with logits for each token
+    longest:int | None=None, # tokens in the longest sequence, where it is known
+    autocast:torch.dtype | None=None, # of the training: torch.bfloat16 for bf16=True
+) -> PackingWay:
+    """The cheapest way to pack in which each sequence has the logits that it has alone.
+
+    Raises `ValueError` that says what was tried if there is none."""
+    _check_takes_packed_rows(model)
+    draw, tolerances = _token_source(model), _tolerances(model, autocast)
+    faults = {}
+    with _trial_mode(model, autocast):
+        try:
+            facts = _model_facts(model, draw(12))
+        except _model_errors as error:
+            tried = {"a sequence alone, with position_ids": _first_line(error)}
+            raise _cannot_pack(model, tried) from error
+        for way in _possible_ways(model, facts):
+            most, fault = _tried(model, way, draw, longest, tolerances)
+            if fault is None:
+                return replace(way, longest=most)
+            faults[str(way)] = fault
+    raise _cannot_pack(model, faults)
+
+# %% ../../nbs/bucketing/packing.ipynb #9bcf2342
+most_trial_tokens = 8_192
+
+def _tried(model, way, draw, longest, tolerances):
+    "The longest sequence that a way is right for (None: any), and what is wrong."
+    sequences = list(map(draw, trial_lengths))
+    for rows in trial_rows:
+        fault = _fault(model, way, sequences, rows, tolerances)
+        if fault is not None:
+            return None, fault
+    return _longest_packed(model, way, draw, longest, tolerances)
+
+def _longest_packed(model, way, draw, longest, tolerances):
+    "The same, for sequences that reach a limit of the model."
+    windows, dynamic = _attention_windows(model), _dynamic_rotary(model)
+    bounds = [dynamic] if dynamic else []
+    if way.kind in ("bool", "float", "flex"):
+        bounds += windows
+    if not bounds and not windows:
+        return None, None
+    most = min(bounds) if bounds else max(windows) + 8
+    if bounds and longest is not None and longest > most:
+        return most, (f"right up to {most:,} tokens, where an attention window ends or "
+                      f"rotary frequencies change; there is a sequence of {longest:,}")
+    tried = min(longest or most, most, _positions(model) or most)
+    if tried > most_trial_tokens and longest is None:
+        return min([*bounds, *windows]), None # shorter ones do not reach any limit
+    fault = _fault(model, way, [draw(tried), draw(5)], [[0, 1]], tolerances)
+    if fault is None:
+        return most if bounds else longest, None
+    return None, f"with a sequence of {tried:,} tokens {fault}"
+
+# %% ../../nbs/bucketing/packing.ipynb #05387a1b
+_window_names = ("sliding_window", "attention_window", "local_attention", "window_size",
+                 "attention_chunk_size", "attention_window_size", "sliding_window_size")
+
+def _attention_windows(model):
+    "How many tokens a token sees, for layers in which it does not see all."
+    config = model.config.get_text_config()
+    windows = []
+    for name in _window_names:
+        value = getattr(config, name, None) or []
+        windows += value if isinstance(value, (list, tuple)) else [value]
+    return [int(window) for window in windows if window and window > 0]
+
+def _dynamic_rotary(model):
+    "The length beyond which rotary frequencies follow the longest sequence; or None."
+    config = model.config.get_text_config()
+    rotary = getattr(config, "rope_parameters", None) or {}
+    by_layer = [each for each in rotary.values() if isinstance(each, dict)]
+    for each in by_layer or [rotary]:
+        if each.get("rope_type") in ("dynamic", "longrope"):
+            return each.get("original_max_position_embeddings") or _positions(model)
+
+def _positions(model):
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+def _token_source(model):
+    "Draws sequences of the middle of the vocabulary, where special tokens are rare."
+    size, random = model.config.get_text_config().vocab_size, np.random.RandomState(0)
+    return lambda length: random.randint(size // 4 + 1, 3 * size // 4 + 2, length)
+
+def _padding_token(model):
+    pad = getattr(model.config.get_text_config(), "pad_token_id", None)
+    return pad if isinstance(pad, int) and pad >= 0 else 0
+
+def _check_takes_packed_rows(model):
+    "Refuse what has no configuration of a text model, and encoder-decoders."
+    if not hasattr(getattr(model, "config", None), "get_text_config"):
+        raise _cannot_pack(model, {"reading its configuration": "there is none"})
+    if getattr(model.config, "is_encoder_decoder", False):
+        why = "the source and the target of a row have different lengths"
+        raise _cannot_pack(model, {"an encoder and a decoder": why})
+
+def _cannot_pack(model, faults):
+    "A `ValueError` that says what was tried, what came of it, and what to do."
+    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    tried = "".join(f"\n* {way}: {fault}" for way, fault in faults.items())
     return ValueError(
         f"{type(model).__name__} with attention {attention!r} cannot be trained on "
-        f"packed rows{why}. Use token_budget without pack, another "
+        f"packed rows. Tried:{tried}\nUse token_budget without pack, another "
         "attn_implementation, or shorter sequences if it has an attention window")
+
+# %% ../../nbs/bucketing/packing.ipynb #a18cf0dc
+def collator_for_packing(
+    model:torch.nn.Module, # a transformers model with logits for each token
+    capacity:int | None=None, # tokens in a packed row; None: one row
+    longest:int | None=None, # tokens in the longest sequence; None: `capacity`
+    autocast:torch.dtype | None=None, # of the training: torch.bfloat16 for bf16=True
+) -> PackedCollator: # its `way` says how it packs
+    """The collator with which packed sequences have the logits that each has alone.
+
+    Raises `ValueError` that says what was tried if there is none."""
+    return PackedCollator(capacity, way_to_pack(model, longest or capacity, autocast))

@@ -9,9 +9,9 @@ __all__ = ['BudgetArguments', 'Seq2SeqTrainingArguments', 'TrainingArguments', '
 # %% ../../nbs/trainer/index.ipynb #bfd38537
 from .arguments import (BudgetArguments, Seq2SeqTrainingArguments,
                                               TrainingArguments)
-from .streams import ReadyBatches
-from .trainer import (ExactResumeMixin, Seq2SeqTrainer,
-                                            TokenBudgetMixin, Trainer)
+from .loaders import ReadyBatches
+from .resume import ExactResumeMixin
+from .trainer import Seq2SeqTrainer, TokenBudgetMixin, Trainer
 
 # %% ../../nbs/trainer/index.ipynb #6b169fab
 _all_ = ["BudgetArguments", "Seq2SeqTrainingArguments", "TrainingArguments",
