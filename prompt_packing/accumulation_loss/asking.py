@@ -21,12 +21,22 @@ from .reading import Term, Unreadable, read_terms
 __all__ = ['NoDropout', 'undisturbed', 'last_parameter', 'only_graph_of', 'Answer', 'ask_loss', 'rounding_of', 'is_near',
            'gradients_agree']
 
-# %% ../../nbs/accumulation_loss/asking.ipynb #1d37cc31
+# %% ../../nbs/accumulation_loss/asking.ipynb #43cfdfb6
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
              "feature_dropout", "feature_alpha_dropout"}
 
 class NoDropout(TorchFunctionMode):
     "While it lasts, dropout gives its input back, wherever it is called."
+    active = 0 # how many are entered
+
+    def __enter__(self):
+        NoDropout.active += 1
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        NoDropout.active -= 1
+        return super().__exit__(*error)
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")

@@ -174,7 +174,7 @@ def take_rows(
     rows = map_leaves(taken, batch)
     return trim_rows(rows) if trim else rows
 
-# %% ../../nbs/foundation/rows.ipynb #002ea02b
+# %% ../../nbs/foundation/rows.ipynb #336524ed
 class CannotJoin(ValueError):
     "These batches cannot become one, and the message says which value is the reason."
 
@@ -194,6 +194,10 @@ def _padding_value(path: tuple, batches: list) -> torch.Tensor | None:
                 if len(padding):
                     return padding[0]
                 return torch.zeros((), dtype=leaf.dtype)
+        # without a mask, labels for every token say that new columns do not count
+        if any(_is_label(p, t) and t.shape == leaf.shape[:2]
+               for p, t in leaves(batch) if torch.is_tensor(t) and t.dim() == 2):
+            return torch.zeros((), dtype=leaf.dtype)
     return None
 
 def _is_padded_left(batch) -> bool:

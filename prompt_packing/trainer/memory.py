@@ -20,12 +20,16 @@ _logger = logging.get_logger(__name__)
 # %% auto #0
 __all__ = ['kept_bytes', 'peak_of', 'fit_memory', 'budget_for', 'free_bytes', 'measured_budget']
 
-# %% ../../nbs/trainer/memory.ipynb #fef6117a
+# %% ../../nbs/trainer/memory.ipynb #bee55e2d
 class kept_bytes(saved_tensors_hooks):
     "While it lasts, the bytes of storages that autograd keeps are counted."
     def __init__(self):
         self.storages = {}
         super().__init__(self._note, lambda tensor: tensor)
+
+    def __enter__(self):
+        super().__enter__()
+        return self
 
     def _note(self, tensor):
         storage = tensor.untyped_storage()
