@@ -104,7 +104,7 @@ def deal_batches(
     world_size: int,
     random: np.random.RandomState | None = None,  # None: the dearest first
 ) -> np.ndarray:  # batch numbers, shape (steps, world_size)
-    "Each step has batches of like cost; no rank has the dearest of all of them."
+    "Each step has batches of similar cost; no rank has the dearest of all of them."
     if random is None:
         by_cost = np.argsort(-computed, kind="stable")
         return by_cost.reshape(-1, world_size)

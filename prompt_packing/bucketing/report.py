@@ -73,7 +73,7 @@ def _cut_steps(steps, token_budget, pass_cost, capacity=None) -> BatchPlan:
             computed.append(len(part) * fullest)
     return _as_plan(batches, steps.lengths, np.array(computed))
 
-# %% ../../nbs/bucketing/report.ipynb #f17f4203
+# %% ../../nbs/bucketing/report.ipynb #29eb4d1e
 def _group_by_length(lengths, rows, seed) -> BatchPlan:
     from transformers.trainer_pt_utils import LengthGroupedSampler
 
@@ -82,10 +82,10 @@ def _group_by_length(lengths, rows, seed) -> BatchPlan:
     return _in_order(list(sampler), lengths, rows)
 
 def _batch_rebalance(lengths, rows_per_step, micro_batches, seed, epoch):
-    "Steps and batches; None where this release of transformers has no such sampler."
+    "Steps, and a function to batches; None without such a sampler."
     from transformers import trainer_pt_utils
 
-    if not hasattr(trainer_pt_utils, "BatchRebalanceSampler"):  # since 5.20
+    if not hasattr(trainer_pt_utils, "BatchRebalanceSampler"):  # older releases
         return None
     sampler = trainer_pt_utils.BatchRebalanceSampler(
         lengths.tolist(), rows_per_step, dp_size=1, grad_accum=micro_batches, seed=seed,
@@ -94,20 +94,20 @@ def _batch_rebalance(lengths, rows_per_step, micro_batches, seed, epoch):
     batches = list(sampler)
     steps = [sum(batches[i:i + micro_batches], [])
              for i in range(0, len(batches), micro_batches)]
-    return _as_plan(steps, lengths), _as_plan(batches, lengths)
+    return _as_plan(steps, lengths), lambda: _as_plan(batches, lengths)
 
 # %% ../../nbs/bucketing/report.ipynb #f1bedd02
 def _candidates(lengths, token_budget, batch_size, capacity, pass_cost, seed):
-    "By name, functions from the epoch to the steps and the batches of a plan."
+    "By name, functions from the epoch to the steps of a plan, and to its batches."
     n = len(lengths)
     rows, window = min(batch_size, n), default_window(n)
     step_rows = min(4 * rows, n)
 
     def each_a_step(plan):
-        return plan, plan
+        return plan, lambda: plan
 
     def cut(steps, capacity=None):
-        return steps, _cut_steps(steps, token_budget, pass_cost, capacity)
+        return steps, lambda: _cut_steps(steps, token_budget, pass_cost, capacity)
 
     def shuffled(epoch, rows):
         return _in_order(epoch_random(seed, epoch).permutation(n), lengths, rows)
@@ -209,8 +209,11 @@ def compare_plans(
         lengths, token_budget, batch_size, capacity, pass_cost, seed)
     for name, plan_of in candidates.items():
         plan = plan_of(0)
-        if plan is not None:
-            lines[name] = _line(*plan, next_steps=plan_of(1)[0])
+        if plan is None:
+            continue
+        steps, make_batches = plan
+        next_steps, _ = plan_of(1)
+        lines[name] = _line(steps, make_batches(), next_steps)
     bound = -(-int(lengths.sum()) // token_budget)
     lines[f"bound: tokens / {token_budget:,}"] = {
         "padding": 0.0, "steps": bound, "batches": bound, "largest": token_budget,
@@ -274,10 +277,9 @@ def _advice(table, token_budget, batch_size):
         f"{plain.steps:.0f} steps of {rows} rows and cuts them: "
         f"{same_steps.padding:.1%} padding in place of {plain.padding:.1%}, "
         f"{times[0]:.1f} times fewer computed tokens.",
-        f"Larger steps are cheaper to cut. TrainingArguments(token_budget="
-        f"{token_budget}, tokens_per_step={token_budget}) has {planned.steps:.0f} steps of "
-        f"so many tokens of text: {planned.padding:.1%} padding, {times[1]:.1f} times "
-        "fewer.",
+        f"Larger steps are cheaper to cut. With tokens_per_step={token_budget} an "
+        f"epoch has {planned.steps:.0f} steps of so many tokens of text: "
+        f"{planned.padding:.1%} padding, {times[1]:.1f} times fewer.",
         f"Packed too: {packed.padding:.1%} padding, {times[2]:.1f} times fewer, for "
         "models that collator_for_packing accepts."]
 
