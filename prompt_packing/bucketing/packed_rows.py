@@ -19,9 +19,10 @@ from .collating import (
 # %% auto #0
 __all__ = ['packing_kinds', 'PackingWay', 'Layout', 'lay_out', 'pack_batch', 'PackedCollator']
 
-# %% ../../nbs/bucketing/packed_rows.ipynb #2e3f0e31
+# %% ../../nbs/bucketing/packed_rows.ipynb #0f3102c7
 packing_kinds = {
     "varlen": "variable-length attention (cu_seq_lens), no mask",
+    "sdpa_varlen": "attention over each sequence (cu_seq_lens), no mask",
     "positions": "the model masks by position ids that start anew",
     "seq_idx": "cu_seq_lens and seq_idx, for attention and state-space layers",
     "flex": "a block mask for flex attention",
@@ -91,7 +92,7 @@ def _check_capacity(used, capacity):
     raise ValueError(f"packed row {int(used.argmax())} has {fullest:,} tokens and does "
                      f"not fit into rows of {capacity:,}: put fewer sequences into it")
 
-# %% ../../nbs/bucketing/packed_rows.ipynb #0a5193f0
+# %% ../../nbs/bucketing/packed_rows.ipynb #7e0cde8c
 def _separating_arguments(
     layout:Layout,
     segments:torch.Tensor, # `layout.sequence` on the device of the batch
@@ -111,6 +112,10 @@ def _separating_arguments(
     bounds = bounds.to(segments.device, non_blocking=True)
     arguments = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds,
                  "max_length_q": longest, "max_length_k": longest}
+    if way.kind == "sdpa_varlen":
+        # a mask of four dimensions keeps transformers from making one
+        arguments["attention_mask"] = torch.ones(1, 1, 1, 1, dtype=torch.bool,
+                                                 device=segments.device)
     if way.kind == "seq_idx":
         arguments |= {"seq_idx": segments.to(torch.int32), "use_cache": False}
     return arguments

@@ -5,7 +5,7 @@
 # %% ../../nbs/bucketing/packing.ipynb #impopack
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import chain
 
@@ -20,6 +20,7 @@ from .packed_rows import (
     PackedCollator, PackingWay, lay_out, pack_batch)
 from .plan import (
     _deal_batches, _narrow, _random, _sort_rows, _stable_order, _take_batches)
+from .varlen import is_fast_on
 
 # %% auto #0
 __all__ = ['trial_lengths', 'trial_rows', 'most_trial_tokens', 'pack_sequences', 'packing_errors', 'way_to_pack',
@@ -71,10 +72,10 @@ def _too_few(sequences, batches, step):
         f"{sequences} sequences cannot fill {batches} batches, a multiple of {step} "
         "(ranks x multiple): use fewer ranks or more sequences")
 
-# %% ../../nbs/bucketing/packing.ipynb #808a291d
+# %% ../../nbs/bucketing/packing.ipynb #77d11160
 # what the forward of a model may raise at arguments that it does not expect
 _model_errors = (TypeError, ValueError, RuntimeError, IndexError, KeyError,
-                 AttributeError, AssertionError)
+                 AttributeError, AssertionError, StopIteration)
 
 @contextmanager
 def _trial_mode(model, autocast):
@@ -200,20 +201,30 @@ def _fault(model, way, sequences, rows, tolerances):
 
 def _first_line(error): return next(iter(str(error).splitlines()), "")[:200]
 
-# %% ../../nbs/bucketing/packing.ipynb #1f244a34
-def _possible_ways(model, facts):
+# %% ../../nbs/bucketing/packing.ipynb #3c5934e3
+def _possible_ways(model, facts, autocast):
     "What the attention implementation may take, the cheapest first."
     attention = getattr(model.config, "_attn_implementation", None) or "eager"
-    kinds = {"sdpa": ["positions", "seq_idx", "bool"],
-             "eager": ["positions", "seq_idx", "float"],
-             "flex_attention": ["positions", "seq_idx", "flex"]}
-    if attention in kinds:
-        return [PackingWay(kind, **facts) for kind in kinds[attention]]
-    # Flash attention and what users registered. Without boundaries flash attention
-    # looks for positions that start anew, but only if the batch is one row.
-    varlen, *others = (PackingWay(kind, **facts)
-                       for kind in ("varlen", "positions", "seq_idx", "bool"))
-    return [varlen, PackingWay("positions", one_row=True, **facts), *others]
+    kinds = {"eager": ["positions", "seq_idx", "float"],
+             "flex_attention": ["positions", "seq_idx", "flex"],
+             "sdpa": ["positions", "seq_idx", "bool"]}
+    # what users registered may take boundaries, as flash attention does
+    kinds = kinds.get(attention.removesuffix("_varlen"),
+                      ["varlen", "positions", "seq_idx", "bool"])
+    if attention.startswith("sdpa") and _sdpa_varlen_is_fast(model, autocast):
+        kinds = ["sdpa_varlen", *kinds]
+    for kind in kinds:
+        yield PackingWay(kind, **facts)
+        if kind == "varlen":
+            # Without boundaries flash attention looks for positions that start anew, but
+            # only if the batch is one row.
+            yield PackingWay("positions", one_row=True, **facts)
+
+def _sdpa_varlen_is_fast(model, autocast):
+    config, names = model.config, ("attention_dropout", "attn_pdrop",
+                                   "attention_probs_dropout_prob")
+    dropout = max(getattr(config, name, None) or 0. for name in names)
+    return is_fast_on(_device(model), autocast or model.dtype, dropout)
 
 # %% ../../nbs/bucketing/packing.ipynb #5d2c33a3
 def way_to_pack(
@@ -223,7 +234,8 @@ def way_to_pack(
 ) -> PackingWay:
     """The cheapest way to pack in which each sequence has the logits that it has alone.
 
-    Raises `ValueError` that says what was tried if there is none."""
+    A model with `sdpa` is left with `sdpa_varlen` where that is right: the same, but for
+    packed rows. Raises `ValueError` that says what was tried if there is no way."""
     _check_takes_packed_rows(model)
     draw, tolerances = _token_source(model), _tolerances(model, autocast)
     faults = {}
@@ -233,10 +245,12 @@ def way_to_pack(
         except _model_errors as error:
             tried = {"a sequence alone, with position_ids": _first_line(error)}
             raise _cannot_pack(model, tried) from error
-        for way in _possible_ways(model, facts):
-            most, fault = _tried(model, way, draw, longest, tolerances)
-            if fault is None:
-                return replace(way, longest=most)
+        for way in _possible_ways(model, facts, autocast):
+            with _attention_of(way, model) as attention:
+                most, fault = _tried(model, way, draw, longest, tolerances)
+                if fault is None:
+                    attention.pop_all() # it stays
+                    return replace(way, longest=most)
             faults[str(way)] = fault
     raise _cannot_pack(model, faults)
 
@@ -272,7 +286,7 @@ def _longest_packed(model, way, draw, longest, tolerances):
         return most if bounds else longest, None
     return None, f"with a sequence of {tried:,} tokens {fault}"
 
-# %% ../../nbs/bucketing/packing.ipynb #05387a1b
+# %% ../../nbs/bucketing/packing.ipynb #681831d0
 _window_names = ("sliding_window", "attention_window", "local_attention", "window_size",
                  "attention_chunk_size", "attention_window_size", "sliding_window_size")
 
@@ -293,6 +307,14 @@ def _dynamic_rotary(model):
     for each in by_layer or [rotary]:
         if each.get("rope_type") in ("dynamic", "longrope"):
             return each.get("original_max_position_embeddings") or _positions(model)
+
+def _attention_of(way, model):
+    "Switches the model to the attention of a way; leaving it switches back."
+    stack, before = ExitStack(), getattr(model.config, "_attn_implementation", None)
+    if way.kind == "sdpa_varlen" != before:
+        model.set_attn_implementation("sdpa_varlen")
+        stack.callback(model.set_attn_implementation, before)
+    return stack
 
 def _positions(model):
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
