@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BatchPlan', 'as_lengths', 'plot_plan', 'PlannedBatchSampler', 'plan_batches', 'PaddedCollator', 'TokenRows',
            'dataset_lengths', 'PackedCollator', 'collator_for_packing', 'pack_sequences', 'file_lengths',
-           'compare_plans', 'padding_report', 'plot_lengths', 'plot_tradeoff', 'recommend_setting', 'StreamingBatches',
+           'compare_plans', 'padding_report', 'plot_lengths', 'plot_tradeoff', 'StreamingBatches',
            'create_wiki_dataloader', 'write_shards', 'TokenShards', 'tokenize_corpus', 'ShardedBatchSampler']
 
 # %% ../../nbs/bucketing/index.ipynb #e64212e7
@@ -17,7 +17,7 @@ from .packing import (
     PackedCollator, collator_for_packing, pack_sequences)
 from .files import file_lengths
 from .report import (
-    compare_plans, padding_report, plot_lengths, plot_tradeoff, recommend_setting)
+    compare_plans, padding_report, plot_lengths, plot_tradeoff)
 from .streaming import (
     StreamingBatches, create_wiki_dataloader, write_shards)
 from .shards import TokenShards, tokenize_corpus
@@ -28,6 +28,6 @@ _all_ = [
     "BatchPlan", "as_lengths", "plot_plan", "PlannedBatchSampler", "plan_batches",
     "PaddedCollator", "TokenRows", "dataset_lengths", "PackedCollator",
     "collator_for_packing", "pack_sequences", "file_lengths", "compare_plans",
-    "padding_report", "plot_lengths", "plot_tradeoff", "recommend_setting",
+    "padding_report", "plot_lengths", "plot_tradeoff",
     "StreamingBatches", "create_wiki_dataloader", "write_shards", "TokenShards",
     "tokenize_corpus", "ShardedBatchSampler"]

@@ -10,35 +10,41 @@ from collections.abc import Sequence
 import numpy as np
 
 # %% auto #0
-__all__ = ['as_lengths', 'BatchPlan', 'plot_plan']
+__all__ = ['as_lengths', 'epoch_random', 'stable_order', 'BatchPlan', 'plot_plan']
 
 # %% ../../nbs/bucketing/batches.ipynb #d9e6722a
 def as_lengths(
-    lengths, # one integer per row: a list, numpy or Arrow array, tensor or column
-) -> np.ndarray: # shape (rows,), int64, each at least 1
+    lengths,  # one integer per row: a list, numpy or Arrow array, tensor or column
+    dtype: type | None = np.int64,  # None: as stored, so a memory map is not copied
+) -> np.ndarray:  # shape (rows,), each at least 1
     """Lengths as one numpy array.
 
     Raises `ValueError` for an empty list or a length below 1, and `TypeError` for
     anything but integers."""
     array = np.asarray(_plain(lengths))
-    if len(array) == 0: raise ValueError("no rows: the list of lengths is empty")
-    if array.ndim != 1: raise ValueError(f"{_one_each}; got shape {array.shape}")
+    if len(array) == 0:
+        raise ValueError("no rows: the list of lengths is empty")
+    if array.ndim != 1:
+        raise ValueError(f"{_one_each}; got shape {array.shape}")
     if array.dtype.kind not in "iu":
         raise TypeError(f"lengths must be integers; got {array.dtype}")
     if array.min() < 1:
         row = int(array.argmin())
         raise ValueError(f"row {row} has length {array[row]}: every row needs at least "
                          "one token, so leave empty rows out")
-    return array.astype(np.int64, copy=False)
+    return array if dtype is None else array.astype(dtype, copy=False)
 
 # %% ../../nbs/bucketing/batches.ipynb #f22c6b5e
 _one_each = "lengths must be one number for each row"
 
 def _plain(lengths):
     "What numpy can make an array of. Raises `ValueError` for lists of lists."
-    if isinstance(lengths, np.ndarray): return lengths
-    if hasattr(lengths, "to_numpy"): return lengths.to_numpy()
-    if hasattr(lengths, "__array__"): return lengths
+    if isinstance(lengths, np.ndarray):
+        return lengths
+    if hasattr(lengths, "to_numpy"):
+        return lengths.to_numpy()
+    if hasattr(lengths, "__array__"):
+        return lengths
     values = list(lengths)
     if values and np.ndim(values[0]):
         raise ValueError(f"{_one_each}; these are lists. For lists of ids, give "
@@ -46,7 +52,7 @@ def _plain(lengths):
     return values
 
 # %% ../../nbs/bucketing/batches.ipynb #51de626a
-def _positive(name, value, least=1):
+def check_positive(name: str, value: int, least: int = 1) -> int:
     "`value` as an int. Raises an error that names the argument."
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer; got {value!r}")
@@ -54,70 +60,100 @@ def _positive(name, value, least=1):
         raise ValueError(f"{name} must be at least {least}; got {value}")
     return int(value)
 
-def _check_rank(rank, world_size):
+def check_rank(rank: int, world_size: int) -> tuple[int, int]:
     "Both as ints. Raises `ValueError` for a rank that does not exist."
-    world_size, rank = _positive("world_size", world_size), _positive("rank", rank, 0)
+    world_size = check_positive("world_size", world_size)
+    rank = check_positive("rank", rank, 0)
     if rank >= world_size:
         raise ValueError(f"rank {rank} of world_size {world_size}: ranks count from 0")
     return rank, world_size
 
 # %% ../../nbs/bucketing/batches.ipynb #2ffdf6bc
-def _check_longest(lengths, most, name):
+def check_longest(lengths: np.ndarray, most: int, name: str) -> None:
     "Raise a `ValueError` that names the first row longer than allowed."
-    if int(lengths.max()) <= most: return
+    if int(lengths.max()) <= most:
+        return
     row = int(np.argmax(lengths > most))
     raise ValueError(f"row {row} has {lengths[row]} tokens, more than {name}={most}: "
                      f"truncate it, leave it out, or raise {name}")
 
+# %% ../../nbs/bucketing/batches.ipynb #e1dbc497
+def epoch_random(*words: int) -> np.random.RandomState:
+    "Random numbers of one seed, epoch and what else tells draws apart."
+    sequence = np.random.SeedSequence(words)
+    return np.random.RandomState(np.random.MT19937(sequence))
+
+def stable_order(keys: np.ndarray) -> np.ndarray:
+    "Stable argsort of integers from 0 to 2**32 - 1."
+    low = np.argsort(keys.astype(np.uint16), kind="stable")
+    if keys.max() < 2**16:
+        return low
+    return low[np.argsort((keys >> 16).astype(np.uint16)[low], kind="stable")]
+
 # %% ../../nbs/bucketing/batches.ipynb #cf9fc13d
 class BatchPlan(Sequence):
     "Batches of row numbers: `plan[i]` is an int64 array. Knows what each batch costs."
-    def __init__(self,
-        indices:np.ndarray, # row numbers, one batch after the other
-        offsets:np.ndarray, # batch i is `indices[offsets[i]:offsets[i + 1]]`
-        lengths:np.ndarray, # tokens in each row of the data set
-        computed:np.ndarray | None=None, # tokens per batch; None: rows x longest row
+
+    def __init__(
+        self,
+        indices: np.ndarray,  # row numbers, one batch after the other
+        offsets: np.ndarray,  # batch i is `indices[offsets[i]:offsets[i + 1]]`
+        lengths: np.ndarray,  # tokens in each row of the data set
+        computed: np.ndarray | None = None,  # tokens per batch; None: rows x longest
     ):
-        self.indices, self.offsets, self.lengths = indices, offsets, lengths
-        self.rows = np.diff(offsets) # in each batch
+        self.indices = indices
+        self.offsets = offsets
+        self.lengths = lengths
+        self.rows = np.diff(offsets)  # in each batch
         self.computed = self.rows * self.longest if computed is None else computed
 
-    def __len__(self): return len(self.rows)
+    def __len__(self) -> int:
+        return len(self.rows)
 
-    def __getitem__(self, i):
-        if isinstance(i, slice): return [self[k] for k in range(*i.indices(len(self)))]
-        i = range(len(self))[i]
+    def __getitem__(self, i: int | slice) -> np.ndarray | list[np.ndarray]:
+        if isinstance(i, slice):
+            return [self[number] for number in range(*i.indices(len(self)))]
+        i = range(len(self))[i]  # an IndexError beyond the last; from the end below 0
         return self.indices[self.offsets[i]:self.offsets[i + 1]]
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return (f"BatchPlan({len(self):,} batches, {len(self.indices):,} rows, "
                 f"{self.padding:.2%} padding)")
 
-    def _reduce(self, how, values): return how.reduceat(values, self.offsets[:-1])
+    @property
+    def tokens(self) -> np.ndarray:
+        "In each batch, without padding."
+        return np.add.reduceat(self.lengths[self.indices], self.offsets[:-1])
 
     @property
-    def tokens(self): # in each batch, without padding
-        return self._reduce(np.add, self.lengths[self.indices])
+    def longest(self) -> np.ndarray:
+        "Row of each batch."
+        return np.maximum.reduceat(self.lengths[self.indices], self.offsets[:-1])
 
     @property
-    def longest(self): # row of each batch
-        return self._reduce(np.maximum, self.lengths[self.indices])
-
-    @property
-    def padding(self): # share of all computed tokens
+    def padding(self) -> float:
+        "Fraction of all computed tokens."
         return 1 - float(self.tokens.sum() / self.computed.sum())
 
     @property
-    def length_correlation(self): # of the lengths of two rows of a batch, -1 to 1
+    def length_correlation(self) -> float:
+        "Of the lengths of two rows of a batch, -1 to 1."
         return _length_correlation(self)
 
-    def new_mates(self, following:BatchPlan) -> float: # between 0 and 1
-        "Of the rows that share a batch with a row, the share that no longer do after."
+    def new_mates(self, following: BatchPlan) -> float:
+        "Of the rows that share a batch with a row, the fraction that later do not."
         return _new_mates(self, following)
 
-    def report(self) -> dict: # of plain numbers
+    def report(self) -> dict:
         "What the plan costs, how even its batches are, and how alike their rows."
-        return _report(self)
+        computed = self.computed
+        return {"batches": len(self), "rows": len(self.indices),
+                "rows_per_batch": (int(self.rows.min()), int(self.rows.max())),
+                "tokens": int(self.tokens.sum()),
+                "computed_tokens": int(computed.sum()),
+                "padding": self.padding,
+                "cost_spread": float(computed.std() / computed.mean()),
+                "length_correlation": self.length_correlation}
 
     def plot(self, ax=None):
         "`plot_plan` of this plan."
@@ -126,13 +162,17 @@ class BatchPlan(Sequence):
 # %% ../../nbs/bucketing/batches.ipynb #d6fdc28f
 def _length_correlation(plan):
     "Pearson's correlation over all pairs of rows that share a batch."
-    picked = plan.lengths[plan.indices].astype(float)
+    lengths = plan.lengths[plan.indices].astype(float)
     mates = np.repeat(plan.rows - 1, plan.rows)
-    if not mates.any(): return 0.
-    apart = picked - np.average(picked, weights=mates)
-    sums, squares = plan._reduce(np.add, apart), plan._reduce(np.add, apart ** 2)
+    if not mates.any():
+        return 0.0
+    apart = lengths - np.average(lengths, weights=mates)
+    sums = np.add.reduceat(apart, plan.offsets[:-1])
+    squares = np.add.reduceat(apart**2, plan.offsets[:-1])
     variance = ((plan.rows - 1) * squares).sum()
-    return float((sums ** 2 - squares).sum() / variance) if variance > 1e-9 else 0.
+    if variance < 1e-9:
+        return 0.0
+    return float((sums**2 - squares).sum() / variance)
 
 # %% ../../nbs/bucketing/batches.ipynb #e29b03ba
 def _batch_of(plan):
@@ -142,34 +182,27 @@ def _batch_of(plan):
     return batches
 
 def _new_mates(plan, following):
-    "Of the pairs of rows in a batch of `plan`, the share in none of `following`."
-    first, then = _batch_of(plan), _batch_of(following)
-    both = (first >= 0) & (then >= 0)
-    _, together = np.unique(first[both] * len(following) + then[both],
-                            return_counts=True)
+    "Of the pairs of rows in a batch of `plan`, the fraction in none of `following`."
     pairs = (plan.rows * (plan.rows - 1)).sum()
-    return 1 - float((together * (together - 1)).sum() / pairs) if pairs else 1.
-
-# %% ../../nbs/bucketing/batches.ipynb #7309736d
-def _report(plan):
-    "`BatchPlan.report`."
-    computed = plan.computed
-    return {"batches": len(plan), "rows": len(plan.indices),
-            "rows_per_batch": (int(plan.rows.min()), int(plan.rows.max())),
-            "tokens": int(plan.tokens.sum()), "computed_tokens": int(computed.sum()),
-            "padding": plan.padding,
-            "cost_spread": float(computed.std() / computed.mean()),
-            "length_correlation": plan.length_correlation}
+    if not pairs:
+        return 1.0
+    now, then = _batch_of(plan), _batch_of(following)
+    both = (now >= 0) & (then >= 0)
+    pair = now[both] * len(following) + then[both]  # one number for both batches
+    _, rows = np.unique(pair, return_counts=True)
+    return 1 - float((rows * (rows - 1)).sum() / pairs)
 
 # %% ../../nbs/bucketing/batches.ipynb #8eaf1c21
 def plot_plan(
-    plan:BatchPlan, # from any planner
-    ax=None, # matplotlib axes; None: a new figure
-    most:int=200, # draw only the first so many batches
-): # the axes
+    plan: BatchPlan,  # from any planner
+    ax=None,  # matplotlib axes; None: a new figure
+    most: int = 200,  # draw only the first so many batches
+):  # the axes
     "Text and padding of each batch, in the order of the plan."
     import matplotlib.pyplot as plt
-    ax = plt.subplots(figsize=(6, 2.5))[1] if ax is None else ax
+
+    if ax is None:
+        ax = plt.subplots(figsize=(6, 2.5))[1]
     tokens, computed = plan.tokens[:most], plan.computed[:most]
     places = range(len(tokens))
     ax.bar(places, tokens, width=1, label="text")

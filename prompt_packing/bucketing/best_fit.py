@@ -7,39 +7,44 @@ from __future__ import annotations
 
 import numpy as np
 
-from .plan import _stable_order
+from .batches import stable_order
 
 # %% auto #0
-__all__ = []
+__all__ = ['pack_best_fit', 'split_rows']
 
 # %% ../../nbs/bucketing/best_fit.ipynb #fec0078a
 def _best_fit(
-    counts:np.ndarray, # counts[n]: sequences of length n, up to the capacity
-    rooms:np.ndarray, # rooms[r]: rows that have room for r tokens already
-) -> list: # of (room at the start or None, lengths added, number of such rows)
+    counts: np.ndarray,  # counts[n]: sequences of length n, up to the capacity
+    rooms: np.ndarray,  # rooms[r]: rows that have room for r tokens already
+) -> list:  # of (room at the start or None, lengths added, number of such rows)
     "Best-fit decreasing on a histogram of lengths."
     capacity = len(counts) - 1
-    groups = [[(r, int(n))] if n and r else [] for r, n in enumerate(rooms)]
-    has = np.array([bool(g) for g in groups])
+    groups = [[] for _ in rooms]  # by room left: (chain, rows)
+    for room in np.flatnonzero(rooms[1:]) + 1:
+        groups[room].append((int(room), int(rooms[room])))
+    has_rows = np.array([bool(group) for group in groups])
     for length in np.flatnonzero(counts)[::-1].tolist():
         left = int(counts[length])
         while left:
-            room = length + int(has[length:].argmax()) # the least that is enough
-            if has[room]: found = groups[room].pop()
-            else: room, found = capacity, (None, -(-left // (capacity // length)))
-            left -= _fill(groups, has, room, found, length, left)
-            has[room] = bool(groups[room])
-    return [(*_contents(chain), n) for group in groups for chain, n in group]
+            room = length + int(has_rows[length:].argmax())  # the least that is enough
+            if has_rows[room]:
+                chain, rows = groups[room].pop()
+            else:  # new rows, as many as the sequences that are left can fill
+                room, chain, rows = capacity, None, -(-left // (capacity // length))
+            left -= _fill(groups, has_rows, room, chain, rows, length, left)
+            has_rows[room] = bool(groups[room])
+    return [(*_contents(chain), rows) for group in groups for chain, rows in group]
 
 # %% ../../nbs/bucketing/best_fit.ipynb #2f9873d9
-def _fill(groups, has, room, found, length, left):
+def _fill(groups, has_rows, room, chain, rows, length, left):
     "Add sequences of one length to a group of rows; returns how many were placed."
-    chain, rows = found
     each = min(room // length, left)
     filled = min(rows, left // each)
-    groups[room - each * length].append(((chain, length, each), filled))
-    has[room - each * length] = True
-    if rows > filled and chain is not None: groups[room].append((chain, rows - filled))
+    room_after = room - each * length
+    groups[room_after].append(((chain, length, each), filled))
+    has_rows[room_after] = True
+    if rows > filled and chain is not None:
+        groups[room].append((chain, rows - filled))
     return filled * each
 
 def _contents(chain):
@@ -52,63 +57,80 @@ def _contents(chain):
 
 # %% ../../nbs/bucketing/best_fit.ipynb #da1c2e37
 def _deal(
-    longest_first:np.ndarray, # lengths in descending order
-    rows:int, # rows to deal to
-    rounds:int, # sequences dealt to each row
-    capacity:int, # tokens in a row
-    random:np.random.RandomState,
-) -> tuple[np.ndarray, np.ndarray]: # row of each sequence or -1; room left in each row
+    longest_first: np.ndarray,  # lengths in descending order
+    rows: int,  # rows to deal to
+    rounds: int,  # sequences dealt to each row
+    capacity: int,  # tokens in a row
+    random: np.random.RandomState,
+) -> tuple[np.ndarray, np.ndarray]:  # row of each sequence or -1; room of each row
     "Deal sequences to rows at random; what does not fit is left over."
-    room, where = np.full(rows, capacity), np.full(len(longest_first), -1)
+    room = np.full(rows, capacity)
+    row_of = np.full(len(longest_first), -1)
     for start in range(0, min(rounds * rows, len(longest_first)), rows):
         hand = longest_first[start:start + rows]
-        to = random.permutation(rows)[:len(hand)]
-        fits = hand <= room[to]
-        room[to[fits]] -= hand[fits]
-        where[start:start + rows][fits] = to[fits]
-    return where, room
+        row = random.permutation(rows)[:len(hand)]
+        fits = hand <= room[row]
+        room[row[fits]] -= hand[fits]
+        row_of[start:start + rows][fits] = row[fits]
+    return row_of, room
 
 # %% ../../nbs/bucketing/best_fit.ipynb #db3caf0f
-def _close_gaps(longest_first, where, room, capacity):
-    "Best fit for what was not dealt: completes `where`, returns the number of rows."
-    rest, size = np.flatnonzero(where < 0), capacity + 1
-    by_room = np.bincount(room, minlength=size)
-    groups = _best_fit(np.bincount(longest_first[rest], minlength=size), by_room)
-    order, end = _stable_order(room), np.cumsum(by_room)
-    rows, ids, added = len(room), [], []
-    for start, more, n in groups:
-        if start is None: rows, taken = rows + n, np.arange(rows, rows + n)
-        else: end[start], taken = end[start] - n, order[end[start] - n:end[start]]
-        ids.append(np.repeat(taken, len(more)))
-        added.append(np.tile(np.array(more, int), n))
+def _close_gaps(longest_first, row_of, room, capacity):
+    "Best fit for what was not dealt: completes `row_of`, returns the number of rows."
+    rest = np.flatnonzero(row_of < 0)
+    counts = np.bincount(longest_first[rest], minlength=capacity + 1)
+    rows_by_room = np.bincount(room, minlength=capacity + 1)
+    by_room = stable_order(room)
+    end = np.cumsum(rows_by_room)  # of the rows in `by_room` that are still to be used
+    rows = len(room)
+    row_numbers, added = [], []
+    for start_room, more, count in _best_fit(counts, rows_by_room):
+        if start_room is None:
+            chosen = np.arange(rows, rows + count)
+            rows += count
+        else:
+            chosen = by_room[end[start_room] - count:end[start_room]]
+            end[start_room] -= count
+        row_numbers.append(np.repeat(chosen, len(more)))
+        added.append(np.tile(np.array(more, int), count))
     if len(rest):
-        longest = _stable_order(capacity - np.concatenate(added))
-        where[rest] = np.concatenate(ids)[longest]
+        longest = stable_order(capacity - np.concatenate(added))
+        row_of[rest] = np.concatenate(row_numbers)[longest]
     return rows
 
 # %% ../../nbs/bucketing/best_fit.ipynb #36ef9916
-def _pack(longest_first, capacity, random):
-    "Row of each sequence, as random as full rows allow, and how many rows are allowed."
-    counts, size = np.bincount(longest_first, minlength=capacity + 1), capacity + 1
-    most = int(1.0002 * sum(n for *_, n in _best_fit(counts, np.zeros(size, int))))
+def pack_best_fit(
+    longest_first: np.ndarray,  # lengths in descending order
+    capacity: int,  # tokens in a row
+    random: np.random.RandomState,
+) -> tuple[np.ndarray, int]:  # row of each sequence; rows that every epoch may have
+    "Sequences to rows, as random as full rows allow."
+    counts = np.bincount(longest_first, minlength=capacity + 1)
+    best = _best_fit(counts, np.zeros(capacity + 1, int))
+    most = int(1.0002 * sum(rows for _, _, rows in best))
     bound = -(-int(longest_first.sum()) // capacity)
     per_row = len(longest_first) / bound
-    for share in (.7, .5, .3, 0) if per_row > 8 else (.4, .2, 0):
+    shares = (0.7, 0.5, 0.3, 0) if per_row > 8 else (0.4, 0.2, 0)
+    for share in shares:
         rounds = round(share * per_row)
-        where, room = _deal(longest_first, bound, rounds, capacity, random)
-        if _close_gaps(longest_first, where, room, capacity) <= most: break
-    return where, most
+        row_of, room = _deal(longest_first, bound, rounds, capacity, random)
+        if _close_gaps(longest_first, row_of, room, capacity) <= most:
+            break
+    return row_of, most
 
 # %% ../../nbs/bucketing/best_fit.ipynb #7954a9e7
-def _split_rows(where, rows):
-    "Cut rows in two until there are `rows` of them; None if that cannot be."
-    if len(where) < rows: return None
-    while (have := len(sizes := np.bincount(where))) < rows:
-        big = np.argsort(-sizes, kind="stable")[:rows - have]
-        big = big[sizes[big] > 1]
-        new = np.zeros(have, int)
-        new[big] = np.arange(have, have + len(big))
-        cut = np.flatnonzero(new[where])
-        moved = cut[_stable_order(where[cut])][::2]
-        where[moved] = new[where[moved]]
-    return where
+def split_rows(row_of: np.ndarray, rows: int) -> np.ndarray | None:
+    "Cut rows in two until there are `rows` of them; None if there are too few."
+    if len(row_of) < rows:
+        return None
+    sizes = np.bincount(row_of)
+    while len(sizes) < rows:
+        largest = np.argsort(-sizes, kind="stable")[:rows - len(sizes)]
+        largest = largest[sizes[largest] > 1]
+        new_row = np.zeros(len(sizes), int)  # of every second sequence of these rows
+        new_row[largest] = np.arange(len(sizes), len(sizes) + len(largest))
+        of_largest = np.flatnonzero(new_row[row_of])
+        moved = of_largest[stable_order(row_of[of_largest])][::2]
+        row_of[moved] = new_row[row_of[moved]]
+        sizes = np.bincount(row_of)
+    return row_of

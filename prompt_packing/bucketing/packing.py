@@ -12,14 +12,15 @@ from itertools import chain
 import numpy as np
 import torch
 
-from .batches import (
-    BatchPlan, _check_longest, _check_rank, _positive, as_lengths)
-from .best_fit import _pack, _split_rows
+from prompt_packing.bucketing.batches import (
+    BatchPlan, as_lengths, check_longest, check_positive, check_rank, epoch_random,
+    stable_order)
+from .best_fit import pack_best_fit, split_rows
 from .collating import PaddedCollator
 from .packed_rows import (
     PackedCollator, PackingWay, lay_out, pack_batch)
 from .plan import (
-    _deal_batches, _narrow, _random, _sort_rows, _stable_order, _take_batches)
+    deal_batches, narrow_integers, sort_rows, take_batches)
 from .varlen import is_fast_on
 
 # %% auto #0
@@ -42,20 +43,20 @@ def pack_sequences(
 
     Raises `ValueError` for a sequence longer than the capacity, and for fewer sequences
     than ranks need."""
-    lengths, capacity = as_lengths(lengths), _positive("capacity", capacity)
-    rows, (rank, world_size) = _positive("rows", rows), _check_rank(rank, world_size)
-    _check_longest(lengths, capacity, "capacity")
-    step, random = world_size * _positive("multiple", multiple), _random(seed, epoch)
-    narrow = _narrow(lengths)
-    order = _sort_rows(narrow, random)
-    where, most = _pack(narrow[order], capacity, random)
+    lengths, capacity = as_lengths(lengths), check_positive("capacity", capacity)
+    rows, (rank, world_size) = check_positive("rows", rows), check_rank(rank, world_size)
+    check_longest(lengths, capacity, "capacity")
+    step, random = world_size * check_positive("multiple", multiple), epoch_random(seed, epoch)
+    narrow = narrow_integers(lengths)
+    order = sort_rows(narrow, random)
+    where, most = pack_best_fit(narrow[order], capacity, random)
     batches = -(-most // (rows * step)) * step
-    where = _split_rows(where, max(batches, most if rows == 1 else 0))
+    where = split_rows(where, max(batches, most if rows == 1 else 0))
     if where is None: raise _too_few(len(lengths), batches, step)
     indices, offsets, computed = _cut_rows(order, where, batches, capacity, random)
     tokens = np.add.reduceat(narrow[indices], offsets[:-1], dtype=np.int64)
-    mine = _deal_batches(tokens, world_size, random)[:, rank]
-    return BatchPlan(*_take_batches(indices, offsets, mine), lengths, computed[mine])
+    mine = deal_batches(tokens, world_size, random)[:, rank]
+    return BatchPlan(*take_batches(indices, offsets, mine), lengths, computed[mine])
 
 # %% ../../nbs/bucketing/packing.ipynb #da8eb9d9
 def _cut_rows(order, where, batches, capacity, random):
@@ -65,7 +66,7 @@ def _cut_rows(order, where, batches, capacity, random):
     ends = np.cumsum(np.bincount(where))
     parts = np.linspace(0, len(packed), batches + 1).round().astype(int)
     offsets = np.concatenate([[0], ends])[parts]
-    return order[_stable_order(where)], offsets, np.diff(parts) * capacity
+    return order[stable_order(where)], offsets, np.diff(parts) * capacity
 
 def _too_few(sequences, batches, step):
     return ValueError(

@@ -5,28 +5,30 @@
 # %% ../../nbs/bucketing/plan.ipynb #a8af2134
 from __future__ import annotations
 
-import sys
 import warnings
 from collections import deque
+from collections.abc import Callable, Iterator
 
 import numpy as np
-from torch.utils.data import DataLoader
 
-from .batches import (
-    BatchPlan, _check_longest, _check_rank, _positive, as_lengths)
+from prompt_packing.bucketing.batches import (
+    BatchPlan, as_lengths, check_longest, check_positive, check_rank, epoch_random,
+    stable_order)
 
 # %% auto #0
-__all__ = ['plan_batches', 'PlannedBatchSampler']
+__all__ = ['narrow_integers', 'sort_rows', 'deal_batches', 'take_batches', 'default_window', 'plan_batches', 'ResumableSampler',
+           'UsedBatches', 'PlannedBatchSampler']
 
 # %% ../../nbs/bucketing/plan.ipynb #2392f7ce
 def _batch_shapes(
-    longest_first:np.ndarray, # lengths in descending order
-    rows_at, # function: longest length in a batch -> rows in it
-    windows:int, # batches in a group
-    step:int=1, # rows of a batch are a multiple of this, where so many fit
-) -> np.ndarray: # shape (groups, 3): rows, batches, and the multiple that holds here
+    longest_first: np.ndarray,  # lengths in descending order
+    rows_at: Callable[[int], int],  # longest length in a batch -> rows in it
+    windows: int,  # batches in a group
+    step: int = 1,  # rows of a batch are a multiple of this, where so many fit
+) -> np.ndarray:  # shape (groups, 3): rows, batches, and the multiple that holds here
     "Cut sorted lengths into groups. Nothing in it is random: each epoch has the same."
-    groups, start = [], 0
+    groups = []
+    start = 0
     while start < len(longest_first):
         rows = rows_at(int(longest_first[start]))
         unit = step if rows >= step else 1
@@ -38,32 +40,36 @@ def _batch_shapes(
 
 def _spread_rest(groups):
     "If the last group has fewer rows in a batch than the one before, make them one."
-    if len(groups) < 2: return groups
+    if len(groups) < 2:
+        return groups
     *others, (rows, batches, unit), (rest, more, _) = groups
-    if rest * batches >= rows * more: return groups
+    if rest * batches >= rows * more:
+        return groups
     return others + [(rows + rest, batches + more, unit)]
 
 # %% ../../nbs/bucketing/plan.ipynb #66b2461a
 def _cut_finer(
-    groups:np.ndarray, # from `_batch_shapes`
-    multiple:int, # the number of batches becomes a multiple of this
-) -> np.ndarray | None: # groups with as many more batches; None: too few rows
+    groups: np.ndarray,  # from `_batch_shapes`
+    multiple: int,  # the number of batches becomes a multiple of this
+) -> np.ndarray | None:  # groups with as many more batches; None: too few rows
     "Split batches until their number divides."
     rows, batches, units = groups.T
     missing = -batches.sum() % multiple
     by_rows = np.argsort(-rows, kind="stable")
-    room = (-(-rows // units) - batches)[by_rows]
+    room = (-(-rows // units) - batches)[by_rows]  # batches of one unit: no more
     added = np.clip(missing - (np.cumsum(room) - room), 0, room)
-    if added.sum() < missing: return None
+    if added.sum() < missing:
+        return None
     batches = batches.copy()
     batches[by_rows] += added
     return np.stack([rows, batches, units], 1)
 
 # %% ../../nbs/bucketing/plan.ipynb #a90c2b5c
-def _even_sizes(groups:np.ndarray) -> np.ndarray:
+def _even_sizes(groups: np.ndarray) -> np.ndarray:
     "Rows of each batch: equal parts of its group, in whole units but for the last."
     rows, batches, units = groups.T
-    parts, last = -(-rows // units), np.cumsum(batches) - 1
+    parts = -(-rows // units)
+    last = np.cumsum(batches) - 1  # batch of each group
     place = np.arange(batches.sum()) - np.repeat(last + 1 - batches, batches)
     larger = place < np.repeat(parts % batches, batches)
     sizes = np.repeat(units, batches) * (np.repeat(parts // batches, batches) + larger)
@@ -71,67 +77,74 @@ def _even_sizes(groups:np.ndarray) -> np.ndarray:
     return sizes
 
 # %% ../../nbs/bucketing/plan.ipynb #4a94b493
-def _random(seed, epoch):
-    "The random numbers of one epoch."
-    words = [_positive("seed", seed, 0), _positive("epoch", epoch, 0)]
-    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(words)))
-
-def _stable_order(keys):
-    "Stable argsort of integers below 2**32."
-    low = np.argsort(keys.astype(np.uint16), kind="stable")
-    if keys.max() < 2**16: return low
-    return low[np.argsort((keys >> 16).astype(np.uint16)[low], kind="stable")]
-
-def _narrow(values):
+def narrow_integers(values: np.ndarray) -> np.ndarray:
     "The same numbers in a quarter of the memory: reading them out of order is faster."
     return values.astype(np.uint16 if values.max() < 2**16 else np.uint32)
 
 # %% ../../nbs/bucketing/plan.ipynb #7974e69e
-def _sort_rows(lengths, random=None):
+def sort_rows(
+    lengths: np.ndarray, random: np.random.RandomState | None = None
+) -> np.ndarray:
     "Row numbers, longest first; equal lengths in random order, or in that of the data."
     keys = lengths.max() - lengths
-    if random is None: return _stable_order(keys)
-    mixed = random.permutation(len(lengths))
-    return mixed[_stable_order(keys[mixed])]
+    if random is None:
+        return stable_order(keys)
+    shuffled = random.permutation(len(lengths))
+    return shuffled[stable_order(keys[shuffled])]
 
 def _shuffle_groups(order, groups, random):
     "Shuffle the rows inside each group."
-    mixed = random.permutation(len(order))
-    group = np.repeat(_narrow(np.arange(len(groups))), groups[:, 0])
-    return order[mixed[_stable_order(group[mixed])]]
+    shuffled = random.permutation(len(order))
+    group = np.repeat(narrow_integers(np.arange(len(groups))), groups[:, 0])
+    return order[shuffled[stable_order(group[shuffled])]]
 
 # %% ../../nbs/bucketing/plan.ipynb #399f4c92
-def _deal_batches(computed, world_size, random=None):
-    "Batch numbers, shape (steps, world_size): each step has batches of like cost."
+def deal_batches(
+    computed: np.ndarray,  # tokens of each batch; as many as fill whole steps
+    world_size: int,
+    random: np.random.RandomState | None = None,  # None: the dearest first
+) -> np.ndarray:  # batch numbers, shape (steps, world_size)
+    "Each step has batches of like cost; no rank has the dearest of all of them."
     if random is None:
-        return np.argsort(-computed, kind="stable").reshape(-1, world_size)
-    mixed = random.permutation(len(computed))
-    by_cost = mixed[np.argsort(-computed[mixed], kind="stable")]
+        by_cost = np.argsort(-computed, kind="stable")
+        return by_cost.reshape(-1, world_size)
+    shuffled = random.permutation(len(computed))
+    by_cost = shuffled[np.argsort(-computed[shuffled], kind="stable")]
     steps = random.permutation(len(computed) // world_size)
-    steps = by_cost.reshape(-1, world_size)[steps]
-    turn = random.randint(world_size, size=(len(steps), 1))
-    return np.take_along_axis(steps, (np.arange(world_size) + turn) % world_size, 1)
+    by_step = by_cost.reshape(-1, world_size)[steps]
+    first_rank = random.randint(world_size, size=(len(steps), 1))
+    turn = (np.arange(world_size) + first_rank) % world_size
+    return np.take_along_axis(by_step, turn, 1)
 
-def _take_batches(indices, offsets, chosen):
+def take_batches(
+    indices: np.ndarray, offsets: np.ndarray, chosen: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     "The chosen batches' rows, one batch after the other, and their offsets."
     sizes = np.diff(offsets)[chosen]
-    new = np.concatenate([[0], np.cumsum(sizes)])
-    places = np.repeat(offsets[chosen] - new[:-1], sizes) + np.arange(new[-1])
-    return indices[places], new
+    new_offsets = np.concatenate([[0], np.cumsum(sizes)])
+    shift = np.repeat(offsets[chosen] - new_offsets[:-1], sizes)
+    return indices[shift + np.arange(new_offsets[-1])], new_offsets
 
 # %% ../../nbs/bucketing/plan.ipynb #90da55ee
 def _rows_for(token_budget, batch_size):
     "Function from the longest length of a batch to its number of rows."
-    if token_budget is None: return lambda longest: batch_size
-    if batch_size is None: return lambda longest: token_budget // longest
-    return lambda longest: min(batch_size, token_budget // longest)
+    def rows_at(longest):
+        limits = [] if batch_size is None else [batch_size]
+        if token_budget is not None:
+            limits.append(token_budget // longest)
+        return min(limits)
+    return rows_at
 
-def _default_window(rows): return min(100_000, -(-rows // 4))
+def default_window(rows: int) -> int:
+    "A quarter of the rows, at most 100,000."
+    return min(100_000, -(-rows // 4))
 
 def _count_windows(rows, window, shuffle):
     "Number of windows of at most `window` rows."
-    if window is None: window = _default_window(rows)
-    return -(-rows // _positive("window", window)) if shuffle else 1
+    if window is None:
+        window = default_window(rows)
+    window = check_positive("window", window)
+    return -(-rows // window) if shuffle else 1
 
 # %% ../../nbs/bucketing/plan.ipynb #4921b4db
 def _shape_plan(longest_first, rows_at, windows, multiple, step):
@@ -140,7 +153,8 @@ def _shape_plan(longest_first, rows_at, windows, multiple, step):
     Where that leaves too few rows: one window, or no multiple of `step` rows."""
     for tried in ((windows, step), (1, step), (windows, 1), (1, 1)):
         groups = _cut_finer(_batch_shapes(longest_first, rows_at, *tried), multiple)
-        if groups is not None: return groups
+        if groups is not None:
+            return groups
     raise ValueError(
         f"{len(longest_first)} rows cannot be dealt in batches whose number is a "
         f"multiple of {multiple} (ranks x multiple), none of them empty: use fewer "
@@ -148,147 +162,181 @@ def _shape_plan(longest_first, rows_at, windows, multiple, step):
 
 # %% ../../nbs/bucketing/plan.ipynb #5b6c3842
 def plan_batches(
-    lengths, # tokens in each row: integers of at least 1
+    lengths,  # tokens in each row: integers of at least 1
     *,
-    token_budget:int | None=None, # most tokens in a batch: its rows x its longest row
-    batch_size:int | None=None, # rows in a batch; with a budget, at most so many
-    window:int | None=None, # rows sorted together; None: a quarter, at most 100,000
-    seed:int=0, # the same seed and epoch give the same plan everywhere
-    epoch:int=0, # another epoch has other batches, and as many
-    rank:int=0, # index of this process
-    world_size:int=1, # number of processes; each gets the same number of batches
-    multiple:int=1, # batches of each rank are a multiple of this
-    rows_multiple:int=1, # rows of a batch are a multiple of this, where so many fit
-    shuffle:bool=True, # False: sorted, longest first, nothing random (for evaluation)
-) -> BatchPlan: # of one rank, for one epoch
+    token_budget: int | None = None,  # most tokens in a batch: rows x longest row
+    batch_size: int | None = None,  # rows in a batch; with a budget, at most so many
+    window: int | None = None,  # rows sorted together; None: a quarter, up to 100,000
+    seed: int = 0,  # the same seed and epoch give the same plan everywhere
+    epoch: int = 0,  # another epoch has other batches, and as many
+    rank: int = 0,  # index of this process
+    world_size: int = 1,  # number of processes; each gets the same number of batches
+    multiple: int = 1,  # batches of each rank are a multiple of this
+    rows_multiple: int = 1,  # rows of a batch are a multiple of this, if so many fit
+    shuffle: bool = True,  # False: sorted, longest first, not random (for evaluation)
+) -> BatchPlan:  # of one rank, for one epoch
     """Plan batches: every row in exactly one batch of exactly one rank.
 
     Raises `ValueError` for a row longer than the budget, for fewer rows than ranks, and
     when rows that each fill a batch cannot be dealt evenly."""
     lengths = as_lengths(lengths)
-    rows_at = _rows_for(*_check_sizes(lengths, token_budget, batch_size))
-    rank, world_size = _check_rank(rank, world_size)
-    random, narrow = _random(seed, epoch) if shuffle else None, _narrow(lengths)
-    order = _sort_rows(narrow, random)
-    groups = _shape_plan(narrow[order], rows_at,
-                         _count_windows(len(lengths), window, shuffle),
-                         world_size * _positive("multiple", multiple),
-                         _positive("rows_multiple", rows_multiple))
-    if shuffle: order = _shuffle_groups(order, groups, random)
+    _check_sizes(lengths, token_budget, batch_size)
+    rank, world_size = check_rank(rank, world_size)
+    multiple = world_size * check_positive("multiple", multiple)
+    step = check_positive("rows_multiple", rows_multiple)
+    seed = check_positive("seed", seed, 0)
+    epoch = check_positive("epoch", epoch, 0)
+    random = epoch_random(seed, epoch) if shuffle else None
+
+    narrow = narrow_integers(lengths)
+    order = sort_rows(narrow, random)
+    windows = _count_windows(len(lengths), window, shuffle)
+    rows_at = _rows_for(token_budget, batch_size)
+    groups = _shape_plan(narrow[order], rows_at, windows, multiple, step)
+    if shuffle:
+        order = _shuffle_groups(order, groups, random)
     offsets = np.concatenate([[0], np.cumsum(_even_sizes(groups))])
     computed = BatchPlan(order, offsets, narrow).computed
-    mine = _deal_batches(computed, world_size, random)[:, rank]
-    return BatchPlan(*_take_batches(order, offsets, mine), lengths)
+    chosen = deal_batches(computed, world_size, random)[:, rank]
+    return BatchPlan(*take_batches(order, offsets, chosen), lengths)
 
 # %% ../../nbs/bucketing/plan.ipynb #927ae3ed
 def _check_sizes(lengths, token_budget, batch_size):
-    "Budget and number of rows as ints or None. Raises where none is given or fits."
+    "Raise where neither budget nor number of rows is given, or one is out of range."
     if token_budget is None and batch_size is None:
         raise ValueError("give token_budget=, batch_size= or both")
     if token_budget is not None:
-        token_budget = _positive("token_budget", token_budget)
-        _check_longest(lengths, token_budget, "token_budget")
-    if batch_size is not None: batch_size = _positive("batch_size", batch_size)
-    return token_budget, batch_size
+        check_longest(
+            lengths, check_positive("token_budget", token_budget), "token_budget")
+    if batch_size is not None:
+        check_positive("batch_size", batch_size)
 
-# %% ../../nbs/bucketing/plan.ipynb #5e1c07a2
-class _Resumable:
-    "A batch sampler with a position: after the last batch drawn or, by `used`, used."
-    _queue, _ahead, _restored = None, False, False
+# %% ../../nbs/bucketing/plan.ipynb #362e1099
+class ResumableSampler:
+    """A batch sampler with a position, an epoch and a place in it.
+
+    A subclass has `_first`, the place where an epoch begins, and `_batches(position)`,
+    which yields from there on the position after each batch, and its rows."""
+    _first: dict = {}
+    _drawn: deque | None = None  # positions of batches drawn, for `used`
+    _restored = False  # begin at `position`, not at the start of its epoch
 
     @property
-    def epoch(self): return self.position["epoch"]
+    def epoch(self) -> int:
+        return self.position["epoch"]
 
-    def __iter__(self):
-        self._ahead = _draws_ahead(sys._getframe(1))
-        return self._draw()
+    def _start_of(self, epoch):
+        return {"epoch": epoch} | self._first
 
-    def _draw(self):
-        queue, self._queue = self._queue, None
-        if queue is not None: self._ahead = False
-        if not self._restored: self.position = self._start_of(self.epoch)
-        after, self._restored = self._start_of(self.epoch + 1), False
+    def __iter__(self) -> Iterator[list[int]]:
+        drawn, self._drawn = self._drawn, None
+        if not self._restored:
+            self.position = self._start_of(self.epoch)
+        self._restored = False
+        after_epoch = self._start_of(self.epoch + 1)
         for position, rows in self._batches(self.position):
-            self._move(position, queue)
+            self.position = position
+            if drawn is not None:
+                drawn.append(position)
             yield rows
-        self._move(after, queue)
+        self.position = after_epoch
+        if drawn is not None:
+            drawn.append(after_epoch)
 
-    def _start_of(self, epoch): return {"epoch": epoch} | self._first
+    def used(self, loader) -> UsedBatches:
+        "Batches of a loader that draws from this sampler, counted when they are used."
+        return UsedBatches(self, loader)
 
-    def _move(self, position, queue):
-        if queue is None: self.position = position
-        else: queue.append(position)
-
-    def used(self, loader):
-        """Batches of a loader that draws from this sampler, counted when they are used.
-
-        Raises `ValueError` for a batch that was not drawn from this sampler."""
-        queue = self._queue = deque()
-        if hasattr(loader, "set_epoch"): loader.set_epoch(self.epoch)
-        for loaded in loader:
-            if not queue: raise ValueError(_drawn_elsewhere)
-            self.position = queue.popleft()
-            yield loaded
-        if queue: self.position = queue.pop()
-
-    def set_epoch(self, epoch:int):
+    def set_epoch(self, epoch: int) -> None:
         "Go to the start of another epoch, as accelerate and transformers ask."
-        if epoch == self.epoch: return
-        if self._restored: warnings.warn(_left.format(self.position, epoch))
-        self.load_state_dict(self._start_of(int(epoch)))
+        if epoch == self.epoch:
+            return
+        if self._restored:
+            warnings.warn(_restored_elsewhere.format(self.position, epoch))
+        self.position = self._start_of(int(epoch))
         self._restored = False
 
-    def state_dict(self) -> dict: # numbers; the epoch is one of them
-        """The position after the last batch.
-
-        Raises `RuntimeError` where only what workers drew ahead is known."""
-        if self._ahead: raise RuntimeError(_drawn_ahead)
+    def state_dict(self) -> dict:
+        "The position after the last batch drawn: a few numbers, fit for JSON."
         return dict(self.position)
 
-    def load_state_dict(self, state:dict):
+    def load_state_dict(self, state: dict) -> None:
         "Go on after the batch at which `state` was taken."
-        self.position, self._ahead, self._restored = dict(state), False, True
+        self.position = dict(state)
+        self._restored = True
+
+# %% ../../nbs/bucketing/plan.ipynb #e559feb6
+class UsedBatches:
+    "The batches of a loader, and the position after the last one that came out."
+
+    def __init__(
+        self,
+        sampler: ResumableSampler,
+        loader,  # draws from the sampler, ahead of use or not
+    ):
+        self.sampler = sampler
+        self.loader = loader
+        self.position = sampler.state_dict()
+
+    def __iter__(self):
+        """One epoch of the loader.
+
+        Raises `ValueError` for a batch that was not drawn from the sampler."""
+        drawn = self.sampler._drawn = deque()
+        if hasattr(self.loader, "set_epoch"):
+            # accelerate's loaders count epochs themselves, from 0 after a restart
+            self.loader.set_epoch(self.sampler.epoch)
+        for batch in self.loader:
+            if not drawn:
+                raise ValueError(
+                    "the loader gave a batch that was not drawn from this sampler: "
+                    "give used() the loader whose batch_sampler it is")
+            self.position = drawn.popleft()
+            yield batch
+        if drawn:
+            self.position = drawn.pop()
+
+    def state_dict(self) -> dict:
+        "The position after the last batch used, for the sampler's `load_state_dict`."
+        return dict(self.position)
 
 # %% ../../nbs/bucketing/plan.ipynb #0a6c49b4
-class PlannedBatchSampler(_Resumable):
+class PlannedBatchSampler(ResumableSampler):
     "A `batch_sampler` for torch's `DataLoader`: one epoch's plan after another."
-    _first = {"batch": 0} # of an epoch
+    _first = {"batch": 0}
 
-    def __init__(self,
-        lengths, # tokens in each row
-        planner=plan_batches, # or `pack_sequences`
-        **plan, # arguments of the planner: token_budget, window, seed, rank, ...
+    def __init__(
+        self,
+        lengths,  # tokens in each row
+        planner: Callable[..., BatchPlan] = plan_batches,  # or `pack_sequences`
+        *,
+        epoch: int = 0,  # to begin with
+        **options,  # of the planner: token_budget, window, seed, rank, world_size, ...
     ):
-        self.lengths, self.planner, self.options = as_lengths(lengths), planner, plan
-        self.position = self._start_of(plan.pop("epoch", 0))
-        self._planned = None, None
+        self.lengths = as_lengths(lengths)
+        self.planner = planner
+        self.options = options
+        self.position = self._start_of(epoch)
+        self._planned = (None, None)  # an epoch and its plan
 
     @property
-    def plan(self) -> BatchPlan: # of the present epoch
+    def plan(self) -> BatchPlan:
+        "Of the present epoch."
         if self._planned[0] != self.epoch:
             plan = self.planner(self.lengths, epoch=self.epoch, **self.options)
             self._planned = self.epoch, plan
         return self._planned[1]
 
-    def __len__(self): return len(self.plan)
+    def __len__(self) -> int:
+        return len(self.plan)
 
-    def _batches(self, start):
+    def _batches(self, position):
         plan = self.plan
-        for batch in range(start["batch"], len(plan)):
-            yield start | {"batch": batch + 1}, plan[batch].tolist()
+        for batch in range(position["batch"], len(plan)):
+            yield position | {"batch": batch + 1}, plan[batch].tolist()
 
 # %% ../../nbs/bucketing/plan.ipynb #6e9cbfec
-_drawn_ahead = ("the worker processes of a DataLoader have drawn batches ahead of "
-                "their use: iterate over sampler.used(loader) in place of loader, or "
-                "take torchdata's StatefulDataLoader")
-_drawn_elsewhere = ("the loader gave a batch that was not drawn from this sampler: "
-                    "give used() the loader whose batch_sampler it is")
-_left = ("the sampler was restored to {}, and before a batch was drawn it is sent to "
-         "the start of epoch {}: iterate over sampler.used(loader), or first call "
-         "set_epoch of the loader with the restored epoch")
-
-def _draws_ahead(frame):
-    "Whether the caller is torch's `DataLoader` with worker processes."
-    caller = frame.f_locals.get("self")
-    return (type(caller).__module__ == DataLoader.__module__
-            and getattr(caller, "_num_workers", 0) > 0)
+_restored_elsewhere = (
+    "the sampler was restored to {}, and before a batch was drawn it is sent to the "
+    "start of epoch {}: iterate over sampler.used(loader), or first call set_epoch of "
+    "the loader with the restored epoch")

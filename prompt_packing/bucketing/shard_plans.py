@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from .batches import _positive
-from .plan import _random, _Resumable, plan_batches
+from .batches import (
+    check_positive as _positive, epoch_random as _random)
+from .plan import (
+    ResumableSampler as _Resumable, plan_batches)
 
 # %% auto #0
 __all__ = ['ShardedBatchSampler']

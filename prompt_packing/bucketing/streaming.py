@@ -17,7 +17,8 @@ import torch
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from .batches import _check_rank, _positive
+from .batches import (
+    check_positive as _positive, check_rank as _check_rank)
 from .collating import PaddedCollator
 from .packing import PackedCollator, pack_sequences
 from .plan import plan_batches
