@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from .collating import (
-    by_column, column_fills, torch_dtype_array)
+    by_column, column_fills, has_entries, torch_dtype_array)
 
 # %% auto #0
 __all__ = ['packing_kinds', 'PackingWay', 'Layout', 'lay_out', 'pack_batch', 'PackedCollator']
@@ -303,13 +303,10 @@ def _without_masked(columns):
     columns = {name: rows for name, rows in columns.items() if name != "attention_mask"}
     if all(mask.all() for mask in shown): return columns
     def left(row, mask):
-        return np.asarray(row)[mask] if _has_entries(row, len(mask)) else row
+        return np.asarray(row)[mask] if has_entries(row, len(mask)) else row
     return {name: list(map(left, rows, shown)) for name, rows in columns.items()}
-
-def _has_entries(row, number):
-    return not isinstance(row, str) and hasattr(row, "__len__") and len(row) == number
 
 def _is_per_token(rows, lengths):
     "Whether a column has a number for each token, or several."
-    if not all(map(_has_entries, rows, lengths)): return False
+    if not all(map(has_entries, rows, lengths)): return False
     return np.asarray(rows[0]).dtype.kind in "biuf"

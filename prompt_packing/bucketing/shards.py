@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from .collating import _ListColumn
+from .collating import ListColumn
 from .files import _encoder, _numbered_texts
 
 # %% auto #0
@@ -185,7 +185,7 @@ def _readable(error, finished, tasks):
 def _open_shard(path):
     "The rows of one Arrow file, as views of it."
     with pa.memory_map(str(path)) as file:
-        return _ListColumn(pa.ipc.open_stream(file).read_all().column("input_ids"))
+        return ListColumn(pa.ipc.open_stream(file).read_all().column("input_ids"))
 
 # %% ../../nbs/bucketing/shards.ipynb #a8151ff8
 class TokenShards:
