@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +15,7 @@ from .batches import as_lengths
 
 # %% auto #0
 __all__ = ['column_fills', 'ListColumn', 'list_column', 'dataset_lengths', 'TokenRows', 'pad_rows', 'torch_dtype_array',
-           'by_column', 'without_padding', 'has_entries', 'PaddedCollator', 'CollatorFacts', 'collator_facts']
+           'by_column', 'without_padding', 'has_entries', 'PaddedCollator']
 
 # %% ../../nbs/bucketing/collating.ipynb #13781992
 class ListColumn:
@@ -273,33 +272,3 @@ def _check_side(side):
     if side in ("right", "left"):
         return side
     raise ValueError(f"padding_side is {side!r}: 'right' or 'left'")
-
-# %% ../../nbs/bucketing/collating.ipynb #408832b1
-@dataclass(frozen=True)
-class CollatorFacts:
-    "How the batches of a collator are padded. Prints as one line."
-    side:str | None # "right" or "left"; None where the batch had no padding
-    fills:dict # column -> the value of its padding, for columns that have one
-    per_token:tuple[str, ...] # columns with an entry for each token
-    per_row:tuple[str, ...] # columns with an entry for each row
-
-def collator_facts(
-    batch:Mapping, # a padded batch with `input_ids`, on the CPU
-) -> CollatorFacts:
-    "Read from one batch how its collator pads."
-    size = batch["input_ids"].shape[:2]
-    tensors = {name: t for name, t in batch.items() if isinstance(t, torch.Tensor)}
-    per_token = tuple(name for name, t in tensors.items() if t.shape[:2] == size)
-    per_row = tuple(name for name, t in tensors.items()
-                    if t.dim() and len(t) == size[0] and name not in per_token)
-    mask = batch.get("attention_mask")
-    if mask is None or mask.shape != size or mask.bool().all():
-        return CollatorFacts(None, {}, per_token, per_row)
-    hidden = mask == 0
-    side = "left" if hidden[:, 0].any() else "right"
-    fills = {}
-    for name in per_token:
-        values = tensors[name][hidden].unique()
-        if len(values) == 1: # a column that was not padded has many
-            fills[name] = values.item()
-    return CollatorFacts(side, fills, per_token, per_row)
