@@ -84,9 +84,8 @@ def dataset_lengths(
     if column in names:
         return as_lengths(np.asarray(dataset.with_format("numpy")[column]))
     if "input_ids" in names:
-        columns = [list_column(dataset, name) for name in ("input_ids", "attention_mask")
-                   if name in names]
-        return as_lengths(_shown_lengths(*columns))
+        present = [name for name in ("input_ids", "attention_mask") if name in names]
+        return as_lengths(_shown_lengths(*(list_column(dataset, name) for name in present)))
     if isinstance(dataset, (list, tuple)) and "input_ids" in dataset[0]:
         return as_lengths([_row_length(row) for row in dataset])
     raise ValueError(
@@ -166,8 +165,8 @@ def _collate_column(name, values, fill, side):
     if isinstance(values[0], str):
         raise TypeError(f"column {name!r} holds text: tokenize it or remove the column")
     if any(value is None for value in values):
-        raise ValueError(f"column {name!r} has no value in some rows: fill it, or remove "
-                         "these rows")
+        raise ValueError(f"column {name!r} has no value in some rows: fill it, or "
+                         "remove these rows")
     dims, mask = np.ndim(values[0]), None
     if dims == 0:
         array = np.asarray(values)
@@ -195,15 +194,15 @@ def by_column(
     for number, row in enumerate(features):
         if set(row) != set(names):
             differs = ", ".join(sorted(map(repr, set(row) ^ set(names))))
-            raise ValueError(f"rows have different columns: row {number} and row 0 of the "
-                             f"batch differ in {differs}")
+            raise ValueError(f"rows have different columns: row {number} and row 0 of "
+                             f"the batch differ in {differs}")
     return {name: [row[name] for row in features] for name in names}
 
 # %% ../../nbs/bucketing/collating.ipynb #2c2908fb
 def without_padding(
     columns:Mapping, # name -> one entry for each row
 ) -> Mapping: # the same, rows without the padding that their attention mask hides
-    "Cut the padding that rows bring along, in all columns with an entry for each token."
+    "Cut the padding that rows bring along, in all columns of tokens."
     masks = columns.get("attention_mask")
     if masks is None or all(map(np.all, masks)):
         return columns
@@ -223,8 +222,8 @@ def has_entries(row, number:int) -> bool:
 class PaddedCollator:
     """Rows -> a dict of tensors, each column padded to its longest row in the batch.
 
-    Takes a list of dicts of lists, arrays or numbers, or a dict of columns; padding that
-    rows bring along is cut off. Raises `ValueError` if there is no padding token, and
+    Takes a list of dicts of lists, arrays or numbers, or a dict of columns; padding
+    that rows bring along is cut off. Raises `ValueError` if there is no padding token, and
     `TypeError` for a column of text."""
     def __init__(self,
         tokenizer=None, # its `pad_token_id` and `padding_side` are taken

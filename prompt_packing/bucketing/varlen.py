@@ -35,12 +35,13 @@ def sdpa_varlen_forward(
 ) -> tuple[torch.Tensor, None]: # shape (rows, tokens, heads, size)
     "Attention within sequences that lie end to end; `sdpa` for other batches."
     if cu_seq_lens_q is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout,
-                                      scaling, is_causal, **kwargs)
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout, scaling, is_causal,
+            **kwargs)
     _refuse_bias(kwargs)
     shape = query.shape
     query, key, value = (_end_to_end(each) for each in (query, key, value))
-    causal = module.is_causal if is_causal is None else is_causal
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if _has_kernel(query, key, value, dropout):
         reach = -1 if sliding_window is None else sliding_window - 1
         output = varlen_attn(
@@ -53,7 +54,8 @@ def sdpa_varlen_forward(
     return output.unflatten(0, (shape[0], shape[2])), None
 
 AttentionInterface.register("sdpa_varlen", sdpa_varlen_forward)
-AttentionMaskInterface.register("sdpa_varlen", sdpa_mask) # for batches without boundaries
+# for batches without boundaries
+AttentionMaskInterface.register("sdpa_varlen", sdpa_mask)
 
 # %% ../../nbs/bucketing/varlen.ipynb #95f55918
 def _end_to_end(states):
@@ -69,7 +71,8 @@ def _one_by_one(module, query, key, value, bounds, window, causal, **options):
     for parts in zip(queries, keys, values):
         parts = [part.transpose(0, 1)[None] for part in parts]
         mask = _window_mask(parts[0], window, causal)
-        output, _ = sdpa_attention_forward(module, *parts, mask, is_causal=causal, **options)
+        output, _ = sdpa_attention_forward(
+            module, *parts, mask, is_causal=causal, **options)
         outputs.append(output[0])
     return torch.cat(outputs)
 
@@ -100,7 +103,8 @@ def is_fast_on(
     if device.type == "cpu":
         return True
     is_16_bit = dtype in (torch.float16, torch.bfloat16)
-    return varlen_attn is not None and device.type == "cuda" and is_16_bit and not dropout
+    has_kernel = varlen_attn is not None and device.type == "cuda"
+    return has_kernel and is_16_bit and not dropout
 
 def _refuse_bias(kwargs):
     "What changes the scores of pairs, which is not handed over for each sequence."
