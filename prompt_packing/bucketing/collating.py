@@ -85,7 +85,8 @@ def dataset_lengths(
         return as_lengths(np.asarray(dataset.with_format("numpy")[column]))
     if "input_ids" in names:
         present = [name for name in ("input_ids", "attention_mask") if name in names]
-        return as_lengths(_shown_lengths(*(list_column(dataset, name) for name in present)))
+        columns = [list_column(dataset, name) for name in present]
+        return as_lengths(_shown_lengths(*columns))
     if isinstance(dataset, (list, tuple)) and "input_ids" in dataset[0]:
         return as_lengths([_row_length(row) for row in dataset])
     raise ValueError(
@@ -223,8 +224,8 @@ class PaddedCollator:
     """Rows -> a dict of tensors, each column padded to its longest row in the batch.
 
     Takes a list of dicts of lists, arrays or numbers, or a dict of columns; padding
-    that rows bring along is cut off. Raises `ValueError` if there is no padding token, and
-    `TypeError` for a column of text."""
+    that rows bring along is cut off. Raises `ValueError` if there is no padding token,
+    and `TypeError` for a column of text."""
     def __init__(self,
         tokenizer=None, # its `pad_token_id` and `padding_side` are taken
         *,

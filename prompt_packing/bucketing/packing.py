@@ -242,7 +242,8 @@ def way_to_pack(
     """The cheapest way to pack in which each sequence has the logits that it has alone.
 
     A model with `sdpa` is switched to `sdpa_varlen` where that is right, which differs
-    for packed rows alone. Raises `ValueError` that says what was tried if there is no way."""
+    for packed rows alone. Raises `ValueError` that says what was tried, if no way is
+    right."""
     _check_takes_packed_rows(model)
     draw, tolerances = _token_source(model), _tolerances(model, autocast)
     faults = {}
