@@ -5,7 +5,7 @@
 # %% ../../nbs/bucketing/collating.ipynb #impocoll
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -14,74 +14,96 @@ import torch
 from .batches import as_lengths
 
 # %% auto #0
-__all__ = ['column_fills', 'dataset_lengths', 'TokenRows', 'torch_dtype_array', 'by_column', 'PaddedCollator']
+__all__ = ['column_fills', 'ListColumn', 'list_column', 'dataset_lengths', 'TokenRows', 'pad_rows', 'torch_dtype_array',
+           'by_column', 'without_padding', 'has_entries', 'PaddedCollator']
 
 # %% ../../nbs/bucketing/collating.ipynb #13781992
-class _ListColumn:
+class ListColumn:
     "A column of lists of numbers, read in place: `column[i]` is a numpy view."
     def __init__(self,
         chunked:pa.ChunkedArray, # of lists
-        picked=None, # row numbers, where only some rows count or their order is another
+        picked:np.ndarray | None=None, # row numbers, of rows that were selected
     ):
         chunks = [chunk for chunk in chunked.chunks if len(chunk)]
         offsets = [chunk.offsets.to_numpy().astype(np.int64) for chunk in chunks]
+        # one array of values per chunk: to join them would copy all tokens
         self.values = [chunk.values.to_numpy(zero_copy_only=False) for chunk in chunks]
-        self.starts = _joined([each[:-1] for each in offsets])
-        self.lengths = _joined([np.diff(each) for each in offsets])
+        self.starts = _concatenated([each[:-1] for each in offsets])
+        self.lengths = _concatenated([np.diff(each) for each in offsets])
         self.chunks = np.repeat(np.arange(len(chunks)), list(map(len, chunks)))
         if picked is not None:
             self.starts, self.lengths = self.starts[picked], self.lengths[picked]
             self.chunks = self.chunks[picked]
 
-    def __len__(self): return len(self.lengths)
+    def __len__(self):
+        return len(self.lengths)
 
-    def __getitem__(self, i):
+    def __getitem__(self, i:int) -> np.ndarray:
         values, start = self.values[self.chunks[i]], self.starts[i]
         return values[start:start + self.lengths[i]]
 
-    def rows(self, picked):
+    def rows(self, picked:np.ndarray) -> list[np.ndarray]:
+        "The rows of these numbers."
         starts, chunks = self.starts[picked], self.chunks[picked].tolist()
         ends = (starts + self.lengths[picked]).tolist()
         return [self.values[c][s:e] for c, s, e in zip(chunks, starts.tolist(), ends)]
 
-def _joined(arrays): return np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
+def _concatenated(arrays):
+    return np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
 
 # %% ../../nbs/bucketing/collating.ipynb #f141924a
-def _list_column(dataset, name):
-    "A column of lists of a `datasets.Dataset`. Raises `TypeError` for other columns."
+def list_column(
+    dataset, # a `datasets.Dataset`
+    name:str, # of a column of lists of numbers
+) -> ListColumn:
+    "A column, read in place. Raises `TypeError` for columns of other types."
     chunked, picked = dataset.data.column(name), dataset._indices
     if pa.types.is_fixed_size_list(chunked.type): # without offsets: give it some
         chunked = chunked.cast(pa.large_list(chunked.type.value_type))
     kind = chunked.type
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) \
-            or not pa.types.is_primitive(kind.value_type):
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if not is_list or not pa.types.is_primitive(kind.value_type):
         raise TypeError(f"column {name!r} is of type {kind}; "
                         "lists of numbers are needed")
-    return _ListColumn(chunked, None if picked is None else picked.column(0).to_numpy())
+    return ListColumn(chunked, None if picked is None else picked.column(0).to_numpy())
 
 # %% ../../nbs/bucketing/collating.ipynb #a40d91ed
 def dataset_lengths(
     dataset, # a `datasets.Dataset`, a list of features, or what has `lengths`
     column:str="length", # name of a column that holds lengths
 ) -> np.ndarray: # shape (rows,), int64
-    """Tokens in each row: from `lengths`, the column, or the sizes of `input_ids`.
+    """Tokens in each row: from `lengths`, the column, the masks, or `input_ids`.
 
     Raises `ValueError` where none of them is there."""
-    if getattr(dataset, "lengths", None) is not None: return as_lengths(dataset.lengths)
+    if getattr(dataset, "lengths", None) is not None:
+        return as_lengths(dataset.lengths)
     sized = hasattr(dataset, "__len__")
+    if sized and not len(dataset):
+        raise ValueError("no rows: the data set is empty")
     names = (getattr(dataset, "column_names", None) or ()) if sized else ()
-    if sized and not len(dataset): raise ValueError("no rows: the data set is empty")
     if column in names:
         return as_lengths(np.asarray(dataset.with_format("numpy")[column]))
     if "input_ids" in names:
-        return as_lengths(_list_column(dataset, "input_ids").lengths)
+        present = [name for name in ("input_ids", "attention_mask") if name in names]
+        columns = [list_column(dataset, name) for name in present]
+        return as_lengths(_shown_lengths(*columns))
     if isinstance(dataset, (list, tuple)) and "input_ids" in dataset[0]:
-        return as_lengths([len(row["input_ids"]) for row in dataset])
+        return as_lengths([_row_length(row) for row in dataset])
     raise ValueError(
         "the length of every row is needed, and this data set does not have it "
         f"({type(dataset).__name__}): give it an attribute `lengths`, a column "
         f"{column!r}, or a column 'input_ids' (an iterable data set has no lengths: "
         "see StreamingBatches)")
+
+def _row_length(row):
+    mask = row.get("attention_mask")
+    return len(row["input_ids"]) if mask is None else int(np.count_nonzero(mask))
+
+def _shown_lengths(ids, masks=None):
+    "Tokens in each row that its mask does not hide."
+    if masks is None or all(values.all() for values in masks.values):
+        return ids.lengths
+    return np.array([np.count_nonzero(masks[i]) for i in range(len(masks))])
 
 # %% ../../nbs/bucketing/collating.ipynb #099b66a7
 class TokenRows:
@@ -95,38 +117,45 @@ class TokenRows:
         self.columns = {name: _column(dataset, name) for name in _row_names(dataset)}
 
     @property
-    def lengths(self): return self.columns["input_ids"].lengths
+    def lengths(self) -> np.ndarray: # tokens in each row
+        return _shown_lengths(self.columns["input_ids"],
+                              self.columns.get("attention_mask"))
 
-    def __len__(self): return len(next(iter(self.columns.values())))
+    def __len__(self):
+        return len(next(iter(self.columns.values())))
 
-    def __getitem__(self, i): return {name: c[i] for name, c in self.columns.items()}
+    def __getitem__(self, i:int) -> dict:
+        return {name: column[i] for name, column in self.columns.items()}
 
-    def __getitems__(self, picked): # a dict of lists and arrays, one per column
+    def __getitems__(self, picked:Sequence[int]) -> dict: # of lists and arrays
         picked = np.asarray(picked)
         return {name: column[picked] if isinstance(column, np.ndarray)
                 else column.rows(picked) for name, column in self.columns.items()}
 
 def _row_names(dataset):
     "The columns that rows have: those of `set_format`, where it chose some."
-    if dataset.format["output_all_columns"]: return dataset.column_names
+    if dataset.format["output_all_columns"]:
+        return dataset.column_names
     return dataset.format["columns"]
 
 def _column(dataset, name):
     if pa.types.is_nested(dataset.data.column(name).type):
-        return _list_column(dataset, name)
+        return list_column(dataset, name)
     return np.asarray(dataset.with_format("numpy", columns=[name])[:][name])
 
 # %% ../../nbs/bucketing/collating.ipynb #cfc64765
-def _pad_rows(
-    rows, # a batch of sequences, of numbers or of lists of one size
-    fill=0, # value of the padding
-    side="right", # where the padding goes
+def pad_rows(
+    rows:Sequence, # a batch of sequences, of numbers or of lists of one size
+    fill:float=0, # value of the padding
+    side:str="right", # where the padding goes
 ) -> tuple[np.ndarray, np.ndarray]: # values and mask, shape (rows, longest, ...)
     "One rectangle and its mask."
     sizes = np.fromiter(map(len, rows), np.int64, len(rows))
     flat, places = np.concatenate(rows), np.arange(sizes.max())
-    if side == "right": mask = places < sizes[:, None]
-    else: mask = places >= (sizes.max() - sizes)[:, None]
+    if side == "right":
+        mask = places < sizes[:, None]
+    else:
+        mask = places >= (sizes.max() - sizes)[:, None]
     padded = np.full((*mask.shape, *flat.shape[1:]), fill, flat.dtype)
     padded[mask] = flat
     return padded, mask
@@ -136,46 +165,89 @@ def _collate_column(name, values, fill, side):
     "A column of a batch as a tensor, and the mask where it was padded."
     if isinstance(values[0], str):
         raise TypeError(f"column {name!r} holds text: tokenize it or remove the column")
+    if any(value is None for value in values):
+        raise ValueError(f"column {name!r} has no value in some rows: fill it, or "
+                         "remove these rows")
     dims, mask = np.ndim(values[0]), None
-    if dims == 0: array = np.asarray(values)
-    elif dims > 1 and len(set(map(len, values))) == 1: array = np.stack(values)
-    else: array, mask = _pad_rows(values, fill, side)
+    if dims == 0:
+        array = np.asarray(values)
+    elif dims > 1 and len(set(map(len, values))) == 1:
+        array = np.stack(values)
+    else:
+        array, mask = pad_rows(values, fill, side)
     return torch.from_numpy(torch_dtype_array(array)), mask
 
-def torch_dtype_array(array):
-    "Fractions in 32 bits, whole numbers in 64."
-    if array.dtype == np.float64: return array.astype(np.float32)
+def torch_dtype_array(
+    array:np.ndarray,
+) -> np.ndarray: # fractions in 32 bits, whole numbers in 64
+    "An array in the types that torch's layers and losses expect."
+    if array.dtype == np.float64:
+        return array.astype(np.float32)
     return array if array.dtype.kind in "fb" else array.astype(np.int64, copy=False)
 
-def by_column(features):
-    "A list of dicts as a dict of lists; a dict as it is."
-    if isinstance(features, Mapping): return features
-    return {key: [row[key] for row in features] for key in features[0]}
+def by_column(
+    features:Sequence[Mapping] | Mapping,
+) -> Mapping: # of lists
+    "A list of rows as a dict of columns; a dict as it is."
+    if isinstance(features, Mapping):
+        return features
+    names = list(features[0])
+    for number, row in enumerate(features):
+        if set(row) != set(names):
+            differs = ", ".join(sorted(map(repr, set(row) ^ set(names))))
+            raise ValueError(f"rows have different columns: row {number} and row 0 of "
+                             f"the batch differ in {differs}")
+    return {name: [row[name] for row in features] for name in names}
+
+# %% ../../nbs/bucketing/collating.ipynb #2c2908fb
+def without_padding(
+    columns:Mapping, # name -> one entry for each row
+) -> Mapping: # the same, rows without the padding that their attention mask hides
+    "Cut the padding that rows bring along, in all columns of tokens."
+    masks = columns.get("attention_mask")
+    if masks is None or all(map(np.all, masks)):
+        return columns
+    shown = [np.flatnonzero(mask) for mask in masks]
+    ends = [slice(places[0], places[-1] + 1) if len(places) else slice(0, 0)
+            for places in shown]
+    sizes = list(map(len, masks))
+    return {name: [row[end] for row, end in zip(rows, ends)]
+            if all(map(has_entries, rows, sizes)) else rows
+            for name, rows in columns.items()}
+
+def has_entries(row, number:int) -> bool:
+    "Whether a row of a column has so many entries, as one for each token."
+    return not isinstance(row, str) and hasattr(row, "__len__") and len(row) == number
 
 # %% ../../nbs/bucketing/collating.ipynb #7b3687ba
 class PaddedCollator:
     """Rows -> a dict of tensors, each column padded to its longest row in the batch.
 
-    Takes a list of dicts of lists, arrays or numbers, or a dict of columns. Raises
-    `ValueError` if there is no padding token, and `TypeError` for a column of text."""
+    Takes a list of dicts of lists, arrays or numbers, or a dict of columns; padding
+    that rows bring along is cut off. Raises `ValueError` if there is no padding token,
+    and `TypeError` for a column of text."""
     def __init__(self,
         tokenizer=None, # its `pad_token_id` and `padding_side` are taken
         *,
         pad_token_id:int | None=None, # fills `input_ids`
         padding_side:str | None=None, # "right" or "left"
-        fills:dict | None=None, # padding values of further columns; default 0
+        fills:dict[str, float] | None=None, # of further columns; default 0
         labels_from_ids:bool=False, # for language models: labels are the ids
     ):
-        if pad_token_id is None: pad_token_id = getattr(tokenizer, "pad_token_id", None)
+        if pad_token_id is None:
+            pad_token_id = getattr(tokenizer, "pad_token_id", None)
         self.pad_token_id = _check_pad_token(pad_token_id)
         side = padding_side or getattr(tokenizer, "padding_side", "right")
         self.padding_side = _check_side(side)
-        self.fills = column_fills | {"input_ids": self.pad_token_id} | (fills or {})
+        self.fills = {**column_fills, "input_ids": self.pad_token_id, **(fills or {})}
         self.labels_from_ids = labels_from_ids
 
-    def __call__(self, features):
-        if len(features) == 0: raise ValueError("an empty batch")
-        columns, batch = by_column(features), {}
+    def __call__(self,
+        features:Sequence[Mapping] | Mapping, # rows, or a dict of columns
+    ) -> dict[str, torch.Tensor]:
+        if len(features) == 0:
+            raise ValueError("an empty batch")
+        columns, batch = without_padding(by_column(features)), {}
         for key, values in columns.items():
             name = "labels" if key in ("label", "label_ids") else key
             fill = self.fills.get(name, 0)
@@ -188,13 +260,15 @@ class PaddedCollator:
         return batch
 
 # %% ../../nbs/bucketing/collating.ipynb #f310fb78
-column_fills = {"labels": -100, "special_tokens_mask": 1} # 0 for all other columns
+column_fills = {"labels": -100, "special_tokens_mask": 1} # padding; 0 for all others
 
 def _check_pad_token(pad_token_id):
-    if pad_token_id is not None: return pad_token_id
+    if pad_token_id is not None:
+        return pad_token_id
     raise ValueError("no padding token: set tokenizer.pad_token (often = "
                      "tokenizer.eos_token) or give pad_token_id=")
 
 def _check_side(side):
-    if side in ("right", "left"): return side
+    if side in ("right", "left"):
+        return side
     raise ValueError(f"padding_side is {side!r}: 'right' or 'left'")

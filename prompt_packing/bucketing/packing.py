@@ -5,7 +5,7 @@
 # %% ../../nbs/bucketing/packing.ipynb #impopack
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import chain
 
@@ -21,10 +21,10 @@ from .packed_rows import (
     PackedCollator, PackingWay, lay_out, pack_batch)
 from .plan import (
     deal_batches, narrow_integers, sort_rows, take_batches)
+from .varlen import is_fast_on
 
 # %% auto #0
-__all__ = ['trial_lengths', 'trial_rows', 'most_trial_tokens', 'pack_sequences', 'packing_errors', 'way_to_pack',
-           'collator_for_packing']
+__all__ = ['pack_sequences', 'packing_errors', 'way_to_pack', 'collator_for_packing']
 
 # %% ../../nbs/bucketing/packing.ipynb #5b998d06
 def pack_sequences(
@@ -43,9 +43,10 @@ def pack_sequences(
     Raises `ValueError` for a sequence longer than the capacity, and for fewer sequences
     than ranks need."""
     lengths, capacity = as_lengths(lengths), check_positive("capacity", capacity)
-    rows, (rank, world_size) = check_positive("rows", rows), check_rank(rank, world_size)
     check_longest(lengths, capacity, "capacity")
-    step, random = world_size * check_positive("multiple", multiple), epoch_random(seed, epoch)
+    rows, multiple = check_positive("rows", rows), check_positive("multiple", multiple)
+    rank, world_size = check_rank(rank, world_size)
+    step, random = world_size * multiple, epoch_random(seed, epoch)
     narrow = narrow_integers(lengths)
     order = sort_rows(narrow, random)
     where, most = pack_best_fit(narrow[order], capacity, random)
@@ -72,10 +73,10 @@ def _too_few(sequences, batches, step):
         f"{sequences} sequences cannot fill {batches} batches, a multiple of {step} "
         "(ranks x multiple): use fewer ranks or more sequences")
 
-# %% ../../nbs/bucketing/packing.ipynb #808a291d
+# %% ../../nbs/bucketing/packing.ipynb #77d11160
 # what the forward of a model may raise at arguments that it does not expect
 _model_errors = (TypeError, ValueError, RuntimeError, IndexError, KeyError,
-                 AttributeError, AssertionError)
+                 AttributeError, AssertionError, StopIteration)
 
 @contextmanager
 def _trial_mode(model, autocast):
@@ -118,6 +119,7 @@ def _distance(logits, expected):
 def _model_facts(
     model, # in evaluation mode
     ids:np.ndarray, # of one sequence
+    rounding:float, # by how much equal logits may differ
 ) -> dict: # fields of `PackingWay`
     "What does not depend on packing."
     alone = _logits(model, ids)
@@ -127,27 +129,25 @@ def _model_facts(
         places = torch.arange(first, first + len(ids))[None]
         errors[first] = _distance(_logits(model, ids, position_ids=places), alone)
     other_end = np.append(ids[:-1], ids[-1] - 1)
-    moved = _distance(_logits(model, other_end)[:-1], alone[:-1])
-    causal = moved <= _tolerances(model, None)[1]
+    causal = _distance(_logits(model, other_end)[:-1], alone[:-1]) <= rounding
     shifted = _ignores_first_label(model, ids, otherwise=causal)
     return dict(pad_token_id=pad, first_position=min(errors, key=errors.get),
                 causal=causal, shifted_labels=shifted)
 
 def _ignores_first_label(model, ids, otherwise):
     "Whether a row whose only label is that of its first token has no loss."
-    labels = np.where(np.arange(len(ids)) == 0, 1, -100)
-    batch = {"input_ids": ids, "labels": labels}
-    batch = {name: torch.from_numpy(row)[None].to(_device(model))
-             for name, row in batch.items()}
+    ids = torch.from_numpy(ids)[None].to(_device(model))
+    labels = torch.full_like(ids, -100)
+    labels[:, 0] = 0 # a class that every head has
     try:
-        loss = model(**batch).loss
+        loss = model(input_ids=ids, labels=labels).loss
     except _model_errors:
         return otherwise # it takes no labels
     return otherwise if loss is None else not float(loss) > 0 # no target: NaN, or 0
 
 # %% ../../nbs/bucketing/packing.ipynb #4369646a
-trial_lengths = 7, 12, 5, 9, 3, 12, 6, 11, 4
-trial_rows = [[0, 1, 2]], [[0, 1, 2], [3, 4], [5], [6, 7, 8]]
+_trial_lengths = 7, 12, 5, 9, 3, 12, 6, 11, 4
+_trial_rows = [[0, 1, 2]], [[0, 1, 2], [3, 4], [5], [6, 7, 8]]
 
 def packing_errors(
     model, # in evaluation mode
@@ -182,10 +182,15 @@ def _tolerances(model, autocast):
     "The most that logits may be off alone, and by other neighbours."
     dtype = autocast or model.dtype
     if dtype in (torch.float32, torch.float64):
-        exact = torch.get_float32_matmul_precision() == "highest"
-        return 2e-5 if exact else 2e-2, 1e-6 # TF32 has the fractions of float16
+        return 2e-5 if _float32_is_exact(_device(model)) else 2e-2, 1e-6
     # products round by their shape, which is another alone; neighbours do not change it
     return 3e-2, 4e-3
+
+def _float32_is_exact(device):
+    "Whether products are not rounded to TF32. Tried: the setting has several names."
+    values = torch.linspace(-1, 1, 4096).reshape(64, 64)
+    product = (values.to(device) @ values.to(device)).cpu().double()
+    return _distance(product, values.double() @ values.double()) < 1e-5
 
 def _fault(model, way, sequences, rows, tolerances):
     "What is wrong with a way, in words; None if nothing is."
@@ -201,20 +206,32 @@ def _fault(model, way, sequences, rows, tolerances):
 
 def _first_line(error): return next(iter(str(error).splitlines()), "")[:200]
 
-# %% ../../nbs/bucketing/packing.ipynb #1f244a34
-def _possible_ways(model, facts):
+# %% ../../nbs/bucketing/packing.ipynb #3c5934e3
+def _possible_ways(model, facts, autocast):
     "What the attention implementation may take, the cheapest first."
     attention = getattr(model.config, "_attn_implementation", None) or "eager"
-    kinds = {"sdpa": ["positions", "seq_idx", "bool"],
-             "eager": ["positions", "seq_idx", "float"],
-             "flex_attention": ["positions", "seq_idx", "flex"]}
-    if attention in kinds:
-        return [PackingWay(kind, **facts) for kind in kinds[attention]]
-    # Flash attention and what users registered. Without boundaries flash attention
-    # looks for positions that start anew, but only if the batch is one row.
-    varlen, *others = (PackingWay(kind, **facts)
-                       for kind in ("varlen", "positions", "seq_idx", "bool"))
-    return [varlen, PackingWay("positions", one_row=True, **facts), *others]
+    kinds = {"eager": ["positions", "seq_idx", "float"],
+             "flex_attention": ["positions", "seq_idx", "flex"],
+             "sdpa": ["positions", "seq_idx", "bool"]}
+    # what users registered may take boundaries, as flash attention does
+    kinds = kinds.get(attention.removesuffix("_varlen"),
+                      ["varlen", "positions", "seq_idx", "bool"])
+    if attention.startswith("sdpa") and _takes_sdpa_varlen(model, autocast):
+        kinds = ["sdpa_varlen", *kinds]
+    for kind in kinds:
+        yield PackingWay(kind, **facts)
+        if kind == "varlen":
+            # without boundaries flash attention looks for positions that start anew,
+            # but only if the batch is one row
+            yield PackingWay("positions", one_row=True, **facts)
+
+def _takes_sdpa_varlen(model, autocast):
+    "Whether `sdpa_varlen` is fast here; models of several parts keep their attentions."
+    if getattr(model.config, "sub_configs", None):
+        return False
+    names = "attention_dropout", "attn_pdrop", "attention_probs_dropout_prob"
+    dropout = max(getattr(model.config, name, None) or 0. for name in names)
+    return is_fast_on(_device(model), autocast or model.dtype, dropout)
 
 # %% ../../nbs/bucketing/packing.ipynb #5d2c33a3
 def way_to_pack(
@@ -224,30 +241,34 @@ def way_to_pack(
 ) -> PackingWay:
     """The cheapest way to pack in which each sequence has the logits that it has alone.
 
-    Raises `ValueError` that says what was tried if there is none."""
+    A model with `sdpa` is switched to `sdpa_varlen` where that is right, which differs
+    for packed rows alone. Raises `ValueError` that says what was tried, if no way is
+    right."""
     _check_takes_packed_rows(model)
     draw, tolerances = _token_source(model), _tolerances(model, autocast)
     faults = {}
     with _trial_mode(model, autocast):
         try:
-            facts = _model_facts(model, draw(12))
+            facts = _model_facts(model, draw(12), rounding=tolerances[1])
         except _model_errors as error:
             tried = {"a sequence alone, with position_ids": _first_line(error)}
             raise _cannot_pack(model, tried) from error
-        for way in _possible_ways(model, facts):
-            most, fault = _tried(model, way, draw, longest, tolerances)
-            if fault is None:
-                return replace(way, longest=most)
+        for way in _possible_ways(model, facts, autocast):
+            with _attention_of(way, model) as switch:
+                most, fault = _tried(model, way, draw, longest, tolerances)
+                if fault is None:
+                    switch.pop_all() # the model keeps this attention
+                    return replace(way, longest=most)
             faults[str(way)] = fault
     raise _cannot_pack(model, faults)
 
 # %% ../../nbs/bucketing/packing.ipynb #9bcf2342
-most_trial_tokens = 8_192
+_most_trial_tokens = 8_192
 
 def _tried(model, way, draw, longest, tolerances):
     "The longest sequence that a way is right for (None: any), and what is wrong."
-    sequences = list(map(draw, trial_lengths))
-    for rows in trial_rows:
+    sequences = list(map(draw, _trial_lengths))
+    for rows in _trial_rows:
         fault = _fault(model, way, sequences, rows, tolerances)
         if fault is not None:
             return None, fault
@@ -266,14 +287,14 @@ def _longest_packed(model, way, draw, longest, tolerances):
         return most, (f"right up to {most:,} tokens, where an attention window ends or "
                       f"rotary frequencies change; there is a sequence of {longest:,}")
     tried = min(longest or most, most, _positions(model) or most)
-    if tried > most_trial_tokens and longest is None:
+    if tried > _most_trial_tokens and longest is None:
         return min([*bounds, *windows]), None # shorter ones do not reach any limit
     fault = _fault(model, way, [draw(tried), draw(5)], [[0, 1]], tolerances)
     if fault is None:
         return most if bounds else longest, None
     return None, f"with a sequence of {tried:,} tokens {fault}"
 
-# %% ../../nbs/bucketing/packing.ipynb #05387a1b
+# %% ../../nbs/bucketing/packing.ipynb #681831d0
 _window_names = ("sliding_window", "attention_window", "local_attention", "window_size",
                  "attention_chunk_size", "attention_window_size", "sliding_window_size")
 
@@ -294,6 +315,14 @@ def _dynamic_rotary(model):
     for each in by_layer or [rotary]:
         if each.get("rope_type") in ("dynamic", "longrope"):
             return each.get("original_max_position_embeddings") or _positions(model)
+
+def _attention_of(way, model):
+    "Switches the model to the attention of a way; leaving it switches back."
+    stack, before = ExitStack(), getattr(model.config, "_attn_implementation", None)
+    if way.kind == "sdpa_varlen" != before:
+        model.set_attn_implementation("sdpa_varlen")
+        stack.callback(model.set_attn_implementation, before)
+    return stack
 
 def _positions(model):
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from .collating import _ListColumn
+from .collating import ListColumn
 from .files import blocks, token_encoder
 from .sources import FileSource
 from ..foundation.folders import (
@@ -511,7 +511,7 @@ def _open_shard(folder, record):
     path = folder / f"{record['shard']}.arrow"
     try:
         with pa.memory_map(str(path)) as file:
-            rows = _ListColumn(pa.ipc.open_stream(file).read_all().column("input_ids"))
+            rows = ListColumn(pa.ipc.open_stream(file).read_all().column("input_ids"))
     except (OSError, ValueError, KeyError) as error: # Arrow's errors are ValueErrors
         raise DamagedFolder(f"{path}, made of {record['source']}, cannot be read: "
                             f"{error}") from error
