@@ -68,7 +68,8 @@ METHODS = {} # name -> Method
 def _features(model, kit, batch_tokens=8192): # float32 [rows, hidden]
     "What the head of `model` reads for each training row."
     data = kit.data(model, "train")
-    if data is not kit.train: return prompt_features(model, data)
+    if data is not kit.train:
+        return prompt_features(model, data)
     collate = PaddedCollator(pad_token_id=kit.tokenizer.pad_token_id)
     rows, found = data.remove_columns(["labels", "length"]), {}
     for batch in plan_batches(np.asarray(data["length"]), token_budget=batch_tokens):
@@ -101,7 +102,8 @@ def _yes_or_no(features, answers, fewest=5): # [rows, hidden], zeros and ones [r
 def _best_head(features, labels, problem_type, num_labels=None):
     "Weight [labels, hidden] and bias [labels] of the best linear layer."
     labels = np.asarray(list(labels))
-    if problem_type == "regression": return _ridge(features, labels)
+    if problem_type == "regression":
+        return _ridge(features, labels)
     if problem_type == "single_label_classification":
         return solve_head(features, labels, num_labels=num_labels)
     heads = [_yes_or_no(features, answers) for answers in labels.T.astype(int)]
@@ -127,7 +129,8 @@ def _solved(model, kit):
     return model.set_head(*kit.once(key, best))
 
 # %% ../../nbs/compare/methods.ipynb #26e3fef8
-def _head(run, kit): return _solved(_prompt_model(run, kit), kit)
+def _head(run, kit):
+    return _solved(_prompt_model(run, kit), kit)
 
 METHODS["head"] = Method(_head, seeded=False)
 
@@ -136,9 +139,11 @@ METHODS["head-trained"] = Method(
     _prompt_model, learning_rate=(1e-3, 3e-3, 1e-2), epochs=5)
 
 # %% ../../nbs/compare/methods.ipynb #7dd60672
-def _prompt(run, kit): return _solved(_prompt_model(run, kit, init=run.init), kit)
+def _prompt(run, kit):
+    return _solved(_prompt_model(run, kit, init=run.init), kit)
 
-def _prompt_random(run, kit): return _prompt_model(run, kit, init="random")
+def _prompt_random(run, kit):
+    return _prompt_model(run, kit, init="random")
 
 METHODS["prompt"] = Method(
     _prompt, learning_rate=(1e-3, 3e-3, 1e-2), epochs=5, prompted=True)

@@ -35,6 +35,10 @@ _record_types = {
     "padding_shuffled": _number, "frozen_checked": int, "frozen_changed": int,
     "model": (str, type(None)), "predictions": list, "references": list}
 
+_same_answer = {"single_label_classification": "most frequent class",
+                "multi_label_classification": "most frequent labels",
+                "regression": "mean of the training rows"}
+
 def _fault(record):
     "What a record lacks, in words; None for a whole one."
     if not isinstance(record, dict):
@@ -80,7 +84,7 @@ def _seeds_interval(values):
         return float("nan")
     return stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / n**0.5
 
-# %% ../../nbs/compare/results.ipynb #96468f4c
+# %% ../../nbs/compare/results.ipynb #798a2aba
 def _wilson(share, rows):
     "Wilson's 95% interval of a share of `rows` rows."
     z2 = stats.norm.ppf(0.975) ** 2
@@ -156,10 +160,6 @@ def _majority_row(runs):
             **{metric: scores.get(metric, nan) for metric in first.metrics[1:]},
             "evaluated": len(first.references), "seconds": 0.0, "padding": nan,
             "frozen tensors": "–", "note": ""}
-
-_same_answer = {"single_label_classification": "most frequent class",
-                "multi_label_classification": "most frequent labels",
-                "regression": "mean of the training rows"}
 
 # %% ../../nbs/compare/results.ipynb #a159e306
 _where, _what = ["backbone", "task"], ["method", "prompt_tokens"]

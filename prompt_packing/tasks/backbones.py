@@ -20,8 +20,8 @@ from gguf import GGUFReader, dequantize
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import (
-    AutoConfig, AutoModel, AutoTokenizer, LlamaForCausalLM, PretrainedConfig,
-    PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast)
+    AutoConfig, AutoModel, AutoTokenizer, LlamaForCausalLM, PreTrainedModel,
+    PreTrainedTokenizerBase, PreTrainedTokenizerFast)
 
 from ..foundation.hub import hub_answers, is_offline, only_cache
 from .package_index import Package, cached, place_of
