@@ -185,7 +185,7 @@ def _data(name, settings):
     say_if_fewer(task, settings.get("train_rows"), settings.get("eval_rows"))
     return _digest(task)
 
-# %% ../../nbs/compare/sweep.ipynb #567ef93e
+# %% ../../nbs/compare/sweep.ipynb #9d58881b
 def _tidy(output_dir, keep_text_cache):
     "Remove what is empty, and the text caches unless they are kept."
     unfinished = Path(output_dir) / "unfinished"
@@ -199,6 +199,8 @@ def _tidy(output_dir, keep_text_cache):
         shutil.rmtree(caches)
         return
     size = sum(file.stat().st_size for file in caches.rglob("*") if file.is_file())
+    if size < 1e6:
+        return
     _logger.warning_once(f"{caches} keeps text caches of {size / 1e6:,.0f} MB for the "
                          "next call; keep_text_cache=False removes them")
 

@@ -237,6 +237,8 @@ class _Place:
             raise _damaged(name, self.where, error) from error
         if not self.is_folder and isinstance(error, OSError):
             raise _not_on_hub(name, error) from error
+        if isinstance(error, ValueError) and str(self.where) not in str(error):
+            raise ValueError(f"{self.where}: {error}") from error # says which folder
 
 # %% ../../nbs/tasks/backbones.ipynb #8648d5d0
 def _not_on_hub(name, error):
