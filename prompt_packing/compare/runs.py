@@ -25,7 +25,7 @@ from .methods import METHODS, Kit
 from ..frozen_weights import (
     FrozenWeightsCallback, changed_layers, fingerprint)
 from ..prompt_tuning import TextCache, TextCacheCollator
-from ..prompt_tuning.trials import check_fits
+from ..prompt_tuning.facts import check_fits
 from ..tasks import load_backbone, load_task
 from ..trainer import Trainer, TrainingArguments
 
