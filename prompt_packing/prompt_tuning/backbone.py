@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from ..frozen_weights.callback import freeze
 from prompt_packing.prompt_tuning.facts import (
-    MODEL_ERRORS, BackboneFacts, counted, find_facts, relative_distance, rounding,
+    MODEL_ERRORS, BackboneFacts, counted, first_line, relative_distance, rounding,
     sample_ids, takes)
 from .frozen_text import (
     LeanAttention, continue_text, frozen_view, text_pass)
@@ -130,12 +130,11 @@ def _company_error(frozen): # why a prompt here would not be exact; None: it is
         moved = _moved_by_company(frozen)
     except MODEL_ERRORS as error:
         return (f"{name} cannot read a prompt beside a padded text: tried on texts of 3 "
-                f"and 9 tokens, it failed with {type(error).__name__}: "
-                f"{str(error).strip().partition(chr(10))[0]}; take another backbone, or "
-                "the other placement")
+                f"and 9 tokens, it failed with {first_line(error)}; take another "
+                "backbone, or the other placement")
     if moved != moved:
-        return (f"{name} in {dtype} gives nan for a text beside a longer one; load it in "
-                "another dtype, or take the other placement")
+        return (f"{name} in {dtype} gives nan for a text beside a longer one; load it "
+                "in another dtype, or take the other placement")
     if moved > rounding(dtype):
         return (f"{name} gives a text other features beside a longer one (they move by "
                 f"{moved:.1%}), so its scores would depend on the batch; take another "
@@ -202,7 +201,8 @@ class FrozenBackbone(nn.Module):
             tokens, join = rows.shape[1], self.placement.join
             embeds = join(embeds, rows.to(embeds.dtype))
             mask = join(mask, mask.new_ones(rows.shape[:2]))
-            types = None if types is None else join(types, types.new_zeros(rows.shape[:2]))
+            if types is not None:
+                types = join(types, types.new_zeros(rows.shape[:2]))
         inputs = dict(inputs_embeds=embeds, attention_mask=mask, **self.positions(mask))
         if types is not None and self.takes_types:
             inputs["token_type_ids"] = types

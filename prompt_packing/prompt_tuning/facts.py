@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MODEL_ERRORS', 'sample_ids', 'takes', 'relative_distance', 'rounding', 'first_position', 'position_limit',
-           'is_causal', 'text_is_constant', 'unread_parameters', 'backbone_digest', 'SeenWeights', 'BackboneFacts',
-           'find_facts', 'counted', 'check_fits']
+           'is_causal', 'text_is_constant', 'unread_parameters', 'backbone_digest', 'SeenWeights', 'first_line',
+           'BackboneFacts', 'find_facts', 'counted', 'check_fits']
 
 # %% ../../nbs/prompt_tuning/facts.ipynb #fed05064
 import copy
@@ -254,8 +254,12 @@ class SeenWeights:
         return bool(torch.stack([new == old.to(kind) for kind in kinds]).any(0).all())
 
 # %% ../../nbs/prompt_tuning/facts.ipynb #0bd8dbd7
+def first_line(error:Exception) -> str:
+    "What kind of error it is, and what it says first."
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
 @torch.no_grad()
-def _reading_error(backbone): # why virtual tokens cannot be put into it; None if they can
+def _reading_error(backbone): # why it cannot read virtual tokens; None if it can
     name, ids = type(backbone).__name__, sample_ids(backbone, 8)
     if backbone.config.is_encoder_decoder:
         return f"{name} is an encoder-decoder; give a decoder or an encoder"
@@ -269,8 +273,7 @@ def _reading_error(backbone): # why virtual tokens cannot be put into it; None i
     except MODEL_ERRORS as error:
         return (f"{name} cannot take a prompt: tried on the embeddings of 8 tokens "
                 "(inputs_embeds), which virtual tokens are, it failed with "
-                f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}; "
-                "take another backbone, or fine-tune this one")
+                f"{first_line(error)}; take another backbone, or fine-tune this one")
     if distance > rounding(states.dtype):
         return (f"{name} makes other features from a text's embeddings than from its "
                 f"token ids (they move by {distance:.1%}), and virtual tokens have no "
@@ -306,12 +309,11 @@ class BackboneFacts:
     @property
     def reach(self) -> str:
         "The limit in words, with its reason where the configuration names another one."
-        words = f"{self.limit} positions"
-        if self.limit is None or self.limit + (self.first_position or 0) == self.named_limit:
+        words, start = f"{self.limit} positions", self.first_position or 0
+        if self.limit is None or self.limit + start == self.named_limit:
             return words
-        return (f"{words} within which a text does not depend on the others in its batch "
-                f"(its rotary scaling changes beyond; the configuration names "
-                f"{self.named_limit})")
+        return (f"{words} within which a text does not depend on its batch (its rotary "
+                f"scaling changes beyond; the configuration names {self.named_limit})")
 
 # %% ../../nbs/prompt_tuning/facts.ipynb #5f537de9
 def _state_shapes(backbone): # (heads, size) of keys, then of values, layer after layer

@@ -37,7 +37,7 @@ def text_pass(
 # %% ../../nbs/prompt_tuning/frozen_text.ipynb #fdb626fd
 def _hide(
     scores:torch.Tensor, # [rows, key heads, queries, columns]
-    mask:torch.Tensor|None, # [rows, 1, new, all], bool or added; None: nothing is hidden
+    mask:torch.Tensor|None, # [rows, 1, new, all], bool or added; None: all is seen
 ) -> torch.Tensor: # the scores, changed in place
     "Scores without those of columns that a query must not see."
     if mask is None:
@@ -65,7 +65,7 @@ def _attend_backward(grad, probs, query, key, value, new):
 
 # %% ../../nbs/prompt_tuning/frozen_text.ipynb #ec81294f
 def _text_groups(
-    mask:torch.Tensor, # [rows, columns], 1 where a row's text has a token; right-aligned
+    mask:torch.Tensor, # [rows, columns], 1 at the tokens of texts, right-aligned
     texts:torch.Tensor, # [rows], int64, the stored text that each row continues
     size:int=16, # most rows of a group
 ) -> list: # (texts of the rows, columns to read from the right) of each group
@@ -177,7 +177,7 @@ def continue_text(
     backbone:PreTrainedModel, # a causal decoder, in eval mode
     text:list, # (keys, values) of each layer, each [texts, heads, columns, size]
     lean:LeanAttention|None=None, # of this backbone; None: its own attention
-    texts:torch.Tensor|None=None, # [rows], int64, the text each row continues; None: own
+    texts:torch.Tensor|None=None, # [rows], which text each continues; None: its own
     **inputs, # `inputs_embeds` or `input_ids`, `position_ids`, `attention_mask` of both
 ) -> torch.Tensor: # last hidden states, [rows, new columns (lean: the last), hidden]
     """Runs what follows the texts; gradients reach the continuation, not the texts.

@@ -44,8 +44,9 @@ def _check_states(
                          "after the text only")
 
 # %% ../../nbs/prompt_tuning/model.ipynb #f8c8e5a1
-def _read_texts(model, input_ids, attention_mask, token_type_ids, inputs_embeds, closer):
-    "What the head reads for token ids [rows, columns] or embeddings [rows, columns, width]."
+def _read_texts(model, input_ids, attention_mask, token_type_ids, inputs_embeds,
+                closer):
+    "What the head reads for token ids [rows, columns] or embeddings [.., width]."
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("give input_ids or inputs_embeds, and not both")
     frozen, tokens = model.frozen, model.config.prompt_tokens

@@ -134,7 +134,8 @@ class PromptHead(nn.Module):
         "Puts a layer in place. Raises `ValueError` for one of another shape."
         if bias is not None and self.bias is None:
             raise ValueError("this model's head has no bias (bias=False)")
-        for name, new, own in (("weight", weight, self.weight), ("bias", bias, self.bias)):
+        parts = ("weight", weight, self.weight), ("bias", bias, self.bias)
+        for name, new, own in parts:
             if new is not None and new.shape != own.shape:
                 raise ValueError(f"the head's {name} is {list(own.shape)}, not "
                                  f"{list(new.shape)}")

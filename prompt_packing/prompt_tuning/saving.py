@@ -142,8 +142,9 @@ def _markdown(table): # a DataFrame
 def _what_was_trained(config):
     if not config.prompt_tokens:
         return f"a head with {counted(config.num_labels, 'label')}"
-    return (f"a prompt of {counted(config.prompt_tokens, 'token')} ({config.placement}, "
-            f"started from {config.init!r}) and a head")
+    tokens = counted(config.prompt_tokens, "token")
+    return (f"a prompt of {tokens} ({config.placement}, started from {config.init!r}) "
+            "and a head")
 
 # %% ../../nbs/prompt_tuning/saving.ipynb #4495b93b
 def model_card(
@@ -307,12 +308,11 @@ def read_tensors(
     shapes = {"head.weight": [labels, config.hidden_size]}
     if config.bias:
         shapes["head.bias"] = [labels]
-    if tokens: # the width is the backbone's, and checked when it is there
-        width = tensors["prompt.weight"].shape[-1:] if "prompt.weight" in tensors else ()
-        shapes["prompt.weight"] = [tokens, *width]
     there = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    if tokens: # the width is the backbone's, and checked when it is there
+        shapes["prompt.weight"] = [tokens, *there.get("prompt.weight", [])[1:]]
     if there != shapes:
-        raise ValueError(f"{file} holds {there}, and its config.json describes {shapes}")
+        raise ValueError(f"{file} holds {there}, its config.json describes {shapes}")
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.isfinite().all():
             raise ValueError(f"{file}: {name} holds values that are no finite numbers")

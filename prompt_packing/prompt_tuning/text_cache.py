@@ -119,8 +119,9 @@ def _open_store(passes, store, device=None):
     "States and features of a complete store, its rows in the order of the data set."
     plan, (file, features), hidden = passes.plan, store.files, passes.facts.feature_size
     if sum(store.sizes) != passes.nbytes or store.batches != len(plan.batches):
-        raise ValueError(f"{store.path} holds {sum(store.sizes):,} bytes, and these texts "
-                         f"take {passes.nbytes:,}; delete the folder and build again")
+        raise ValueError(f"{store.path} holds {sum(store.sizes):,} bytes, and these "
+                         f"texts take {passes.nbytes:,}; delete the folder and build "
+                         "again")
     states = map_file(file, (plan.tokens, passes.width), passes.dtype)
     in_store = np.fromfile(features, dtype=np.float32).reshape(-1, hidden)
     rows = np.concatenate([passes.rows(i) for i in range(len(plan.batches))])

@@ -59,7 +59,7 @@ class TextPlan:
     def __init__(
         self,
         dataset, # columns `input_ids`, `labels`; `attention_mask` if the ids are padded
-        token_budget:int|None=None, # tokens in a batch; None: 1,024, or the longest text
+        token_budget:int|None=None, # tokens in a batch; None: 1,024 or the longest text
     ):
         self.texts, self.labels = _read_texts(dataset)
         self.lengths = np.array([len(ids) for ids in self.texts], dtype=np.int64)
@@ -114,8 +114,8 @@ def _check_identity(
     for key, (value, what) in identity.items():
         if content.get(key) != value:
             raise ValueError(
-                f"{path} holds a cache with {what} {content.get(key)!r}, not {value!r}; "
-                "give another path, or delete the folder")
+                f"{path} holds a cache with {what} {content.get(key)!r}, not "
+                f"{value!r}; give another path, or delete the folder")
 
 # %% ../../nbs/prompt_tuning/text_store.ipynb #e521f2b4
 class TextStore:
@@ -141,7 +141,8 @@ class TextStore:
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
             _check_identity(content, self.identity, self.path)
-            self.sizes, self.batches = list(map(int, content["sizes"])), content["batches"]
+            self.sizes = list(map(int, content["sizes"]))
+            self.batches = int(content["batches"])
             self.seconds = float(content["seconds"])
         except (AttributeError, KeyError, TypeError, json.JSONDecodeError):
             raise ValueError(f"{file} is not readable; {advice}") from None

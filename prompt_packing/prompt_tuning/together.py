@@ -18,7 +18,7 @@ from .frozen_text import unpack_states
 from .predicting import label_loss
 
 # %% ../../nbs/prompt_tuning/together.ipynb #620d25d4
-def _joined_texts(batches): # states [all rows, columns, width], mask [all rows, columns]
+def _joined_texts(batches): # [all rows, columns, width], [all rows, columns]
     columns = max(batch["text_states"].shape[1] for batch in batches)
     states, masks = [], []
     for batch in batches:
@@ -47,8 +47,8 @@ class PromptGroup:
     ):
         for i, model in enumerate(models):
             if not model.text_is_constant or not model.config.prompt_tokens:
-                raise ValueError(f"model {i} cannot train from cached texts: it needs a "
-                                 "causal decoder and a prompt after the text")
+                raise ValueError(f"model {i} cannot train from cached texts: it "
+                                 "needs a causal decoder and a prompt after the text")
             if model.facts.digest != models[0].facts.digest:
                 raise ValueError(f"model {i} is on other weights than model 0")
         self.models, sizes = models, [m.config.prompt_tokens for m in models]
@@ -114,8 +114,9 @@ def _training_batches(loader, steps:int) -> Iterator[dict]: # over epochs
 def _check_trainer(trainer):
     "Raises `ValueError` for a training that is not one batch a step."
     if trainer.args.gradient_accumulation_steps > 1 or trainer.args.world_size > 1:
-        raise ValueError("prompts are trained together in one process, one batch a step; "
-                         "set gradient_accumulation_steps=1, or train them one by one")
+        raise ValueError("prompts are trained together in one process, one batch a "
+                         "step; set gradient_accumulation_steps=1, or train them one "
+                         "by one")
     if getattr(trainer.train_dataset, "made_by", None) is None:
         raise ValueError("prompts are trained together from cached texts; give each "
                          "Trainer a TextCache as train_dataset")
@@ -130,7 +131,7 @@ def _optimizer_step(trainer, model):
 
 # %% ../../nbs/prompt_tuning/together.ipynb #765fe4ca
 def train_together(
-    trainers:list[Trainer], # each with a prompt model on one backbone, and a `TextCache`
+    trainers:list[Trainer], # each with a prompt model, on one backbone and `TextCache`
 ) -> list[float]: # mean training loss of each
     """Trains the models of several Trainers, in one pass a step for all of them.
 
