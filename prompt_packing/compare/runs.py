@@ -24,8 +24,8 @@ from ..bucketing import PaddedCollator, plan_batches
 from .methods import METHODS, Kit
 from ..frozen_weights import (
     FrozenWeightsCallback, changed_layers, fingerprint)
-from ..prompt_tuning import TextCache, TextCacheCollator
-from ..prompt_tuning.trials import check_fits
+from ..prompt_tuning import TextCache, TextCacheCollator, find_facts
+from ..prompt_tuning.facts import check_fits
 from ..tasks import Task, load_backbone, load_task
 from ..trainer import Trainer, TrainingArguments
 
@@ -122,11 +122,13 @@ def _collate_cached(rows):
     return TextCacheCollator()(texts) | {"labels": labels}
 
 # %% ../../nbs/compare/runs.ipynb #d2de4c7d
-def _text_caches(backbone, data, folder, max_bytes, prompted):
+def _text_caches(backbone, facts, data, folder, max_bytes, prompted):
     "A text cache for each data set; none where it is not exact or too large."
-    why = TextCache.refusal(backbone)
+    why = TextCache.refusal(backbone, facts)
     texts = {name: rows.remove_columns("labels") for name, rows in data.items()}
-    size = 0 if why else sum(TextCache.size(backbone, t) for t in texts.values())
+    size = 0
+    if not why:
+        size = sum(TextCache.size(backbone, t, facts=facts) for t in texts.values())
     if size > max_bytes:
         why = f"a text cache would take {size / 2**30:.2g} GB, over max_cache_bytes"
     if why and prompted:
@@ -137,7 +139,8 @@ def _text_caches(backbone, data, folder, max_bytes, prompted):
     dtype = torch.bfloat16 if backbone.dtype == torch.bfloat16 else torch.float16
     def build(name):
         path = folder and Path(folder) / name
-        return TextCache.build(backbone, texts[name], path=path, dtype=dtype)
+        return TextCache.build(
+            backbone, texts[name], path=path, dtype=dtype, facts=facts)
     return {name: _CachedRows(build(name), data[name]["labels"]) for name in data}
 
 # %% ../../nbs/compare/runs.ipynb #c637ec4a
@@ -159,15 +162,16 @@ def load_kit(
         validation=_draw(task.splits["validation"], run.eval_rows))
     encoded = replace(task, splits=rows).encode(tokenizer, max_length=run.max_length)
     data = {"train": encoded["train"], "evaluation": encoded["validation"]}
-    if prompt_tokens:
+    facts, caches = None, {}
+    if frozen: # found once, for all runs on this backbone
+        facts = find_facts(backbone)
         for part in data.values():
-            check_fits(backbone, part["length"][:], prompt_tokens)
-    caches = {}
-    if frozen:
-        caches = _text_caches(backbone, data, folder, max_cache_bytes,
+            check_fits(backbone, part["length"][:], prompt_tokens, facts=facts)
+        caches = _text_caches(backbone, facts, data, folder, max_cache_bytes,
                               prompted=prompt_tokens > 0)
     seconds = sum(rows.cache.seconds for rows in caches.values())
-    return Kit(backbone, tokenizer, task, **data, caches=caches, text_seconds=seconds)
+    return Kit(backbone, tokenizer, task, **data, facts=facts, caches=caches,
+               text_seconds=seconds)
 
 # %% ../../nbs/compare/runs.ipynb #9e6abbfc
 def _hold_out(kit, share):
