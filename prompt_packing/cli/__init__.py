@@ -111,7 +111,7 @@ def padding(
     encode = chapter("tasks").load_tokenizer(tokenizer)
     column = column or chapter("foundation.text_files").text_column(files[0])
     bucketing, tqdm = chapter("bucketing"), import_module("tqdm").tqdm
-    with tqdm(unit=" examples", leave=False) as bar:
+    with tqdm(unit=" examples", leave=False, delay=1) as bar: # none before an error
         lengths = bucketing.file_lengths(
             files, encode, column=column, max_length=max_length,
             progress=lambda rows: bar.update(rows - bar.n))

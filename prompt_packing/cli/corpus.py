@@ -6,9 +6,9 @@
 __all__ = ['tokenize', 'tokens_text', 'tokens_json']
 
 # %% ../../nbs/cli/corpus.ipynb #4f81fc84
-import contextlib
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 from .options import (
     Column, OutputDir, TextFiles, Tokenizer, Whole, chapter, worker_processes)
@@ -27,11 +27,14 @@ def tokenize(
     encode = chapter("tasks").load_tokenizer(tokenizer)
     column = column or chapter("foundation.text_files").text_column(files[0])
     count = min(workers or os.cpu_count(), len(files))
-    one = contextlib.nullcontext() # no executor: this process
-    with one if count == 1 else worker_processes(count) as executor:
+    with _workers(count) as executor:
         return chapter("bucketing").tokenize_corpus(
             files, encode, output_dir, executor=executor, column=column,
             max_length=max_length)
+
+def _workers(count):
+    "An executor; one worker is a thread of this process."
+    return ThreadPoolExecutor(1) if count == 1 else worker_processes(count)
 
 # %% ../../nbs/cli/corpus.ipynb #38225992
 def tokens_text(

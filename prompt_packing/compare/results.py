@@ -189,7 +189,6 @@ def _table(runs):
     table = table.drop(columns=[] if table.note.any() else "note")
     return table.droplevel([k for k in where if runs[k].nunique() == 1])
 
-# %% ../../nbs/compare/results.ipynb #b54dd8d4
 def _runs(records):
     "A row for each record, with `score`: what its task's first metric says."
     scores = [record[record["metric"]] for record in records]

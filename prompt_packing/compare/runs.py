@@ -78,7 +78,6 @@ def _digest(settings):
 # %% ../../nbs/compare/runs.ipynb #4df5b97a
 _logger = logging.getLogger(__name__)
 
-# %% ../../nbs/compare/runs.ipynb #2a7ef792
 def say_if_fewer(
     task:Task, # whose splits are drawn from
     train_rows:int|None, # rows that were asked for; None: all

@@ -185,7 +185,7 @@ def _data(name, settings):
     say_if_fewer(task, settings.get("train_rows"), settings.get("eval_rows"))
     return _digest(task)
 
-# %% ../../nbs/compare/sweep.ipynb #9d58881b
+# %% ../../nbs/compare/sweep.ipynb #772f801d
 def _tidy(output_dir, keep_text_cache):
     "Remove what is empty, and the text caches unless they are kept."
     unfinished = Path(output_dir) / "unfinished"
