@@ -94,10 +94,6 @@ def _text(text):
     return text
 
 # %% ../../nbs/cli/options.ipynb #05c0db4a
-_not_text = {b"\x89PNG": "a PNG picture", b"\xff\xd8\xff": "a JPEG picture",
-             b"GIF8": "a GIF picture", b"%PDF": "a PDF document",
-             b"PK\x03\x04": "a zip archive or an Excel file (save it as csv)"}
-
 def _file(text):
     path = Path(text)
     if path.is_dir():
@@ -108,9 +104,12 @@ def _file(text):
         start = file.read(8)
     if not start:
         raise _Wrong(f"{text} is empty")
-    for signature, kind in _not_text.items():
-        if start.startswith(signature):
-            raise _Wrong(f"{text} is {kind}, not text")
+    if not text.lower().endswith((".gz", ".parquet")): # these begin with a signature
+        text_files = import_module("prompt_packing.foundation.text_files")
+        try:
+            text_files.check_text(text, start)
+        except ValueError as error:
+            raise _Wrong(str(error)) from error
     return text
 
 def _file_or_input(text):
@@ -226,14 +225,17 @@ class _Several(argparse.Action):
                 raise argparse.ArgumentError(self, f"{value} is given twice")
         setattr(namespace, self.dest, values)
 
-# %% ../../nbs/cli/options.ipynb #60ecd583
-@dataclass(frozen=True)
+# %% ../../nbs/cli/options.ipynb #4c7efd28
+@dataclass(frozen=True, repr=False)
 class Shell:
     "How a parameter is written on the shell, for use in `Annotated`."
     read: Callable[[str], object] # the value of a word, or `ArgumentTypeError`
     metavar: str | None = None # stands for the value in the help
     names: tuple[str, ...] = () # of the option, where the parameter's own will not do
     try_writing: Callable[[str, str], None] | None = None # of the value and the option
+
+    def __repr__(self): # in tables of parameters
+        return self.metavar or "TEXT"
 
 # %% ../../nbs/cli/options.ipynb #333b4158
 Whole = Annotated[int, Shell(_whole, "N")]
