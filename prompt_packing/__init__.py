@@ -5,7 +5,7 @@ __version__ = "0.1.0"
 
 # %% auto #0
 __all__ = ['PackedSequenceMixin', 'ExactLossMixin', 'audit_loss', 'plan_batches', 'pack_sequences', 'StreamingBatches',
-           'FrozenWeightsCallback', 'load_task', 'load_backbone', 'Trainer', 'TrainingArguments', 'compare', 'sweep',
+           'FrozenWeightsCallback', 'load_task', 'load_backbone', 'Trainer', 'TrainingArguments', 'sweep',
            'PromptForSequenceClassification', 'TextCache']
 
 # %% ../nbs/how_it_is_built.ipynb #46950e8e
@@ -22,7 +22,7 @@ _homes = {
     "load_task": "tasks", "load_backbone": "tasks",
     "Trainer": "trainer", "TrainingArguments": "trainer",
     "PromptForSequenceClassification": "prompt_tuning", "TextCache": "prompt_tuning",
-    "compare": "compare", "sweep": "compare",
+    "sweep": "compare",
 }
 
 def __getattr__(name):
@@ -36,7 +36,7 @@ def __dir__(): return sorted([*globals(), *_homes])
 if TYPE_CHECKING:
     from prompt_packing.accumulation_loss import ExactLossMixin, audit_loss
     from prompt_packing.bucketing import StreamingBatches, pack_sequences, plan_batches
-    from prompt_packing.compare import compare, sweep
+    from prompt_packing.compare import sweep
     from prompt_packing.frozen_weights import FrozenWeightsCallback
     from prompt_packing.packed_sequence import PackedSequenceMixin
     from prompt_packing.prompt_tuning import PromptForSequenceClassification, TextCache
@@ -45,5 +45,5 @@ if TYPE_CHECKING:
 
 _all_ = ["PackedSequenceMixin", "ExactLossMixin", "audit_loss", "plan_batches",
          "pack_sequences", "StreamingBatches", "FrozenWeightsCallback", "load_task",
-         "load_backbone", "Trainer", "TrainingArguments", "compare", "sweep",
+         "load_backbone", "Trainer", "TrainingArguments", "sweep",
          "PromptForSequenceClassification", "TextCache"]

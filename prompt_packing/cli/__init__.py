@@ -10,110 +10,119 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Callable
 
 from .. import __version__
-from .corpus import _tokenize_command, tokenize
-from .options import (
-    _chapter, _check_words, _checkpoint, _file, _in_option_names, _model, _names,
-    _one_of, _output_dir, _Parser, _picture, _text, _text_column, _whole)
-from .training import (
-    _compare_command, _predict_command, _sweep_command, compare, predict, sweep)
+from .corpus import tokenize, tokens_json, tokens_text
+from prompt_packing.cli.options import (
+    Checkpoint, Column, Head, Model, OutputDir, Parser, Picture, Sentences, TextFiles,
+    Tokenizer, Whole, add_options, chapter, check_words, in_option_names, prepare,
+    remove_empty)
+from prompt_packing.cli.training import (
+    compare, comparison_json, comparison_text, predict, predictions_csv,
+    predictions_json, sweep)
 
 # %% ../../nbs/cli/index.ipynb #8df520ef
-@dataclass
+@dataclass(frozen=True)
 class _Command:
-    function:Callable # does the work; its name is the command
-    options:Callable # adds its options to a parser
-    text:Callable # what it returned, for people
-    json:Callable # the same, for programs
+    function: Callable # does the work; its name is the command
+    text: Callable # of what it returned, for people
+    json: Callable # the same, for programs
 
 _commands = {} # name -> _Command
+
+def _add(function, text, json):
+    _commands[function.__name__] = _Command(function, text, json)
 
 # %% ../../nbs/cli/index.ipynb #53febae2
 def _parsers():
     "The parser of the command line, and those of the commands by name."
-    top = _Parser(prog="prompt-packing", allow_abbrev=False, description=(
+    top = Parser(prog="prompt-packing", allow_abbrev=False, description=(
         "Train on sequences of different lengths: see where the computation goes."))
     version = f"prompt-packing {__version__}"
     top.add_argument("--version", action="version", version=version)
     group = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands = {}
+    parsers = {}
     for name, command in _commands.items():
         text = command.function.__doc__.splitlines()[0]
-        commands[name] = group.add_parser(
-            name, help=text, description=text, allow_abbrev=False)
-        commands[name].add_argument(
-            "--json", action="store_true", help="print JSON for programs")
-        command.options(commands[name].add_argument)
-    return top, commands
+        parser = group.add_parser(name, help=text, description=text, allow_abbrev=False)
+        parser.add_argument("--json", action="store_true",
+                            help="print JSON for programs")
+        add_options(parser, command.function)
+        parsers[name] = parser
+    return top, parsers
 
 # %% ../../nbs/cli/index.ipynb #cce9ee1a
-def main(argv=None)->int: # 0; 1 where `verify` found a difference; 2 for bad input
-    "The command `prompt-packing`, with the words of `argv` or of the shell."
+def main(
+    argv:Sequence[str]|None=None, # the words of the command line; None: of the shell
+)->int: # 0; 1 where `verify` found a difference; 2 for bad input; 130 after Ctrl-C
+    "The command `prompt-packing`."
     words = sys.argv[1:] if argv is None else argv
+    try:
+        return _run(words)
+    except KeyboardInterrupt:
+        print("prompt-packing: interrupted", file=sys.stderr)
+        return 130
+
+def _run(words):
     top, parsers = _parsers()
-    _check_words(words, top, parsers)
-    try: options = vars(top.parse_args(words))
+    check_words(words, top, parsers)
+    try:
+        options = vars(top.parse_args(words))
     except OSError as error: # a path that cannot even be looked at
         parsers[words[0]].error(f"{str(error.filename)[:60]}: {error.strerror}")
     name, as_json = options.pop("command"), options.pop("json")
-    command = _commands[name]
+    command, made = _commands[name], []
     try:
+        made = prepare(command.function, options)
         with contextlib.redirect_stdout(sys.stderr):
             result = command.function(**options)
         _write((command.json if as_json else command.text)(result))
-    except (ValueError, TypeError, OSError, RuntimeError) as error:
-        print(f"prompt-packing {name}: {_in_option_names(error, parsers[name])}",
+    except (ValueError, TypeError, OSError, RuntimeError, OverflowError) as error:
+        print(f"prompt-packing {name}: {in_option_names(error, parsers[name])}",
               file=sys.stderr)
+        remove_empty(made)
         return 2
     return int(name == "verify" and len(result) > 0)
 
 def _write(text):
     "Print it; that the reader has gone, as after `| head`, is no error."
-    try: print(text, flush=True)
+    try:
+        print(text, flush=True)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()) # at exit
-        if not isinstance(error, BrokenPipeError): raise
+        if not isinstance(error, BrokenPipeError):
+            raise
 
 # %% ../../nbs/cli/index.ipynb #87224866
 def padding(
-    files, # text (a line an example), csv, tsv, jsonl or parquet, each also as .gz
-    tokenizer:str, # smollm2-135m, minilm-l6, a hub name, or a folder
-    token_budget:int=16_384, # tokens of a batch, padding included
-    max_length:int=512, # longer examples are cut
-    column:str|None=None, # of the text, in files with columns; None: found in the first
-    plot:str|None=None, # a file for the plot of padding against window
+    files: TextFiles, # text (a line an example), csv, tsv, json(l) or parquet, or .gz
+    *,
+    tokenizer: Tokenizer, # smollm2-135m, minilm-l6, a hub name, or a folder
+    token_budget: Whole = 16_384, # tokens of a batch, padding included
+    max_length: Whole = 512, # longer examples are cut
+    column: Column | None = None, # of the text, in files with columns (default: found)
+    plot: Picture | None = None, # a file for the plot of padding against window
 )->dict: # as `bucketing.padding_report` makes it
     "Report how much of the computation is padding, and how much with a token budget."
-    bucketing, tqdm = _chapter("bucketing"), import_module("tqdm").tqdm
-    encode, column = _chapter("tasks").load_tokenizer(tokenizer), _text_column(
-        files[0], column)
-    with tqdm(unit=" examples", leave=False) as bar:
+    encode = chapter("tasks").load_tokenizer(tokenizer)
+    column = column or chapter("foundation.text_files").text_column(files[0])
+    bucketing, tqdm = chapter("bucketing"), import_module("tqdm").tqdm
+    with tqdm(unit=" examples", leave=False, delay=1) as bar: # none before an error
         lengths = bucketing.file_lengths(
             files, encode, column=column, max_length=max_length,
             progress=lambda rows: bar.update(rows - bar.n))
+    report = bucketing.padding_report(lengths, token_budget=token_budget)
     if plot:
         axes = bucketing.plot_tradeoff(lengths, token_budget=token_budget)
         axes.figure.savefig(plot, dpi=150, bbox_inches="tight")
-    return bucketing.padding_report(lengths, token_budget=token_budget)
+    return report
 
 # %% ../../nbs/cli/index.ipynb #d0ea453f
-def _padding_options(add):
-    add("files", nargs="+", metavar="FILE", type=_file,
-        help="text, csv, tsv, jsonl or parquet, each also gzipped")
-    add("--tokenizer", "--model", required=True, type=_model,
-        help="a tokenizer: smollm2-135m, minilm-l6, a hub name, or a folder")
-    add("--token-budget", type=_whole, default=16_384,
-        help="tokens of a batch, padding included (default 16,384)")
-    add("--max-length", type=_whole, default=512,
-        help="longer examples are cut (default 512)")
-    add("--column", "--text-column", type=_text, metavar="NAME",
-        help="the column of the text (default: found in a csv or tsv, else text)")
-    add("--plot", metavar="PNG", type=_picture, help="write the plot to this file")
+_shown = "padding", "batches", "computed_tokens", "new_mates" # the others: --json
 
 def _padding_text(report):
     "The plans as a table, what its columns mean, and what to do."
@@ -124,28 +133,38 @@ def _padding_text(report):
         formatters=formats, index_names=False, na_rep="–")
     lines = ["{rows:,} examples, {tokens:,} tokens".format(**report), "", table, ""]
     lines += [f"{name}: {meaning}" for name, meaning in columns.items()]
-    return "\n".join(lines + [""] + [f"* {said}" for said in report["advice"]])
+    return "\n".join(lines + [""] + [f"* {advice}" for advice in report["advice"]])
 
-_shown = "padding", "batches", "computed_tokens", "new_mates" # the others: --json
-
-_commands["padding"] = _Command(padding, _padding_options, _padding_text, json.dumps)
+_add(padding, _padding_text, json.dumps)
 
 # %% ../../nbs/cli/index.ipynb #03cb7202
-_commands["tokenize"] = _Command(*_tokenize_command)
+_add(tokenize, tokens_text, tokens_json)
 
 # %% ../../nbs/cli/index.ipynb #6e6e3ebc
 def audit(
-    model:str, # smollm2-135m, minilm-l6, a hub name, or a folder
-    head:str="sequence-classification", # which head of transformers stands on it
-    gradient_accumulation_steps:int=4, # micro-batches in a step
+    *,
+    model: Model, # a backbone: smollm2-135m, minilm-l6, a hub name, or a folder
+    head: Head = "sequence-classification", # that is put on the backbone
+    gradient_accumulation_steps: Whole = 4, # micro-batches in a step
 ): # `pandas.DataFrame`, one row a setting
     "Report by what factor the gradient of a head is off with transformers' Trainer."
-    tasks, check = _chapter("tasks"), _chapter("accumulation_loss").audit_head
-    packaged = model in tasks.BACKBONES
-    of = tasks.load_backbone(model)[0].config if packaged else model
-    try: return check(of, head, gradient_accumulation_steps)
+    config = _config_of(model)
+    check = chapter("accumulation_loss").audit_head
+    return check(config, head, gradient_accumulation_steps)
+
+def _config_of(model):
+    "The configuration of a model; weights and code of its folder are not needed."
+    tasks, backbones = chapter("tasks"), chapter("tasks.backbones")
+    if model in tasks.BACKBONES:
+        return tasks.load_backbone(model)[0].config
+    if Path(model).exists():
+        backbones.read_config(model)
+    auto = import_module("transformers").AutoConfig
+    try:
+        return auto.from_pretrained(model, trust_remote_code=False)
     except OSError as error:
-        if Path(model).exists(): raise
+        if Path(model).exists():
+            raise
         known = ", ".join(tasks.BACKBONES)
         offline = os.environ.get("HF_HUB_OFFLINE") == "1"
         hub = "the hub cannot be reached, and its cache" if offline else "the hub"
@@ -154,27 +173,19 @@ def audit(
             f"name; take a folder, a hub name, or {known}") from error
 
 # %% ../../nbs/cli/index.ipynb #c1188746
-def _audit_options(add):
-    add("--model", required=True, type=_model,
-        help="a backbone: smollm2-135m, minilm-l6, a hub name, or a folder")
-    heads = ", ".join(_names("accumulation_loss", "HEADS"))
-    add("--head", default="sequence-classification", metavar="HEAD",
-        type=_one_of("accumulation_loss", "HEADS", "head"),
-        help=f"one of {heads} (default sequence-classification)")
-    add("--gradient-accumulation-steps", type=_whole, default=4,
-        help="micro-batches in a step (default 4)")
-
 def _rows_text(table, empty="nothing"):
-    if not len(table): return empty
+    if not len(table):
+        return empty
     return table.to_string(index=False, float_format="{:#.4g}".format)
 
-def _rows_json(table): return table.to_json(orient="records")
+def _rows_json(table):
+    return table.to_json(orient="records")
 
 def _audit_text(table):
     "The table, what its columns mean, and what to do."
     cause = table.cause.iloc[-1]
-    mend = ["* Trained right by prompt_packing.Trainer, or by your own Trainer as\n  "
-            "class ExactTrainer(ExactLossMixin, Trainer): pass"]
+    advice = ["* Trained right by prompt_packing.Trainer, or by your own Trainer as\n  "
+              "class ExactTrainer(ExactLossMixin, Trainer): pass"]
     return "\n".join([
         "transformers' own Trainer, on random rows:", "", _rows_text(table), "",
         "ratio: length of the gradient over that of the uncut batch; cosine: 1 where "
@@ -182,65 +193,47 @@ def _audit_text(table):
         "relative_error: length of the difference over that of the right gradient; "
         "loss_ratio: of logged losses", "",
         f"* All micro-batches in a step of one process are the last row: {cause}.",
-        *mend * (cause != "right"), "* For a Trainer of your own: "
+        *(advice if cause != "right" else []), "* For a Trainer of your own: "
         "prompt_packing.accumulation_loss.audit_loss(trainer)."])
 
-_commands["audit"] = _Command(audit, _audit_options, _audit_text, _rows_json)
+_add(audit, _audit_text, _rows_json)
 
 # %% ../../nbs/cli/index.ipynb #5f480a79
-_commands["compare"] = _Command(*_compare_command)
-_commands["sweep"] = _Command(*_sweep_command)
-_commands["predict"] = _Command(*_predict_command)
+_add(compare, comparison_text, comparison_json)
+_add(sweep, comparison_text, comparison_json)
+_add(predict, predictions_csv, predictions_json)
 
 _all_ = ["tokenize", "compare", "sweep", "predict"]
 
 # %% ../../nbs/cli/index.ipynb #c61131f8
 def verify(
-    a:str, # a folder, a safetensors file, or a fingerprint's .json
-    b:str, # the same
+    a: Checkpoint, # a folder, a safetensors file, or a fingerprint's .json
+    b: Checkpoint, # the same
 ): # `pandas.DataFrame`, one row a difference; none if all tensors are the same
     "List the tensors in which two checkpoints differ."
-    return _chapter("frozen_weights").compare_weights(a, b)
+    return chapter("frozen_weights").compare_weights(a, b)
 
-# %% ../../nbs/cli/index.ipynb #530e7450
-def _verify_options(add):
-    for name in "ab":
-        add(name, metavar=name.upper(), type=_checkpoint,
-            help="a folder of safetensors files, such a file, or a fingerprint's .json")
+def _differences_text(table):
+    return _rows_text(table, empty="no tensor differs")
 
-def _differences_text(table): return _rows_text(table, empty="no tensor differs")
-
-_commands["verify"] = _Command(verify, _verify_options, _differences_text, _rows_json)
+_add(verify, _differences_text, _rows_json)
 
 # %% ../../nbs/cli/index.ipynb #f7f4fed9
 def tour(
-    sentences, # to be classified by the prompt that is trained; none: five of ours
-    output_dir:str="runs/demo", # of records and models
-    plot:str="runs/demo.png", # a file for the picture
+    sentences: list[Sentences] = (), # of your own, about a film
+    *,
+    output_dir: OutputDir = "runs/demo", # of records and models; none is made twice
+    plot: Picture = "runs/demo.png", # a file for the picture
 )->dict: # everything that the picture shows
     "Show five problems on real text, and what is done about them."
-    chapter = _chapter("cli.tour")
-    found = chapter.tour(sentences, output_dir=output_dir)
-    Path(plot).parent.mkdir(parents=True, exist_ok=True)
-    chapter.draw_tour(found).savefig(plot, dpi=110)
-    return found | {"picture": plot}
+    room = chapter("cli.tour")
+    shown = room.tour(sentences, output_dir=output_dir)
+    room.draw_tour(shown).savefig(plot, dpi=110)
+    return shown | {"picture": plot}
 
-# %% ../../nbs/cli/index.ipynb #7919f828
-def _new_picture(text): # in a folder that may not be there yet
-    _picture(Path(text).name)
-    return text
+def _tour_text(shown):
+    rows = [f"     {answer['label']} {answer['score']:.2f}  {text}"
+            for text, answer in shown["predicted"]]
+    return "\n".join([*rows, f"A picture of it all: {shown['picture']}"])
 
-def _tour_options(add):
-    add("sentences", nargs="*", type=_text, metavar="SENTENCE",
-        help="of your own, about a film")
-    add("--output-dir", type=_output_dir, default="runs/demo",
-        help="of records and models; none is made twice (default runs/demo)")
-    add("--plot", metavar="PNG", default="runs/demo.png", type=_new_picture,
-        help="write the picture to this file (default runs/demo.png)")
-
-def _tour_text(found):
-    rows = [f"     {of['label']} {of['score']:.2f}  {text}"
-            for text, of in found["predicted"]]
-    return "\n".join([*rows, f"A picture of it all: {found['picture']}"])
-
-_commands["tour"] = _Command(tour, _tour_options, _tour_text, json.dumps)
+_add(tour, _tour_text, json.dumps)

@@ -9,6 +9,7 @@ __all__ = ['padding_shares', 'gradient_factors', 'packed_losses', 'trained_promp
 import contextlib
 import copy
 import tempfile
+from collections.abc import Callable, Sequence
 
 import datasets
 import matplotlib.pyplot as plt
@@ -16,11 +17,12 @@ import numpy as np
 import torch
 import transformers
 from tqdm.auto import tqdm
-from transformers import AutoModelForSequenceClassification, PrinterCallback, set_seed
+from transformers import (
+    AutoModelForSequenceClassification, PreTrainedModel, PrinterCallback, set_seed)
 
 from ..accumulation_loss import audit_loss
 from ..bucketing import PaddedCollator, pack_sequences, plan_batches
-from ..compare import compare
+from ..compare import Comparison, compare
 from ..examples import wikitext_lengths
 from ..frozen_weights import changed_layers, fingerprint
 from ..packed_sequence import PackedSequenceCollator
@@ -31,7 +33,7 @@ from ..trainer import Trainer, TrainingArguments
 
 # %% ../../nbs/cli/tour.ipynb #c04372b1
 def padding_shares(
-    lengths, # tokens in each row
+    lengths:Sequence[int], # tokens in each row
     token_budget:int=16_384, # most tokens in a batch, padding included
 )->dict: # how batches are made -> share of the computed tokens that are padding
     "Padding of shuffled rows, of rows under a token budget, and of packed rows."
@@ -54,7 +56,8 @@ def _classifier(backbone):
     "A random head on the first layer of the backbone."
     config = copy.deepcopy(backbone.config)
     config.num_hidden_layers = 1
-    if getattr(config, "layer_types", None): config.layer_types = config.layer_types[:1]
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:1]
     set_seed(0)
     model = AutoModelForSequenceClassification.from_config(config)
     model.base_model.load_state_dict(backbone.state_dict(), strict=False)
@@ -69,8 +72,8 @@ def _quiet(folder, **settings):
     return TrainingArguments(output_dir=folder, **usual | settings)
 
 def gradient_factors(
-    backbone, # from `load_backbone`
-    rows, # at least 16: `input_ids`, `attention_mask`, `labels`
+    backbone:PreTrainedModel, # from `load_backbone`
+    rows:datasets.Dataset, # at least 16: `input_ids`, `attention_mask`, `labels`
 )->dict: # {"transformers": factor, "here": factor}
     "Norm of each Trainer's gradient over that of the right one, for a classifier."
     model = _classifier(backbone)
@@ -98,22 +101,24 @@ def _lstm_losses(trainer_class, rows, vocab_size, steps):
     return [row["loss"] for row in trainer.state.log_history if "loss" in row]
 
 def packed_losses(
-    rows, # `input_ids` and `labels`
+    rows:datasets.Dataset, # `input_ids` and `labels`
     vocab_size:int, # of the tokenizer that made the ids
     steps:int=40, # optimizer steps of 32 rows
-)->tuple: # what transformers' Trainer ends with, and the loss of each step of ours
+)->tuple[str, list[float]]: # how transformers' Trainer ends; our loss at each step
     "Train a small LSTM on `PackedSequence`s with both Trainers."
     training = rows, vocab_size, steps
-    try: said = f"loss {_lstm_losses(transformers.Trainer, *training)[-1]:.2f}"
-    except Exception as error: said = type(error).__name__
+    try:
+        said = f"loss {_lstm_losses(transformers.Trainer, *training)[-1]:.2f}"
+    except (AssertionError, TypeError, RuntimeError) as error: # torch's, then others
+        said = type(error).__name__
     return said, _lstm_losses(Trainer, *training)
 
 # %% ../../nbs/cli/tour.ipynb #4f311276
 def trained_prompt(
-    output_dir, # of records and models; what is there is not trained again
-    backbone="smollm2-135m", # as `compare` takes it
-    **settings, # of `compare`
-): # `Comparison` of three ways to use the frozen model
+    output_dir:str, # of records and models; what is there is not trained again
+    backbone:str="smollm2-135m", # as `compare` takes it
+    **settings:object, # of `compare`
+)->Comparison: # of three ways to use the frozen model
     "A head at the Trainer's default rate, a solved head, and a prompt."
     usual = dict(
         methods=("head-trained", "head", "prompt"), seeds=(0,), epochs=2, source="pypi",
@@ -123,9 +128,9 @@ def trained_prompt(
 
 # %% ../../nbs/cli/tour.ipynb #fe75a634
 def changed_though_frozen(
-    backbone, # from `load_backbone`
-    rows, # `input_ids` of the first one are read
-)->list: # names of the tensors that changed
+    backbone:PreTrainedModel, # from `load_backbone`
+    rows:datasets.Dataset, # `input_ids` of the first one are read
+)->list[str]: # names of the tensors that changed
     "Freeze a copy of the backbone between the gradient and the optimizer's step."
     model = copy.deepcopy(backbone).requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
@@ -138,68 +143,37 @@ def changed_though_frozen(
 # %% ../../nbs/cli/tour.ipynb #56291d8a
 _today, _here, _grey = "#c8553d", "#2a6f97", "#9ca3af"
 
-def _panel(fig, title, left, bottom, label_width, width=0.31, height=0.28):
-    "Axes with room for labels at their left, and a title above both."
-    fig.text(left, bottom + height + 0.035, title, fontsize=12, fontweight="bold")
-    ax = fig.add_axes([left + label_width, bottom, width - label_width, height])
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color("#d1d5db")
-    ax.tick_params(length=0, labelsize=10)
-    return ax
-
-def _bars(ax, values, form, colors, limit=None):
-    "Horizontal bars with their values; no axis, since every bar says its number."
-    names, right = list(values)[::-1], limit or max(values.values())
-    words = [form.format(values[name]) for name in names]
-    ax.barh(names, [values[name] for name in names], color=colors[::-1], height=0.6)
-    for i, name in enumerate(names):
-        ax.text(values[name] + 0.02 * right, i, words[i], va="center", fontsize=11)
-    room = 1 + 0.065 * max(map(len, words))
-    ax.set(xlim=(0, room * right), ylim=(-0.6, len(names) - 0.4), xticks=[])
-    ax.spines["bottom"].set_visible(False)
-
-def _loss_curve(ax, losses, said):
-    ax.plot(range(1, len(losses) + 1), losses, color=_here, lw=2)
-    ax.set(ylim=(0, 1.3 * max(losses)), xlabel="optimizer step", ylabel="loss")
-    ax.text(0.98, 0.95, f"transformers: {said} at step 1", color=_today, ha="right",
-            va="top", transform=ax.transAxes, fontsize=11)
-    ax.text(0.03, 0.08, "an LSTM on\npacked film reviews", color=_here,
-            transform=ax.transAxes, fontsize=11)
-
-def _answers(fig, predicted, left, top):
-    fig.text(left, top, "what its prompt says of new sentences", fontsize=11,
-             color=_here)
-    scores = [f"{found['label']} {found['score']:.2f}" for _, found in predicted]
-    words = [text if len(text) < 42 else f"{text[:39]}..." for text, _ in predicted]
-    form = dict(y=top - 0.03, fontsize=11, va="top", linespacing=2)
-    fig.text(left, s="\n".join(scores), color=_here, fontweight="bold", **form)
-    fig.text(left + 0.098, s="\n".join(words), **form)
+def _bars(ax, title, values, form, colors):
+    "Horizontal bars that say their numbers."
+    bars = ax.barh(list(values), list(values.values()), color=colors, height=0.6)
+    ax.bar_label(bars, [form.format(value) for value in values.values()], padding=4)
+    ax.invert_yaxis()
+    ax.margins(x=0.25)
+    ax.set_xticks([])
+    ax.set_title(title, loc="left", fontweight="bold")
+    ax.spines[:].set_visible(False)
 
 # %% ../../nbs/cli/tour.ipynb #b9b3af40
 def draw_tour(
-    found, # what `tour` returns
-): # matplotlib figure
+    shown:dict, # what `tour` returns
+)->plt.Figure:
     "Five panels: red is what happens today, blue what happens here."
-    fig = plt.figure(figsize=(13, 6.8), facecolor="white")
-    fig.text(0.02, 0.935, "Five problems of training on text", fontsize=18,
-             fontweight="bold")
-    fig.text(0.70, 0.94, "transformers today", fontsize=13, color=_today,
-             fontweight="bold")
-    fig.text(0.865, 0.94, "prompt_packing", fontsize=13, color=_here, fontweight="bold")
-    ax = _panel(fig, "1  Computed tokens that are padding", 0.02, 0.54, 0.11)
-    _bars(ax, found["padding"], "{:.1%}", [_today, _here, _here])
-    ax = _panel(fig, "2  Length of an accumulated gradient", 0.355, 0.54, 0.09)
-    _bars(ax, found["gradient"], "{:.2f} times the right one", [_today, _here])
-    ax = _panel(fig, "3  PackedSequence in the Trainer", 0.71, 0.54, 0.035, 0.28)
-    _loss_curve(ax, found["losses"], found["said"])
-    ax = _panel(fig, "4  A frozen model of 135M weights learns film reviews: accuracy",
-                0.02, 0.06, 0.145)
-    _bars(ax, found["accuracy"], "{:.0%}", [_grey, _today, _here, _here], limit=1)
-    _answers(fig, found["predicted"][:5], 0.355, 0.32)
-    ax = _panel(fig, "5  Frozen tensors that changed", 0.71, 0.06, 0.125, 0.28)
-    today, here = found["frozen"].values()
-    _bars(ax, {"frozen between\ngradient and step": today, "here, all runs": here},
-          f"{{:.0f}} of {found['tensors']}", [_today, _here])
+    fig, ax = plt.subplot_mosaic([[1, 2, 3], [4, 4, 5]], figsize=(13, 6),
+                                 layout="constrained")
+    today, here = shown["frozen"].values()
+    _bars(ax[1], "1  Computed tokens that are padding", shown["padding"], "{:.1%}",
+          [_today, _here, _here])
+    _bars(ax[2], "2  Length of an accumulated gradient", shown["gradient"],
+          "{:.2f} times the right one", [_today, _here])
+    ax[3].plot(range(1, len(shown["losses"]) + 1), shown["losses"], color=_here)
+    ax[3].set_title("3  An LSTM on PackedSequences", loc="left", fontweight="bold")
+    ax[3].set(xlabel="optimizer step", ylabel="loss", ylim=(0, None))
+    ax[3].text(1, 0.03, f"transformers: {shown['said']} at step 1", color=_today)
+    _bars(ax[4], "4  A frozen model of 135M weights learns film reviews: accuracy",
+          shown["accuracy"], "{:.0%}", [_grey, _today, _here, _here])
+    _bars(ax[5], "5  Frozen tensors that changed",
+          {"frozen between\ngradient and step": today, "here, all runs": here},
+          f"{{:.0f}} of {shown['tensors']}", [_today, _here])
     return fig
 
 # %% ../../nbs/cli/tour.ipynb #8cac18e8
@@ -208,29 +182,29 @@ _default_sentences = [
     "The plot is thin, but the music carries it.", "Not one joke lands.",
     "It is the best film of the year."]
 
-def _words(found):
-    "What each stop says, one after the other, as `found` fills."
-    p = found["padding"]
-    yield (f"1  Padding of {found['lines']:,} lines of WikiText-103",
+def _words(shown):
+    "What each stop says, one after the other, as `shown` fills."
+    p = shown["padding"]
+    yield (f"1  Padding of {shown['lines']:,} lines of WikiText-103",
            f"today   {p['32 shuffled rows']:.1%} of what is computed, in batches of 32",
            f"here    {p['token budget']:.1%} under a token budget, "
            f"{p['packed rows']:.1%} in packed rows")
-    g = found["gradient"]
+    g = shown["gradient"]
     yield ("2  Gradient of a classification head, 4 micro-batches of film reviews",
            f"today   {g['transformers']:.2f} times the right one",
            f"here    {g['here']:.2f} times; for your head: prompt-packing audit --help")
-    said, losses = found["said"], found["losses"]
+    said, losses = shown["said"], shown["losses"]
     yield ("3  An LSTM through the Trainer, on PackedSequences of 256 film reviews",
            f"today   {said} at the first step",
            f"here    loss {losses[0]:.2f} to {losses[-1]:.2f} in {len(losses)} steps")
-    a = found["accuracy"]
+    a = shown["accuracy"]
     yield ("4  Frozen SmolLM2-135M learns from 96 film reviews; accuracy on 80 more",
            f"today   {a['head, Trainer defaults']:.1%} with a head, at the Trainer's "
            f"default rate; one answer for all: {a['one answer for all']:.1%}",
            f"here    {a['head, solved']:.1%} with a solved head, "
            f"{a['prompt of 5']:.1%} with a prompt of 5 tokens")
-    today, here = found["frozen"].values()
-    yield ("5  Frozen tensors that changed, of {}".format(found["tensors"]),
+    today, here = shown["frozen"].values()
+    yield ("5  Frozen tensors that changed, of {}".format(shown["tensors"]),
            f"today   {today}, where one froze them between gradient and step; no error",
            f"here    {here}, compared by their bytes after every run")
 
@@ -240,25 +214,26 @@ def _no_bars():
     "Without the bars of transformers and datasets; errors still come through."
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    try: yield
+    try:
+        yield
     finally:
         transformers.utils.logging.enable_progress_bar()
         datasets.enable_progress_bars()
 
 # %% ../../nbs/cli/tour.ipynb #39d16c63
 def tour(
-    sentences=(), # that the trained prompt classifies; none: five of ours
+    sentences:Sequence[str]=(), # for the trained prompt; none: five of ours
     output_dir:str="runs/demo", # of the trained models and their records
-    say=tqdm.write, # takes the words of each stop
+    say:Callable[[str], None]=tqdm.write, # takes the words of each stop
     backbone:str="smollm2-135m", # as `load_backbone` takes it
-    **settings, # of `compare`
+    **settings:object, # of `compare`
 )->dict: # everything that the picture shows
     """The five stops on real text; what was trained before is read from `output_dir`.
 
     Raises `ConnectionError` where texts or model cannot be had."""
     sentences, lengths = list(sentences) or _default_sentences, wikitext_lengths()
-    found = {"lines": len(lengths), "padding": padding_shares(lengths)}
-    words, bar = _words(found), tqdm(total=5, leave=False, bar_format=_bar_format)
+    shown = {"lines": len(lengths), "padding": padding_shares(lengths)}
+    words, bar = _words(shown), tqdm(total=5, leave=False, bar_format=_bar_format)
     def then(what): # the next stop, once the words of the last have been said
         say("\n     ".join(next(words)))
         bar.update()
@@ -266,18 +241,18 @@ def tour(
     with _no_bars(), bar:
         then("fetching the model (once), gradients under accumulation")
         model, tokenizer = load_backbone(backbone)
-        rows, found["tensors"] = _some_rows(tokenizer), len(fingerprint(model))
-        found["gradient"] = gradient_factors(model, rows)
+        rows, shown["tensors"] = _some_rows(tokenizer), len(fingerprint(model))
+        shown["gradient"] = gradient_factors(model, rows)
         then("an LSTM on PackedSequences")
-        found["said"], found["losses"] = packed_losses(rows, len(tokenizer))
+        shown["said"], shown["losses"] = packed_losses(rows, len(tokenizer))
         then("a prompt on the frozen language model")
         comparison = trained_prompt(output_dir, backbone, **settings)
-        found |= _of_comparison(comparison, sentences)
+        shown |= _of_comparison(comparison, sentences)
         then("a copy that was frozen too late")
-        found["frozen"] = {"today": len(changed_though_frozen(model, rows)),
+        shown["frozen"] = {"today": len(changed_though_frozen(model, rows)),
                            "here": int(comparison.runs.frozen_changed.max())}
         then("")
-    return found
+    return shown
 
 _bar_format = "{n_fmt}/{total_fmt} {bar:20} {desc} {elapsed}"
 

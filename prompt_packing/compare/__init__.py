@@ -7,9 +7,6 @@ __all__ = ['METHODS', 'Kit', 'Method', 'Run', 'load_kit', 'run_one', 'Comparison
            'plan_runs', 'sweep']
 
 # %% ../../nbs/compare/index.ipynb #8acaead8
-import sys
-from types import ModuleType
-
 from .methods import METHODS, Kit, Method
 from .runs import Run, load_kit, run_one
 from .results import Comparison, load_model, plot_comparison
@@ -18,10 +15,3 @@ from .sweep import compare, plan_runs, sweep
 # %% ../../nbs/compare/index.ipynb #e58b6ceb
 _all_ = ["METHODS", "Kit", "Method", "Run", "load_kit", "run_one", "Comparison",
          "load_model", "plot_comparison", "compare", "plan_runs", "sweep"]
-
-# %% ../../nbs/compare/index.ipynb #e207a992
-class _Chapter(ModuleType):
-    "A module that runs `compare` when it is called."
-    def __call__(self, *args, **kwargs): return compare(*args, **kwargs)
-
-sys.modules[__name__].__class__ = _Chapter

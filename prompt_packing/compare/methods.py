@@ -12,29 +12,36 @@ from typing import Callable
 
 import numpy as np
 import torch
+from datasets import Dataset
 from sklearn.linear_model import RidgeCV
-from transformers import AutoModelForSequenceClassification
+from transformers import (
+    AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase)
 
 from ..bucketing import PaddedCollator, plan_batches
 from ..prompt_tuning import (
-    PromptForSequenceClassification, prompt_features, solve_head)
+    BackboneFacts, PromptForSequenceClassification, prompt_features, solve_head)
 from ..tasks import Task
 
 # %% ../../nbs/compare/methods.ipynb #a4325639
 @dataclass
 class Kit:
     "What the runs of one backbone and task share."
-    backbone:torch.nn.Module # bare and frozen; fine-tuning works on a copy
-    tokenizer:object # with a padding token
+    backbone:PreTrainedModel # bare and frozen; fine-tuning works on a copy
+    tokenizer:PreTrainedTokenizerBase # with a padding token
     task:Task # labels and metric
-    train:object # `datasets.Dataset`: `input_ids`, `attention_mask`, `labels`, `length`
-    evaluation:object # the same columns
+    train:Dataset # `input_ids`, `attention_mask`, `labels`, `length`
+    evaluation:Dataset # the same columns
+    facts:BackboneFacts|None = None # of the backbone; None: each model finds them
     caches:dict = field(default_factory=dict) # a `TextCache` for each of the two; or {}
     text_seconds:float = 0. # what the caches took to compute
     made:dict = field(default_factory=dict) # what runs have in common, see `once`
     spared:float = 0. # seconds that `once` has saved
 
-    def once(self, key, make:Callable): # `make` takes no arguments
+    def once(
+        self,
+        key:object, # what the result depends on; hashable
+        make:Callable[[], object],
+    )->object:
         "What `make` returns, made for one run and given to all with the same `key`."
         if key in self.made:
             result, seconds = self.made[key]
@@ -45,7 +52,11 @@ class Kit:
         self.made[key] = result, time.perf_counter() - start
         return result
 
-    def data(self, model, split:str): # "train" or "evaluation"
+    def data(
+        self,
+        model:torch.nn.Module, # that will read them
+        split:str, # "train" or "evaluation"
+    )->Dataset:
         "What the Trainer reads for `model`: cached texts if they are exact, else ids."
         cached = self.caches and getattr(model, "text_is_constant", False)
         return self.caches[split] if cached else getattr(self, split)
@@ -54,7 +65,7 @@ class Kit:
 @dataclass(frozen=True)
 class Method:
     "How a method starts and how it is trained."
-    build:Callable # of (run, kit): the model before training
+    build:Callable # function of a `Run` and a `Kit`: the model before training
     learning_rate:float|tuple = 0. # peak rate of AdamW; several: one is chosen
     epochs:float = 0 # passes over the rows; 0: nothing is trained after `build`
     prompted:bool = False # has a prompt, so prompt sizes apply
@@ -68,7 +79,8 @@ METHODS = {} # name -> Method
 def _features(model, kit, batch_tokens=8192): # float32 [rows, hidden]
     "What the head of `model` reads for each training row."
     data = kit.data(model, "train")
-    if data is not kit.train: return prompt_features(model, data)
+    if data is not kit.train:
+        return prompt_features(model, data)
     collate = PaddedCollator(pad_token_id=kit.tokenizer.pad_token_id)
     rows, found = data.remove_columns(["labels", "length"]), {}
     for batch in plan_batches(np.asarray(data["length"]), token_budget=batch_tokens):
@@ -101,7 +113,8 @@ def _yes_or_no(features, answers, fewest=5): # [rows, hidden], zeros and ones [r
 def _best_head(features, labels, problem_type, num_labels=None):
     "Weight [labels, hidden] and bias [labels] of the best linear layer."
     labels = np.asarray(list(labels))
-    if problem_type == "regression": return _ridge(features, labels)
+    if problem_type == "regression":
+        return _ridge(features, labels)
     if problem_type == "single_label_classification":
         return solve_head(features, labels, num_labels=num_labels)
     heads = [_yes_or_no(features, answers) for answers in labels.T.astype(int)]
@@ -113,7 +126,7 @@ def _prompt_model(run, kit, **kwargs):
     return PromptForSequenceClassification.from_backbone(
         kit.backbone, id2label=list(kit.task.label_names), tokenizer=kit.tokenizer,
         problem_type=kit.task.problem_type, prompt_tokens=run.prompt_tokens,
-        seed=run.seed, **kwargs)
+        seed=run.seed, facts=kit.facts, **kwargs)
 
 def _solved(model, kit):
     "`model` with the best head for what it reads."
@@ -127,7 +140,8 @@ def _solved(model, kit):
     return model.set_head(*kit.once(key, best))
 
 # %% ../../nbs/compare/methods.ipynb #26e3fef8
-def _head(run, kit): return _solved(_prompt_model(run, kit), kit)
+def _head(run, kit):
+    return _solved(_prompt_model(run, kit), kit)
 
 METHODS["head"] = Method(_head, seeded=False)
 
@@ -136,9 +150,11 @@ METHODS["head-trained"] = Method(
     _prompt_model, learning_rate=(1e-3, 3e-3, 1e-2), epochs=5)
 
 # %% ../../nbs/compare/methods.ipynb #7dd60672
-def _prompt(run, kit): return _solved(_prompt_model(run, kit, init=run.init), kit)
+def _prompt(run, kit):
+    return _solved(_prompt_model(run, kit, init=run.init), kit)
 
-def _prompt_random(run, kit): return _prompt_model(run, kit, init="random")
+def _prompt_random(run, kit):
+    return _prompt_model(run, kit, init="random")
 
 METHODS["prompt"] = Method(
     _prompt, learning_rate=(1e-3, 3e-3, 1e-2), epochs=5, prompted=True)

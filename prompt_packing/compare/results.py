@@ -8,57 +8,158 @@ __all__ = ['plot_comparison', 'load_model', 'Comparison']
 # %% ../../nbs/compare/results.ipynb #9c3512f8
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import NullLocator, StrMethodFormatter
 from scipy import stats
 from transformers import (
-    AutoModelForSequenceClassification, TextClassificationPipeline, pipeline)
+    AutoModelForSequenceClassification, AutoTokenizer, Pipeline,
+    TextClassificationPipeline, pipeline)
 
 from .methods import METHODS
 from ..prompt_tuning import PromptForSequenceClassification
+from ..tasks import METRICS
+from ..tasks.backbones import read_config
 
 # %% ../../nbs/compare/results.ipynb #94ad51dd
-def _load_records(output_dir):
-    "The records in a folder, methods in the order of `METHODS`."
-    files = sorted(Path(output_dir).glob("records/*.json"))
-    places = {method: i for i, method in enumerate(METHODS)}
-    return sorted((json.loads(f.read_text()) for f in files),
-                  key=lambda record: places.get(record["method"], len(places)))
-
-# %% ../../nbs/compare/results.ipynb #7fa101d3
-def _interval(values):
-    "Half width of the 95% t-interval of the mean; NaN for one value."
-    n = len(values)
-    if n < 2: return float("nan")
-    return stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / n**0.5
-
-# %% ../../nbs/compare/results.ipynb #26f3f1ff
-def _row(runs):
-    "One row of the table, for the runs that differ in their seed alone."
-    first, alike = runs.iloc[0], int(runs.one_class.sum())
-    checked = f"{runs.frozen_changed.max()} of {first.frozen_checked} changed"
-    return {"trained": first.trained_parameters, "rows": first.rows,
-            "tried": first.tried, "seeds": len(runs),
-            first.metric: runs.score.mean(), "±": _interval(runs.score),
-            **{metric: runs[metric].mean() for metric in first.metrics[1:]},
-            "seconds": runs.seconds.mean(), "padding": runs.padding.mean(),
-            "frozen tensors": checked if first.frozen_checked else "–",
-            "note": f"{alike} of {len(runs)} give one answer" if alike else ""}
-
-def _majority_row(runs):
-    "What it scores to give all rows the answer that fits the training rows best."
-    first, nan = runs.iloc[0], float("nan")
-    return {"trained": 0, "rows": first.rows, "tried": 0, "seeds": 0,
-            first.metric: first.majority, "±": nan,
-            **{metric: nan for metric in first.metrics[1:]},
-            "seconds": 0.0, "padding": nan, "frozen tensors": "–", "note": ""}
+_number = (int, float)
+_record_types = {
+    "name": str, "backbone": str, "task": str, "method": str, "prompt_tokens": int,
+    "seed": int, "metric": str, "metrics": list, "problem_type": str,
+    "majority": _number, "one_class": bool, "rows": int, "tried": int,
+    "trained_parameters": int, "seconds": _number, "padding": _number,
+    "padding_shuffled": _number, "frozen_checked": int, "frozen_changed": int,
+    "model": (str, type(None)), "predictions": list, "references": list}
 
 _same_answer = {"single_label_classification": "most frequent class",
                 "multi_label_classification": "most frequent labels",
                 "regression": "mean of the training rows"}
+
+def _fault(record):
+    "What a record lacks, in words; None for a whole one."
+    if not isinstance(record, dict):
+        return f"it is a {type(record).__name__}, not an object"
+    for key, kind in _record_types.items():
+        if key not in record:
+            return f"it has no {key}"
+        if not isinstance(record[key], kind):
+            return f"its {key} is {str(record[key])[:40]!r}"
+    if record["metrics"][:1] != [record["metric"]]:
+        return f"its metrics do not begin with {record['metric']}"
+    for metric in record["metrics"]:
+        if not isinstance(record.get(metric), _number):
+            return f"it has no number for {metric}"
+    if record["problem_type"] not in _same_answer:
+        return f"its problem_type is {record['problem_type']!r}"
+    if not 0 < len(record["predictions"]) == len(record["references"]):
+        return "it has not one prediction for each reference"
+    return None
+
+def _read_record(file):
+    "A record that `run_one` made; ValueError, with the file, for anything else."
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error: # a UnicodeDecodeError is one too
+        raise ValueError(f"{file} is no record of a run: {error}") from error
+    if fault := _fault(record):
+        raise ValueError(f"{file} is no record of a run: {fault}")
+    return record
+
+def _load_records(output_dir):
+    "The records in a folder, methods in the order of `METHODS`."
+    files = sorted(Path(output_dir).glob("records/*.json"))
+    places = {method: i for i, method in enumerate(METHODS)}
+    return sorted(map(_read_record, files),
+                  key=lambda record: places.get(record["method"], len(places)))
+
+# %% ../../nbs/compare/results.ipynb #7fa101d3
+def _seeds_interval(values):
+    "Half width of the 95% t-interval of the mean; NaN for one value."
+    n = len(values)
+    if n < 2:
+        return float("nan")
+    return stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / n**0.5
+
+# %% ../../nbs/compare/results.ipynb #798a2aba
+def _wilson(share, rows):
+    "Wilson's 95% interval of a share of `rows` rows."
+    z2 = stats.norm.ppf(0.975) ** 2
+    center = (share + z2 / (2 * rows)) / (1 + z2 / rows)
+    variance = share * (1 - share) / rows + z2 / (4 * rows**2)
+    half = (z2 * variance) ** 0.5 / (1 + z2 / rows)
+    return center - half, center + half
+
+def _bootstrap(score, predictions, references, draws=999):
+    "The middle 95% of the mean score over seeds when the rows are drawn again."
+    random, rows = np.random.default_rng(0), len(references)
+    means = []
+    for _ in range(draws):
+        drawn = random.integers(0, rows, rows)
+        scores = [score(answers[drawn], references[drawn]) for answers in predictions]
+        means.append(np.mean(scores))
+    return tuple(np.quantile(means, (0.025, 0.975)))
+
+def _rows_interval(runs):
+    "The interval over rows of the mean score of these runs; NaN for a foreign metric."
+    metric, references = runs.metric.iloc[0], np.array(runs.references.iloc[0])
+    if metric == "accuracy":
+        return _wilson(runs.score.mean(), len(references))
+    if metric not in METRICS:
+        return float("nan"), float("nan")
+    return _bootstrap(METRICS[metric], [*map(np.array, runs.predictions)], references)
+
+# %% ../../nbs/compare/results.ipynb #26f3f1ff
+def _barely_moves(run):
+    "Whether the numbers of a regression vary less than a fifth as much as the labels."
+    if run.problem_type != "regression":
+        return False
+    return np.std(run.predictions) < 0.2 * np.std(run.references)
+
+def _note(runs, head_score):
+    "What a reader should know before taking the mean for the method; else nothing."
+    notes = []
+    if alike := int(runs.one_class.sum()):
+        notes.append(f"{alike} of {len(runs)} give one answer")
+    elif runs.apply(_barely_moves, axis=1).any():
+        spread = np.mean([np.std(answers) for answers in runs.predictions])
+        notes.append(f"predictions barely move: standard deviation {spread:.2g}, "
+                     f"labels {np.std(runs.references.iloc[0]):.2g}")
+    if runs.prompt_tokens.iloc[0] and runs.score.mean() < head_score:
+        start = runs.start.mean() if "start" in runs else float("nan")
+        words = "" if np.isnan(start) else f", starts at {start:.3f}"
+        notes.append(f"below the head alone{words}: set init to a text")
+    return "; ".join(notes)
+
+def _row(runs, head_score):
+    "One row of the table, for the runs that differ in their seed alone."
+    first = runs.iloc[0]
+    low, high = _rows_interval(runs)
+    checked = f"{runs.frozen_changed.max()} of {first.frozen_checked} changed"
+    return {"trained": first.trained_parameters, "rows": first.rows,
+            "tried": first.tried, "seeds": len(runs),
+            first.metric: runs.score.mean(), "±": _seeds_interval(runs.score),
+            "low": low, "high": high,
+            **{metric: runs[metric].mean() for metric in first.metrics[1:]},
+            "evaluated": len(first.references), "seconds": runs.seconds.mean(),
+            "padding": runs.padding.mean(),
+            "frozen tensors": checked if first.frozen_checked else "–",
+            "note": _note(runs, head_score)}
+
+def _majority_row(runs):
+    "What it scores to give all rows the answer that fits the training rows best."
+    first, nan = runs.iloc[0], float("nan")
+    scores = first.get("majority_scores")
+    if not isinstance(scores, dict): # a record from before they were kept
+        scores = {}
+    return {"trained": 0, "rows": first.rows, "tried": 0, "seeds": 0,
+            first.metric: first.majority, "±": nan, "low": nan, "high": nan,
+            **{metric: scores.get(metric, nan) for metric in first.metrics[1:]},
+            "evaluated": len(first.references), "seconds": 0.0, "padding": nan,
+            "frozen tensors": "–", "note": ""}
 
 # %% ../../nbs/compare/results.ipynb #a159e306
 _where, _what = ["backbone", "task"], ["method", "prompt_tokens"]
@@ -80,18 +181,18 @@ def _table(runs):
     for place, here in runs.groupby(where, sort=False):
         answer = _same_answer[here.problem_type.iloc[0]]
         rows[(*place, answer, 0, *[""] * len(more))] = _majority_row(here)
+        head_score = here.score[here.method == "head"].max() # NaN: there is none
         for how, group in here.groupby(what, sort=False):
-            rows[(*place, *how)] = _row(group)
+            rows[(*place, *how)] = _row(group, head_score)
     index = pd.MultiIndex.from_tuples(rows, names=where + what)
     table = pd.DataFrame(list(rows.values()), index=index)
     table = table.drop(columns=[] if table.note.any() else "note")
     return table.droplevel([k for k in where if runs[k].nunique() == 1])
 
-# %% ../../nbs/compare/results.ipynb #b54dd8d4
 def _runs(records):
     "A row for each record, with `score`: what its task's first metric says."
-    runs = pd.DataFrame(records).drop(columns=["predictions", "references"])
-    return runs.assign(score=[record[record["metric"]] for record in records])
+    scores = [record[record["metric"]] for record in records]
+    return pd.DataFrame(records).assign(score=scores)
 
 # %% ../../nbs/compare/results.ipynb #49fcfea1
 def _signs_test(differences, rounds=9_999):
@@ -103,19 +204,24 @@ def _signs_test(differences, rounds=9_999):
 # %% ../../nbs/compare/results.ipynb #d7fea94a
 def _seeds_test(a, b, same_seeds=True):
     "p of a t-test over seeds: paired, of one sample against one value, or Welch's."
-    if 1 in (len(a), len(b)): a, b = np.broadcast_arrays(a, b)
-    elif not same_seeds: return stats.ttest_ind(a, b, equal_var=False).pvalue
-    if len(a) < 2 or np.ptp(a - b) < 1e-12: return float("nan")
+    if 1 in (len(a), len(b)):
+        a, b = np.broadcast_arrays(a, b)
+    elif not same_seeds:
+        return stats.ttest_ind(a, b, equal_var=False).pvalue
+    if len(a) < 2 or np.ptp(a - b) < 1e-12:
+        return float("nan")
     return stats.ttest_rel(a, b).pvalue
 
 # %% ../../nbs/compare/results.ipynb #693f8c78
 def _rightness(record): # -> [sentences]
     "1 for a right answer, a share for several labels, minus the error of a number."
     answers, truth = (np.array(record[k]) for k in ("predictions", "references"))
-    if record["problem_type"] == "regression": return -np.abs(answers - truth)
+    if record["problem_type"] == "regression":
+        return -np.abs(answers - truth)
     return (answers == truth).reshape(len(truth), -1).mean(1)
 
-def _seed_of(record): return record.get("rows_seed", 0), record["seed"]
+def _seed_of(record):
+    return record.get("rows_seed", 0), record["seed"]
 
 def _paired(a, b):
     "Both tests for two lists of records on the same sentences; ValueError for others."
@@ -134,38 +240,51 @@ def _paired(a, b):
 
 # %% ../../nbs/compare/results.ipynb #985be279
 def _scatter(ax, runs, x):
-    "Every run a dot, every method and prompt size its mean and interval."
-    def label(run): return f"{run.method} {run.prompt_tokens or ''}".strip()
-    groups = runs.groupby(runs.apply(label, axis=1), sort=False)
-    for i, (name, group) in enumerate(groups):
+    "Every run a dot, every group its mean and, of several seeds, the interval."
+    def label(run):
+        return f"{run.method} {run.prompt_tokens or ''}".strip()
+    names = runs.apply(label, axis=1)
+    for i, (name, group) in enumerate(runs.groupby(names, sort=False)):
         scores, color = group.score, f"C{i % 10}"
         at = group[x] if x else np.full(len(group), i)
         ax.scatter(at, scores, s=9, alpha=0.5, color=color)
-        ax.errorbar(at.mean(), scores.mean(), yerr=np.nan_to_num(_interval(scores)),
-                    fmt="o", capsize=3, color=color, label=name)
+        ax.plot(at.mean(), scores.mean(), "o", color=color, label=name)
+        if len(scores) > 1: # one seed has no interval
+            ax.errorbar(at.mean(), scores.mean(), _seeds_interval(scores), capsize=3,
+                        color=color)
+    return list(dict.fromkeys(names))
+
+def _size_axis(ax, x, values):
+    "A logarithmic axis with plain numbers, at the sizes that were run if they are few."
+    ax.set_xscale("symlog" if x == "prompt_tokens" else "log")
+    sizes = sorted(set(values))
+    if x != "seconds" and len(sizes) <= 6:
+        ax.set_xticks(sizes)
+    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+    ax.xaxis.set_minor_locator(NullLocator())
 
 # %% ../../nbs/compare/results.ipynb #bc66a6e4
 def plot_comparison(
-    comparison, # what `compare` or `sweep` returned
-    x=None, # None: by method; or "prompt_tokens", "trained_parameters", "seconds"
-    ax=None, # matplotlib axes; None: new ones
-):
+    comparison:"Comparison", # what `compare` or `sweep` returned
+    x:str|None=None, # None: by method; "prompt_tokens", "trained_parameters", "seconds"
+    ax:plt.Axes|None=None, # None: new ones
+)->plt.Axes:
     """The metric of every run, with the mean and its 95% interval over seeds.
 
-    The dotted line is the score of one answer for all rows. `x` is logarithmic in size
-    and seconds."""
+    The dotted line is the score of one answer for all rows. `x` is logarithmic."""
     ax = ax or plt.subplots(figsize=(6, 2.5), layout="constrained")[1]
     runs = comparison.runs
-    _scatter(ax, runs, x)
+    names = _scatter(ax, runs, x)
     for score in runs.majority.unique():
         ax.axhline(score, ls=":", color="0.5", zorder=0)
         ax.annotate("one answer for all rows", (0.27, score), xytext=(0, 2),
                     xycoords=ax.get_yaxis_transform(), textcoords="offset points",
                     fontsize=7, color="0.4", ha="center", va="bottom")
-    names = [c.get_label() for c in ax.containers]
-    if x is None: ax.set_xticks(range(len(names)), names)
-    else: ax.set_xscale("symlog" if x == "prompt_tokens" else "log")
-    if x is not None: ax.legend(fontsize=7)
+    if x is None:
+        ax.set_xticks(range(len(names)), names)
+    else:
+        _size_axis(ax, x, runs[x])
+        ax.legend(fontsize=7)
     metrics = " or ".join(runs.metric.unique()).replace("_", " ")
     ax.set(xlabel=(x or "").replace("_", " "), ylabel=metrics)
     return ax
@@ -177,7 +296,8 @@ _logger = logging.getLogger(__name__)
 def _best(records):
     "The best run of the best group of runs, among those with a model."
     runs = _runs(records)
-    if more := _differing(runs):
+    more = _differing(runs)
+    if more:
         _logger.warning("There are runs of one method with different "
                         f"{' and '.join(more)}; the best of all of them is taken.")
     alike = [runs[key].map(str) for key in _where + _what + more]
@@ -195,76 +315,94 @@ def _best(records):
 # %% ../../nbs/compare/results.ipynb #ca9b23a1
 def _classifier(folder):
     "A model with a head; raises `ValueError` where the head would be a random one."
-    model, found = AutoModelForSequenceClassification.from_pretrained(
-        folder, output_loading_info=True)
-    if not found["missing_keys"]: return model
-    raise ValueError(f"the model in {folder} is no classifier: it has no weights "
-                     f"{', '.join(sorted(found['missing_keys']))}")
+    model, loading = AutoModelForSequenceClassification.from_pretrained(
+        folder, output_loading_info=True, trust_remote_code=False, use_safetensors=True)
+    missing = sorted(loading["missing_keys"])
+    if missing:
+        raise ValueError(f"the model in {folder} is no classifier: it has no weights "
+                         f"{', '.join(missing[:3])}")
+    return model
 
 class _Classifier(TextClassificationPipeline):
     "transformers' pipeline; it takes pairs as tuples, and predicts as a prompt does."
     def preprocess(self, inputs, **kwargs):
-        if isinstance(inputs, tuple): inputs = dict(zip(("text", "text_pair"), inputs))
+        if isinstance(inputs, tuple):
+            inputs = dict(zip(("text", "text_pair"), inputs))
         return super().preprocess(inputs, **kwargs)
 
     def predict(self, texts, *, top_k=1):
         texts = [texts] if isinstance(texts, str) else list(texts)
-        found = self(texts, top_k=top_k) if texts else []
-        return [labels[0] for labels in found] if top_k == 1 else found
+        answers = self(texts, top_k=top_k) if texts else []
+        return [labels[0] for labels in answers] if top_k == 1 else answers
 
 # %% ../../nbs/compare/results.ipynb #2995992b
 def load_model(
-    folder, # of a saved model, or of a comparison, whose best model is taken
-): # a prompt model, or a pipeline on another classifier: both have `predict(texts)`
+    folder:str|Path, # of a saved model, or of a comparison, whose best model is taken
+)->PromptForSequenceClassification|Pipeline: # both have `predict(texts)`
     """The model in a folder, ready to predict.
 
-    Raises `FileNotFoundError` for a folder with neither a model nor a comparison, and
-    `ValueError` for a model without a classifier's head."""
+    Raises `FileNotFoundError` for a folder with neither a model nor a comparison,
+    `ValueError` for a model without a classifier's head and for a configuration or a
+    record that is none, and `OSError` for a model without safetensors."""
     folder = Path(folder)
-    if (folder / "records").is_dir(): folder = Comparison.load(folder).best_path()
-    if not folder.is_dir(): raise FileNotFoundError(f"there is no folder {folder}")
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"the folder {folder} holds no model: it has no "
-                                "config.json, and no records of a comparison")
-    config = json.loads((folder / "config.json").read_text())
-    if config.get("model_type") == "prompt_tuning":
+    if (folder / "records").is_dir():
+        folder = Comparison.load(folder).best_path()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}")
+    if read_config(folder)["model_type"] == "prompt_tuning":
         return PromptForSequenceClassification.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     return pipeline("text-classification", model=_classifier(folder), truncation=True,
-                    tokenizer=str(folder), pipeline_class=_Classifier)
+                    tokenizer=tokenizer, pipeline_class=_Classifier,
+                    trust_remote_code=False)
 
 # %% ../../nbs/compare/results.ipynb #8483a699
 class Comparison:
     "Records of runs as a table, tests, a plot, and the best model."
     def __init__(
         self,
-        records, # dicts as `run_one` makes them
-        output_dir=None, # the folder with their models; None: none can be loaded
+        records:Sequence[dict], # as `run_one` makes them
+        output_dir:str|Path|None=None, # with their models; None: none can be loaded
     ):
         self.records, self.output_dir = list(records), output_dir
-        if not self.records: raise ValueError("A comparison needs at least one record.")
+        if not self.records:
+            raise ValueError("A comparison needs at least one record.")
 
     @classmethod
-    def load(cls, output_dir): # the folder that `compare` wrote
-        "The comparison of all records in a folder, methods in the order of `METHODS`."
+    def load(
+        cls,
+        output_dir:str|Path, # the folder that `compare` wrote
+    )->"Comparison":
+        """The comparison of all records in a folder, methods in the order of `METHODS`.
+
+        Raises `FileNotFoundError` for a folder without records, and `ValueError`, with
+        the file, for a record that is none."""
         records = _load_records(output_dir)
-        if not records: raise FileNotFoundError(f"no records of runs in {output_dir}")
+        if not records:
+            raise FileNotFoundError(f"no records of runs in {output_dir}")
         return cls(records, output_dir)
 
     @property
     def runs(self)->pd.DataFrame: # one row a run; `score`: by its task's first metric
-        return _runs(self.records)
+        return _runs(self.records).drop(columns=["predictions", "references"])
 
-    def select(self, **settings)->list: # e.g. method="prompt", prompt_tokens=5
+    def select(
+        self,
+        **settings:object, # fields of `Run`, e.g. method="prompt", prompt_tokens=5
+    )->list[dict]:
         "The records with these settings. Raises `ValueError` where there is none."
-        found = [r for r in self.records if all(r[k] == v for k, v in settings.items())]
-        methods = ", ".join(dict.fromkeys(r["method"] for r in self.records))
-        if not found: raise ValueError(f"No runs with {settings}; there are runs of "
-                                       f"{methods}.")
-        return found
+        def matches(record):
+            return all(record[name] == value for name, value in settings.items())
+        selected = list(filter(matches, self.records))
+        if not selected:
+            methods = ", ".join(dict.fromkeys(r["method"] for r in self.records))
+            raise ValueError(f"No runs with {settings}; there are runs of {methods}.")
+        return selected
 
     def table(self)->pd.DataFrame: # a row for each method and prompt size
-        "Mean over seeds, half width of its 95% interval, cost, and the frozen check."
-        return _table(self.runs)
+        """Mean over seeds and half width `±` of its 95% interval, 95% interval `low` to
+        `high` over the rows it was `evaluated` on, cost, and the frozen check."""
+        return _table(_runs(self.records))
 
     def paired(
         self,
@@ -276,22 +414,38 @@ class Comparison:
         Raises `ValueError` for settings that no run has, and for other sentences."""
         return _paired(self.select(**better), self.select(**worse))
 
-    def plot(self, x=None, ax=None): # as `plot_comparison` takes them
+    def plot(
+        self,
+        x:str|None=None, # as `plot_comparison` takes it
+        ax:plt.Axes|None=None, # None: new ones
+    )->plt.Axes:
         "The metric of every run; see `plot_comparison`."
         return plot_comparison(self, x, ax)
 
-    def best_path(self, method=None, **settings)->Path: # as `best` takes them
-        "The folder of the best run's model."
-        if self.output_dir is None: raise ValueError("these records have no folder")
-        if method is not None: settings["method"] = method
-        best = _best(self.select(**settings))
-        return Path(self.output_dir) / "models" / best["model"]
+    def best_path(
+        self,
+        method:str|None=None, # as `best` takes it
+        **settings:object, # as `best` takes them
+    )->Path:
+        """The folder of the best run's model.
+
+        Raises `ValueError` if none was kept, and for a record whose model lies outside
+        the comparison's folder."""
+        if self.output_dir is None:
+            raise ValueError("these records have no folder")
+        if method is not None:
+            settings["method"] = method
+        name = _best(self.select(**settings))["model"]
+        if name in ("", "..") or Path(name).name != name or "\\" in name:
+            raise ValueError(f"a record in {self.output_dir} names the model {name!r}, "
+                             "which is not the name of a folder in models")
+        return Path(self.output_dir) / "models" / name
 
     def best(
         self,
-        method=None, # a method; None: the one with the highest mean
-        **settings, # further settings, e.g. prompt_tokens=5
-    ): # has `predict(texts)`: dicts of `label` and `score`
+        method:str|None=None, # None: the one with the highest mean
+        **settings:object, # further settings, e.g. prompt_tokens=5
+    )->PromptForSequenceClassification|Pipeline: # has `predict(texts)`
         "The best run's model, to predict with. Raises `ValueError` if none was kept."
         return load_model(self.best_path(method, **settings))
 
@@ -306,7 +460,8 @@ class Comparison:
 # %% ../../nbs/compare/results.ipynb #df7e499f
 def _markdown(table):
     def text(value):
-        if value != value: return "–"
+        if value != value: # NaN
+            return "–"
         return f"{value:.3f}" if isinstance(value, float) else str(value)
     rows = table.map(text).itertuples(index=False)
     lines = [table.columns, ["---"] * len(table.columns), *rows]

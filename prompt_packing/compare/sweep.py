@@ -8,9 +8,10 @@ __all__ = ['plan_runs', 'sweep', 'compare']
 # %% ../../nbs/compare/sweep.ipynb #763499b4
 import hashlib
 import json
-import os
+import logging
 import shutil
-from concurrent.futures import as_completed
+from collections.abc import Sequence
+from concurrent.futures import Executor, as_completed
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import groupby, product
@@ -21,14 +22,18 @@ from tqdm.auto import tqdm
 
 from .methods import METHODS
 from .results import Comparison
-from .runs import Run, load_kit, run_one
+from .runs import Run, load_kit, run_one, say_if_fewer
+from ..foundation.folders import owned, written
 from ..tasks import load_task
+
+_logger = logging.getLogger(__name__)
 
 # %% ../../nbs/compare/sweep.ipynb #3ff91d3f
 def _own(setting, method, default):
     "A setting given for all methods, for some by name, or not at all."
     chosen = setting.get(method) if isinstance(setting, dict) else setting
-    if chosen is None: return default
+    if chosen is None:
+        return default
     return chosen if isinstance(chosen, (int, float)) else tuple(chosen)
 
 # %% ../../nbs/compare/sweep.ipynb #316e9038
@@ -46,15 +51,15 @@ def _check(methods, prompt_tokens, tasks=()):
 
 # %% ../../nbs/compare/sweep.ipynb #3490cb1b
 def plan_runs(
-    backbones, # as `load_backbone` takes them
-    tasks, # as `load_task` takes them
-    methods, # keys of `METHODS`
-    prompt_tokens, # virtual tokens, for methods with a prompt
-    seeds, # runs of each method
-    epochs=None, # for all methods, or a dict by method; None: the method's own
-    learning_rate=None, # the same; several: to choose from
-    **settings # further fields of `Run`
-)->list: # of `Run`
+    backbones:Sequence[str|Path], # as `load_backbone` takes them
+    tasks:Sequence[str|Path], # as `load_task` takes them
+    methods:Sequence[str], # keys of `METHODS`
+    prompt_tokens:Sequence[int], # virtual tokens, for methods with a prompt
+    seeds:Sequence[int], # runs of each method
+    epochs:float|dict|None=None, # for all, or a dict by method; None: the method's own
+    learning_rate:float|Sequence|dict|None=None, # the same; several: to choose from
+    **settings:object, # further fields of `Run`
+)->list[Run]:
     "The runs of a sweep, those of one backbone and task next to each other."
     _check(methods, prompt_tokens)
     def own(method):
@@ -73,35 +78,26 @@ def plan_runs(
 # %% ../../nbs/compare/sweep.ipynb #5071b6f3
 def _trials(run):
     "The runs by which the rate of `run` is chosen; none where it has one rate."
-    if not isinstance(run.learning_rate, tuple): return []
+    if not isinstance(run.learning_rate, tuple):
+        return []
     return [replace(run, learning_rate=rate, held_out=0.2, seed=0)
             for rate in run.learning_rate]
 
 def _settled(run, records): # `records`: of the trials, by run
     "`run` with the rate that scored best, the lower loss first among equals."
-    if not (trials := _trials(run)): return run
+    if not (trials := _trials(run)):
+        return run
     def score(trial):
         record = records[trial]
         return record[record["metric"]], -record["loss"]
     best = max(trials, key=score)
     return replace(run, learning_rate=best.learning_rate, tried=len(trials))
 
-# %% ../../nbs/compare/sweep.ipynb #d8837f2c
-def _write(path, text):
-    "Write a file whole or not at all."
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try: part.write_text(text, encoding="utf-8")
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
-    os.replace(part, path)
-
 # %% ../../nbs/compare/sweep.ipynb #2661e4b3
 _shared = ("backbone", "task", "train_rows", "rows_seed", "eval_rows", "max_length",
            "dtype", "source", "text_columns", "label_column", "problem_type", "data")
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1) # a run mostly follows one that shares its kit
 def _load_shared(run, output_dir, **options):
     return load_kit(run, Path(output_dir) / "text_cache" / run.name, **options)
 
@@ -116,12 +112,15 @@ _turn = Lock() # random seeds belong to the process, so its threads take turns
 def _work(run, output_dir, keep_finetuned, **options):
     "One run in this process; its record is written, in `trials` if it chooses a rate."
     keep = not run.held_out and (METHODS[run.method].frozen or keep_finetuned)
+    file = _file(run, output_dir)
     with _turn:
         kit = _kit_of(run, output_dir, **options)
         unfinished = Path(output_dir) / "unfinished" / run.name
         models = Path(output_dir) / "models" if keep else None
         record = run_one(run, kit, models, checkpoints=unfinished)
-    _write(_file(run, output_dir), json.dumps(record))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with written(file) as out:
+        json.dump(record, out)
     shutil.rmtree(unfinished, ignore_errors=True)
 
 def _file(run, output_dir):
@@ -136,8 +135,13 @@ def _finished(runs, work, executor, prepare):
         return
     for _, same in groupby(runs, key=lambda run: (run.backbone, run.task)):
         prepare(next(same))
-    for future in as_completed([executor.submit(work, run) for run in runs]):
-        yield future.result()
+    futures = [executor.submit(work, run) for run in runs]
+    try:
+        for future in as_completed(futures):
+            yield future.result()
+    finally: # after an error or Ctrl-C, what has not begun need not begin
+        for future in futures:
+            future.cancel()
 
 # %% ../../nbs/compare/sweep.ipynb #e4c4e6b3
 def _records(runs, output_dir, keep_finetuned, executor, what, **options):
@@ -149,45 +153,72 @@ def _records(runs, output_dir, keep_finetuned, executor, what, **options):
     prepare = partial(_kit_of, output_dir=output_dir, **options)
     ended = _finished(missing, work, executor, prepare)
     bar = tqdm(ended, desc=what, total=len(missing), unit="run", disable=not missing)
-    for _ in bar: pass
+    for _ in bar:
+        pass
     return {r: json.loads(_file(r, output_dir).read_text()) for r in runs}
 
 def _there(run, output_dir, keep_finetuned):
     "Whether the record is there, and the model with it where it is wanted."
     file = _file(run, output_dir)
-    if not file.exists(): return False
-    if run.held_out or not keep_finetuned: return True
+    if not file.exists():
+        return False
+    if run.held_out or not keep_finetuned:
+        return True
     return json.loads(file.read_text())["model"] is not None
 
 # %% ../../nbs/compare/sweep.ipynb #19b97cd9
 def _digest(task):
-    "Digest of the rows of a task, and of what their labels mean."
+    "Digest of the rows of a task, of what their labels mean and how they are scored."
     meaning = [task.problem_type, *task.label_names]
+    if task.metrics[0] != "accuracy": # the first and for long the only measure
+        meaning += task.metrics
     h = hashlib.blake2b(json.dumps(meaning).encode(), digest_size=8)
     for name, split in task.splits.items():
         for column in split.column_names:
             h.update(json.dumps([name, column, list(split[column])]).encode())
     return h.hexdigest()
 
-def _data(task, settings):
-    names = ("source", "text_columns", "label_column", "problem_type")
-    given = {name: settings[name] for name in names if name in settings}
-    return _digest(load_task(task, **given))
+def _data(name, settings):
+    "The digest of a task; a message where it has fewer rows than were asked for."
+    options = ("source", "text_columns", "label_column", "problem_type")
+    task = load_task(name, **{o: settings[o] for o in options if o in settings})
+    say_if_fewer(task, settings.get("train_rows"), settings.get("eval_rows"))
+    return _digest(task)
+
+# %% ../../nbs/compare/sweep.ipynb #772f801d
+def _tidy(output_dir, keep_text_cache):
+    "Remove what is empty, and the text caches unless they are kept."
+    unfinished = Path(output_dir) / "unfinished"
+    caches = Path(output_dir) / "text_cache"
+    if unfinished.is_dir() and not any(unfinished.iterdir()):
+        unfinished.rmdir()
+    if not caches.is_dir():
+        return
+    if not keep_text_cache:
+        _load_shared.cache_clear() # it may have mapped these files
+        shutil.rmtree(caches)
+        return
+    size = sum(file.stat().st_size for file in caches.rglob("*") if file.is_file())
+    if size < 1e6:
+        return
+    _logger.warning_once(f"{caches} keeps text caches of {size / 1e6:,.0f} MB for the "
+                         "next call; keep_text_cache=False removes them")
 
 # %% ../../nbs/compare/sweep.ipynb #130da275
 def sweep(
-    backbones, # names or folders, as `load_backbone` takes them
-    tasks, # names or files, as `load_task` takes them
-    methods=("head", "prompt", "finetune"), # keys of `METHODS`
-    prompt_tokens=(5,), # virtual tokens, for methods with a prompt
-    seeds=(0, 1, 2), # runs of each method
+    backbones:Sequence[str|Path], # names or folders, as `load_backbone` takes them
+    tasks:Sequence[str|Path], # names or files, as `load_task` takes them
+    methods:Sequence[str]=("head", "prompt", "finetune"), # keys of `METHODS`
+    prompt_tokens:Sequence[int]=(5,), # virtual tokens, for methods with a prompt
+    seeds:Sequence[int]=(0, 1, 2), # runs of each method
     *,
-    output_dir="runs/compare", # records, models, text caches; none is made twice
-    executor=None, # a `concurrent.futures.Executor`; None: one run after another
+    output_dir:str|Path="runs/compare", # records, models, caches; none is made twice
+    executor:Executor|None=None, # None: one run after another
     keep_finetuned:bool=False, # save these models too; prompts and heads always are
+    keep_text_cache:bool=True, # for the next call; False: removed at the end
     max_cache_bytes:int=4 * 2**30, # a text cache larger than this is not built
-    training=None, # dict of further `TrainingArguments`, for all methods
-    **settings # fields of `Run`, and rates and epochs as `plan_runs` takes them
+    training:dict|None=None, # further `TrainingArguments`, for all methods
+    **settings:object, # fields of `Run`, and rates and epochs as `plan_runs` takes them
 )->Comparison: # table, tests, plot, and the best model
     """Every method on every backbone and task, with every prompt size and seed.
 
@@ -195,31 +226,36 @@ def sweep(
     `learning_rate` and `epochs` for all methods or by name.
 
     Raises `ValueError` for an unknown method or a prompt size below 1 and `TypeError`
-    for a data set, before anything is loaded, `ValueError` for texts that leave the
-    largest prompt no room, before their backbone's first run, and what `load_task` and
-    `load_backbone` raise."""
+    for a data set, before anything is loaded, `OSError` for a folder that cannot be
+    written and `FolderInUse`, one of these, where another sweep writes, `ValueError`
+    for texts that leave the largest prompt no room, before their backbone's first run,
+    and what `load_task` and `load_backbone` raise."""
     _check(methods, prompt_tokens, tasks)
     settings["training"] = json.dumps(training, sort_keys=True) if training else ""
     wanted = [run for task in tasks for run in plan_runs(
         backbones, [task], methods, prompt_tokens, seeds,
         data=_data(task, settings), **settings)]
-    recorded = partial(_records, output_dir=output_dir, max_cache_bytes=max_cache_bytes,
-                       keep_finetuned=keep_finetuned, executor=executor,
-                       prompt_tokens=max([run.prompt_tokens for run in wanted] + [0]))
-    trials = recorded([trial for run in wanted for trial in _trials(run)],
-                      what="learning rates")
-    runs = [_settled(run, trials) for run in wanted]
-    records = recorded(runs, what="runs")
+    recorded = partial(
+        _records, output_dir=output_dir, max_cache_bytes=max_cache_bytes,
+        keep_finetuned=keep_finetuned, executor=executor,
+        prompt_tokens=max([run.prompt_tokens for run in wanted] + [0]),
+        frozen=any(METHODS[method].frozen for method in methods))
+    with owned(output_dir, "compare"):
+        trials = recorded([trial for run in wanted for trial in _trials(run)],
+                          what="learning rates")
+        runs = [_settled(run, trials) for run in wanted]
+        records = recorded(runs, what="runs")
+        _tidy(output_dir, keep_text_cache)
     return Comparison([records[run] for run in runs], output_dir)
 
 # %% ../../nbs/compare/sweep.ipynb #e786c168
 def compare(
-    backbone, # name or folder, as `load_backbone` takes it
-    task, # name or file, as `load_task` takes it
-    methods=("head", "prompt", "finetune"), # keys of `METHODS`
-    prompt_tokens=(5,), # virtual tokens, for methods with a prompt
-    seeds=(0, 1, 2), # runs of each method
-    **kwargs # as `sweep` takes them
+    backbone:str|Path, # name or folder, as `load_backbone` takes it
+    task:str|Path, # name or file, as `load_task` takes it
+    methods:Sequence[str]=("head", "prompt", "finetune"), # keys of `METHODS`
+    prompt_tokens:Sequence[int]=(5,), # virtual tokens, for methods with a prompt
+    seeds:Sequence[int]=(0, 1, 2), # runs of each method
+    **kwargs:object, # as `sweep` takes them
 )->Comparison: # table, tests, plot, and the best model
     """The methods side by side on one backbone and one task.
 

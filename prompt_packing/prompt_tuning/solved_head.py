@@ -11,6 +11,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
 from .text_cache import TextCache
 
 # %% ../../nbs/prompt_tuning/solved_head.ipynb #7ace8614
@@ -27,7 +28,7 @@ def _choose_penalty(
     y:np.ndarray, # [rows]
     folds:int=5, # of the cross-validation
     seed:int=0, # of the folds
-    strengths=tuple(10.0 ** np.arange(-5, 2)) # values of `C` to choose from
+    strengths:tuple=tuple(10.0 ** np.arange(-5, 2)), # values of `C` to choose from
 ) -> tuple: # the best C, mean held-out loss of each strength
     "The inverse l2 strength with the lowest log-loss on held-out rows."
     losses = np.zeros(len(strengths))
@@ -41,12 +42,12 @@ def _choose_penalty(
 
 # %% ../../nbs/prompt_tuning/solved_head.ipynb #cf33b32e
 def solve_head(
-    features, # [rows, hidden], a tensor or array
-    labels, # [rows], integers 0 to classes - 1
+    features:torch.Tensor|np.ndarray, # [rows, hidden]
+    labels:torch.Tensor|np.ndarray|list, # [rows], integers 0 to classes - 1
     *,
     num_labels:int|None=None, # None: the largest label + 1
     folds:int=5, # of the cross-validation
-    seed:int=0 # of the folds
+    seed:int=0, # of the folds
 ) -> tuple: # weight [labels, hidden], bias [labels], float32, for `model.set_head`
     """Multinomial logistic regression, solved to convergence by
     [L-BFGS](https://scikit-learn.org/stable/modules/linear_model.html).
@@ -77,16 +78,18 @@ def _check_rows(y, num_labels, folds):
 # %% ../../nbs/prompt_tuning/solved_head.ipynb #5720738c
 @torch.no_grad()
 def prompt_features(
-    model, # a prompt model
+    model:PreTrainedModel, # a prompt model
     cache:TextCache, # of its backbone
-    batch_size:int=64 # rows in a batch
+    batch_size:int=64, # rows in a batch
 ) -> torch.Tensor: # [rows, hidden], float32
     "What the head of `model` reads for each cached text."
-    if model.config.prompt_tokens == 0: return cache.features
-    found = torch.empty_like(cache.features)
+    if model.config.prompt_tokens == 0:
+        return cache.features
+    features = torch.empty_like(cache.features)
     rows = np.argsort(cache.lengths, kind="stable")
     for part in np.array_split(rows, -(-len(rows) // batch_size)):
         batch = cache.data_collator([cache[int(i)] for i in part])
-        batch = {k: v.to(model.device) for k, v in batch.items() if k != "labels"}
-        found[part] = model.features(**batch).cpu().to(found.dtype)
-    return found
+        batch = {name: value.to(model.device) if torch.is_tensor(value) else value
+                 for name, value in batch.items() if name != "labels"}
+        features[part] = model.features(**batch).cpu().to(features.dtype)
+    return features

@@ -6,52 +6,52 @@
 __all__ = ['TextCacheCollator', 'TextCache']
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #afe5bef6
+import contextlib
 import hashlib
 import json
 import os
 import time
-import warnings
 from pathlib import Path
 
 import numpy as np
 import torch
-from filelock import FileLock
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
+from transformers import PreTrainedModel
 from ..bucketing.collating import PaddedCollator
-from .backbone import (
-    backbone_digest, real_positions, text_id)
-from .frozen_text import (
-    bfloat16_speedup, frozen_view, is_causal, state_shapes, text_is_constant, text_pass)
+from ..foundation.folders import FolderInUse, owned
+from .backbone import real_positions
+from .facts import BackboneFacts, check_fits, find_facts
+from .frozen_text import frozen_view, text_pass
+from .model import text_id
 from .text_store import (
     TextPlan, TextStore, check_room, map_file)
-from .trials import (
-    check_fits, feature_size, first_position)
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #f5ade4bb
 @torch.no_grad()
-def _compute_batch(backbone, texts, dtype, first=0): # as `first_position` finds it
+def _compute_batch(backbone, texts, dtype, first=0): # the `first_position` of its facts
     "States of all tokens [tokens, width], and a list of each text's hidden states."
     lengths = torch.tensor([len(ids) for ids in texts])
-    mask = (torch.arange(int(lengths.max())) < lengths[:, None]).to(backbone.device)
+    mask = torch.arange(int(lengths.max())) < lengths[:, None]
     ids = torch.zeros_like(mask, dtype=torch.long)
-    ids[mask] = torch.tensor([i for text in texts for i in text], device=ids.device)
-    given = {} if first is None else {"position_ids": real_positions(mask) + first}
+    ids[mask] = torch.tensor([i for text in texts for i in text])
+    ids, mask = ids.to(backbone.device), mask.to(backbone.device)
+    positions = {} if first is None else {"position_ids": real_positions(mask) + first}
     hidden, layers = text_pass(
-        backbone, input_ids=ids, attention_mask=mask.long(), **given)
+        backbone, input_ids=ids, attention_mask=mask.long(), **positions)
     states = [t.transpose(1, 2)[mask].flatten(1) for pair in layers for t in pair]
-    states = torch.cat([part.to(dtype) for part in states], dim=1).cpu()
+    states = torch.cat([part.to(dtype) for part in states], dim=1)
     return states, [h[:n].float().cpu() for h, n in zip(hidden, lengths)]
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #fdbb235d
 class _TextPass:
     "The batches of a plan through a backbone, one after the other."
-    def __init__(self, backbone, plan, dtype):
-        self.backbone, self.plan, self.dtype = backbone, plan, dtype
-        self.width = sum(heads * size for heads, size in state_shapes(backbone))
-        self.hidden, self.first = feature_size(backbone), first_position(backbone)
+    def __init__(self, backbone, facts, plan, dtype):
+        self.backbone, self.facts, self.plan = backbone, facts, plan
+        self.dtype, self.width = dtype, facts.state_size
         self.nbytes = plan.tokens * self.width * dtype.itemsize
-        self.nbytes += len(plan.texts) * self.hidden * 4
+        self.nbytes += len(plan.texts) * facts.feature_size * 4
 
     def rows(self, i): # of the data set, whose states are in batch i
         return np.flatnonzero(np.isin(self.plan.holder, self.plan.batches[i]))
@@ -60,7 +60,7 @@ class _TextPass:
         batch, plan = self.plan.batches[i], self.plan
         texts = [plan.texts[j] for j in batch]
         states, hidden = _compute_batch(
-            self.backbone, texts, self.dtype, self.first)
+            self.backbone, texts, self.dtype, self.facts.first_position)
         if not torch.isfinite(states).all():
             raise ValueError(f"keys or values do not fit into {self.dtype}; give "
                              "dtype=torch.bfloat16 or torch.float32")
@@ -69,42 +69,65 @@ class _TextPass:
         return states, torch.stack(last)
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #4b965b32
-def _build_in_memory(passes, progress):
+def _build_in_memory(passes, device, progress):
     "States and features of all texts."
     plan, at = passes.plan, 0
-    states = torch.empty(plan.tokens, passes.width, dtype=passes.dtype)
-    features = torch.empty(len(plan.texts), passes.hidden)
+    states = torch.empty(plan.tokens, passes.width, dtype=passes.dtype, device=device)
+    features = torch.empty(len(plan.texts), passes.facts.feature_size)
     for i in progress(range(len(plan.batches))):
         new, features[passes.rows(i)] = passes.run(i)
-        states[at:at + len(new)], at = new, at + len(new)
+        states[at:at + len(new)] = new
+        at += len(new)
     return states, features
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #528ab886
+def _turn_at(path): # a context: the folder is this process's
+    while True:
+        stack = contextlib.ExitStack()
+        try:
+            stack.enter_context(owned(path, "a text cache"))
+            return stack
+        except FolderInUse: # its builder ends, or dies and frees it
+            time.sleep(0.2)
+
 def _build_on_disk(passes, store, max_bytes, progress):
-    "Adds the missing batches to the store; returns its states and features."
+    "Adds the missing batches to the store."
     store.path.mkdir(parents=True, exist_ok=True)
-    with FileLock(store.path / ".lock"):
-        done, there, count = store.read(), sum(store.sizes), len(passes.plan.batches)
+    store.read()
+    if store.complete: # needs no right to write
+        return
+    with _turn_at(store.path):
+        store.read() # another process may have built while this one waited
+        there, count = sum(store.sizes), len(passes.plan.batches)
         check_room(passes.nbytes - there, store.path,
-                    None if max_bytes is None else max_bytes - there)
-        for i in progress(range(done, count)):
+                   None if max_bytes is None else max_bytes - there)
+        for i in progress(range(store.batches, count)):
             start = time.perf_counter()
-            parts = [t.contiguous().view(torch.uint8).numpy() for t in passes.run(i)]
-            try: store.append(*parts, seconds=time.perf_counter() - start)
+            parts = [t.cpu().contiguous().view(torch.uint8).numpy()
+                     for t in passes.run(i)]
+            try:
+                store.append(*parts, seconds=time.perf_counter() - start)
             except OSError as e:
                 words = (f"{os.strerror(e.errno)} after {i} of {count} batches of the "
                          "text cache; they are kept, make room and build again")
                 raise OSError(e.errno, words, str(store.path)) from e
-    return _open_store(passes, store)
+        if not store.complete:
+            store.finish()
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #2e803f8a
-def _open_store(passes, store):
-    plan, (states, features) = passes.plan, store.files
-    states = map_file(states, (plan.tokens, passes.width), passes.dtype)
-    written = np.fromfile(features, dtype=np.float32).reshape(-1, passes.hidden)
+def _open_store(passes, store, device=None):
+    "States and features of a complete store, its rows in the order of the data set."
+    plan, (file, features), hidden = passes.plan, store.files, passes.facts.feature_size
+    if sum(store.sizes) != passes.nbytes or store.batches != len(plan.batches):
+        raise ValueError(f"{store.path} holds {sum(store.sizes):,} bytes, and these "
+                         f"texts take {passes.nbytes:,}; delete the folder and build "
+                         "again")
+    states = map_file(file, (plan.tokens, passes.width), passes.dtype)
+    in_store = np.fromfile(features, dtype=np.float32).reshape(-1, hidden)
     rows = np.concatenate([passes.rows(i) for i in range(len(plan.batches))])
-    in_order = np.empty_like(written)
-    in_order[rows] = written
+    in_order = np.empty_like(in_store)
+    in_order[rows] = in_store
+    states = states if device is None else states.to(device)
     return states, torch.from_numpy(in_order)
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #746e77f5
@@ -112,30 +135,41 @@ def _identity(passes, tokenizer=None): # key -> (value, what it is in words)
     "What must agree for a cache to be used."
     vocabulary = {} if tokenizer is None else tokenizer.get_vocab()
     words = json.dumps(sorted(vocabulary.items())) if vocabulary else ""
-    plan, backbone = passes.plan, passes.backbone
-    first = {"first_position": (passes.first, "first position")} if passes.first else {}
-    return first | {
-        "format": (2, "the format"),
-        "backbone_fingerprint": (backbone_digest(backbone), "weights"),
+    plan, facts = passes.plan, passes.facts
+    return {
+        "format": (3, "the format"),
+        "backbone_fingerprint": (facts.digest, "weights"),
         "tokenizer": (words and hashlib.sha256(words.encode()).hexdigest(),
                       "the tokenizer"),
         "data": (plan.digest(), "the token ids and labels"),
         "dtype": (str(passes.dtype).removeprefix("torch."), "the dtype"),
+        "first_position": (facts.first_position, "first position"),
         "token_budget": (plan.token_budget, "the token_budget"),
-        "backbone": (backbone.name_or_path, "the backbone")}
+        "backbone": (facts.source, "the backbone")}
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #178f6685
-def _refusal(model):
+def _facts_of(model, facts=None):
+    "Facts of the weights that a prompt model or backbone has now."
+    if facts is not None:
+        return facts
+    own = getattr(model, "facts", None)
+    if own is not None and model.seen_weights.digest_of(model.backbone) == own.digest:
+        return own
+    return find_facts(getattr(model, "backbone", model).base_model)
+
+def _refusal(model, facts):
     "Why cached texts would not be exact for this model; None if they are."
-    config, backbone = model.config, getattr(model, "backbone", model)
-    name, pooling = type(backbone).__name__, getattr(config, "pooling", "last")
-    if getattr(config, "placement", "suffix") != "suffix":
+    pooling = getattr(model.config, "pooling", "last")
+    if facts.refusal:
+        return facts.refusal
+    if getattr(model.config, "placement", "suffix") != "suffix":
         return "the prompt stands before the text, so the text's states change with it"
     if pooling != "last":
         return f"pooling={pooling!r} reads the text's positions too, not the last alone"
-    if not is_causal(backbone): return f"{name} is an encoder: its text sees the prompt"
-    if not text_is_constant(backbone):
-        return f"{name} does not continue exactly from keys and values"
+    if not facts.causal:
+        return f"{facts.name} is an encoder, in which a token sees those that follow it"
+    if not facts.text_is_constant:
+        return f"{facts.name} does not continue exactly from keys and values"
     return None
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #79b2bd14
@@ -144,62 +178,54 @@ class TextCacheCollator:
     def __init__(self, pad_token_id:int=0): # for rows of token ids
         self.plain = PaddedCollator(pad_token_id=pad_token_id)
 
-    def __call__(self, rows):
-        if "text_states" not in rows[0]: return self.plain(rows)
+    def __call__(self, rows:list[dict]) -> dict:
+        if "text_states" not in rows[0]:
+            return self.plain(rows)
+        if len({row["text_made_by"] for row in rows}) > 1:
+            raise ValueError("these rows are from caches of several backbones")
         texts = [row["text_states"] for row in rows]
-        columns, width = max(map(len, texts)), texts[0].shape[1]
-        states = texts[0].new_zeros(len(rows), columns, width)
-        mask = torch.zeros(len(rows), columns, dtype=torch.long)
-        for i, text in enumerate(texts):
-            states[i, -len(text):], mask[i, -len(text):] = text, 1
-        batch = {"text_states": states, "attention_mask": mask,
-                 "text_features": torch.stack([row["text_features"] for row in rows])}
-        numbers = [k for k in ("labels", "prompt_ids", "text_made_by") if k in rows[0]]
-        return batch | {k: _as_tensor([row[k] for row in rows]) for k in numbers}
-
-def _as_tensor(values): # of whole numbers int64, of others float32
-    tensor = torch.from_numpy(np.asarray(values))
-    return tensor.float() if tensor.is_floating_point() else tensor.long()
-
-# %% ../../nbs/prompt_tuning/text_cache.ipynb #ba43bbfe
-def _warn_if_slow(backbone):
-    "Warns where a backbone in bfloat16 is slower than it would be in float32."
-    on_cpu = backbone.device.type == "cpu" and backbone.dtype == torch.bfloat16
-    if on_cpu and bfloat16_speedup() < 1:
-        warnings.warn(
-            "the backbone is in bfloat16, and on this processor a product takes "
-            f"{1 / bfloat16_speedup():.1f} times as long in bfloat16 as in float32; "
-            "load it in float32")
+        lengths = torch.tensor([len(text) for text in texts])
+        states = pad_sequence(texts, batch_first=True, padding_side="left")
+        columns = torch.arange(states.shape[1])
+        batch = {"text_states": states,
+                 "attention_mask": (columns >= len(columns) - lengths[:, None]).long(),
+                 "text_features": torch.stack([row["text_features"] for row in rows]),
+                 "text_made_by": rows[0]["text_made_by"]}
+        if "labels" in rows[0]:
+            labels = torch.from_numpy(np.asarray([row["labels"] for row in rows]))
+            whole = not labels.is_floating_point()
+            batch["labels"] = labels.long() if whole else labels.float()
+        return batch
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #ec24b810
-def _passes_of(model, dataset, dtype=None, token_budget=None, check=False):
+def _passes_of(model, dataset, dtype=None, token_budget=None, facts=None):
     "The text pass of a model's backbone over a data set."
-    if check and (reason := _refusal(model)):
+    facts = _facts_of(model, facts)
+    if reason := _refusal(model, facts):
         raise ValueError(f"no text cache for this model: {reason}; train it on the "
                          "texts themselves")
     backbone = frozen_view(getattr(model, "backbone", model).base_model.eval())
     plan = TextPlan(dataset, token_budget)
-    if check:
-        _warn_if_slow(backbone)
-        check_fits(backbone, plan.lengths)
+    check_fits(backbone, plan.lengths, facts=facts)
     if dtype is None:
         dtype = backbone.dtype if backbone.dtype.itemsize == 2 else torch.float16
-    return _TextPass(backbone, plan, dtype)
+    return _TextPass(backbone, facts, plan, dtype)
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #dc074419
 class TextCache(Dataset):
     "Keys and values of frozen texts: a data set for `Trainer(train_dataset=cache)`."
-    def __init__(self, plan, states, features, identity, path=None, seconds=0.0):
+    def __init__(self, passes, states, features, identity, path=None, seconds=0.0):
+        plan = passes.plan
         self.starts, self.lengths, self.labels = plan.starts, plan.lengths, plan.labels
         self.states, self.features = states, features
         self.identity, self.path, self.seconds = identity, path, seconds
-        self.made_by = text_id(identity["backbone_fingerprint"][0])
+        self.made_by = text_id(passes.facts.digest)
         self.data_collator = TextCacheCollator()
 
     @classmethod
     def build(
         cls,
-        model, # a prompt model or a causal decoder; the cache serves every prompt
+        model:PreTrainedModel, # a prompt model or a causal decoder; serves every prompt
         dataset, # columns `input_ids`, `labels` (and `attention_mask`, if padded)
         *,
         path=None, # a folder, where building can be interrupted; None: in memory
@@ -207,41 +233,55 @@ class TextCache(Dataset):
         token_budget:int|None=None, # tokens in a batch; None: 1,024. A GPU likes more
         max_bytes:int|None=None, # refuse a larger cache; None: what is free
         tokenizer=None, # refuse a cache in `path` that was made with another
-        progress:bool=True # a bar that says the size
-    ):
+        progress:bool=True, # a bar that says the size
+        device:torch.device|str|None=None, # keep the states there; None: on the CPU
+        facts:BackboneFacts|None=None, # of the backbone; None: they are found
+    ) -> "TextCache":
         """All texts of `dataset`; a cache that is in `path` is checked and used.
 
-        Raises `ValueError` where it would not be exact or not fit, for a text longer
-        than `token_budget` or the backbone's positions, and if `path` holds another
-        cache; `OSError` for a full disk; `TypeError` if `dataset` is no
+        It is computed where the backbone is. A cache on a GPU needs
+        `dataloader_pin_memory=False` and no worker processes, since its batches are
+        there already. Raises `ValueError` where it would not be exact or not fit, for a
+        text longer than `token_budget` or the backbone's positions, and if `path` holds
+        another cache; `OSError` for a full disk; `TypeError` if `dataset` is no
         `datasets.Dataset`."""
-        passes = _passes_of(model, dataset, dtype, token_budget, check=True)
+        passes = _passes_of(model, dataset, dtype, token_budget, facts)
         identity = _identity(passes, tokenizer)
+        device = None if device is None else torch.device(device)
         words = f"text cache, {passes.nbytes / 1e6:,.1f} MB"
         bar = lambda batches: tqdm(batches, desc=words, disable=not progress)
         if path is None:
-            check_room(passes.nbytes, None, max_bytes)
+            check_room(passes.nbytes, None, max_bytes, device)
             start = time.perf_counter()
-            parts = _build_in_memory(passes, bar)
+            parts = _build_in_memory(passes, device, bar)
             seconds = time.perf_counter() - start
-            return cls(passes.plan, *parts, identity, seconds=seconds)
+            return cls(passes, *parts, identity, seconds=seconds)
         store = TextStore(path, identity)
-        parts = _build_on_disk(passes, store, max_bytes, bar)
-        return cls(passes.plan, *parts, identity, str(path), store.seconds)
+        _build_on_disk(passes, store, max_bytes, bar)
+        parts = _open_store(passes, store, device)
+        return cls(passes, *parts, identity, str(path), store.seconds)
 
     @staticmethod
-    def size(model, dataset, dtype:torch.dtype|None=None) -> int: # bytes
+    def size(
+        model:PreTrainedModel, # as in `build`
+        dataset, # as in `build`
+        dtype:torch.dtype|None=None, # as in `build`
+        facts:BackboneFacts|None=None, # as in `build`
+    ) -> int: # bytes
         "Size of a cache, before anything is computed."
-        return _passes_of(model, dataset, dtype).nbytes
+        return _passes_of(model, dataset, dtype, facts=facts).nbytes
 
     @staticmethod
-    def refusal(model) -> str|None: # None, or the reason in words
+    def refusal(
+        model:PreTrainedModel, # a prompt model or a backbone
+        facts:BackboneFacts|None=None, # of the backbone; None: they are found
+    ) -> str|None: # the reason in words; None: a cache is exact
         "Why a cache would not be exact for this prompt model or backbone."
-        return _refusal(model)
+        return _refusal(model, _facts_of(model, facts))
 
-    def __len__(self): return len(self.lengths)
+    def __len__(self) -> int: return len(self.lengths)
 
-    def __getitem__(self, i):
+    def __getitem__(self, i:int) -> dict:
         start, n = int(self.starts[i]), int(self.lengths[i])
         row = {"text_states": self.states[start:start + n],
                "text_features": self.features[i], "text_made_by": self.made_by}
@@ -250,11 +290,24 @@ class TextCache(Dataset):
     @property
     def nbytes(self) -> int: return self.states.nbytes + self.features.nbytes
 
+    @property
+    def bytes_per_token(self) -> int: # that a step reads for each token of its texts
+        return self.states.shape[1] * self.states.itemsize
+
+    def __repr__(self):
+        return (f"TextCache of {len(self):,} texts on {self.states.device}: "
+                f"{self.nbytes / 1e6:,.1f} MB, {self.bytes_per_token:,} bytes a token, "
+                f"{self.bytes_per_token * self.lengths.mean() / 1e3:,.0f} KB a text")
+
     def __getstate__(self): # a cache on disk is opened again, not copied
-        if self.path is None: return self.__dict__
-        return self.__dict__ | {"states": (self.states.shape, self.states.dtype)}
+        if self.path is None:
+            return self.__dict__
+        states = self.states
+        return self.__dict__ | {"states": (states.shape, states.dtype, states.device)}
 
     def __setstate__(self, state):
         self.__dict__.update(state)
-        if self.path is None: return
-        self.states = map_file(Path(self.path) / "states.bin", *self.states)
+        if self.path is not None:
+            shape, dtype, device = self.states
+            file = Path(self.path) / "states.bin"
+            self.states = map_file(file, shape, dtype).to(device)

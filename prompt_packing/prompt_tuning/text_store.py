@@ -10,24 +10,26 @@ import hashlib
 import json
 import os
 import shutil
-import zlib
 from pathlib import Path
 
 import numpy as np
 import psutil
 import torch
 from ..bucketing.plan import plan_batches
+from ..foundation.folders import (
+    MANIFEST_NAME, DamagedFolder, verify, write_manifest, written)
 
 # %% ../../nbs/prompt_tuning/text_store.ipynb #5d6e16a4
 def shared_prefixes(
-    texts:list # lists of token ids
-) -> np.ndarray: # for each text, the index of the text that holds it, or its own
+    texts:list[list[int]], # token ids
+) -> np.ndarray: # [texts], int64: the index of the text that holds it, or its own
     "Finds the texts with which others begin."
     holder = np.arange(len(texts))
     order = sorted(range(len(texts)), key=texts.__getitem__)
     for short, long in zip(order[-2::-1], order[:0:-1]):
         begins = texts[long][:len(texts[short])] == texts[short]
-        if begins: holder[short] = holder[long]
+        if begins:
+            holder[short] = holder[long]
     return holder
 
 # %% ../../nbs/prompt_tuning/text_store.ipynb #6a680d44
@@ -43,9 +45,11 @@ def _read_texts(dataset): # -> token ids without padding, labels or None
     if "attention_mask" in columns:
         pairs = zip(texts, dataset["attention_mask"])
         texts = [[i for i, real in zip(ids, mask) if real] for ids, mask in pairs]
-    if not texts: raise ValueError("the data is empty")
+    if not texts:
+        raise ValueError("the data is empty")
     empty = [i for i, ids in enumerate(texts) if not ids]
-    if empty: raise ValueError(f"text {empty[0]} has no tokens")
+    if empty:
+        raise ValueError(f"text {empty[0]} has no tokens")
     name = next((c for c in ("labels", "label") if c in columns), None)
     return texts, None if name is None else np.asarray(dataset[name])
 
@@ -55,7 +59,7 @@ class TextPlan:
     def __init__(
         self,
         dataset, # columns `input_ids`, `labels`; `attention_mask` if the ids are padded
-        token_budget:int|None=None # tokens in a batch; None: 1,024, or the longest text
+        token_budget:int|None=None, # tokens in a batch; None: 1,024 or the longest text
     ):
         self.texts, self.labels = _read_texts(dataset)
         self.lengths = np.array([len(ids) for ids in self.texts], dtype=np.int64)
@@ -74,19 +78,26 @@ class TextPlan:
         "sha256 of all token ids and labels."
         ids = [np.asarray(ids, dtype=np.int64) for ids in self.texts]
         parts = [self.lengths, np.concatenate(ids)]
-        if self.labels is not None: parts.append(self.labels)
+        if self.labels is not None:
+            parts.append(self.labels)
         return hashlib.sha256(b"".join(map(np.ndarray.tobytes, parts))).hexdigest()
 
 # %% ../../nbs/prompt_tuning/text_store.ipynb #ae683419
 def check_room(
     size:int, # bytes that are still to be written
-    path, # folder, or None for memory
-    max_bytes:int|None=None # None: what is free
+    path=None, # a folder; None: memory
+    max_bytes:int|None=None, # None: what is free
+    device:torch.device|None=None, # where memory is taken; None: the CPU's
 ):
     "Raises `ValueError` if it will not fit."
-    if path is None: free, what = psutil.virtual_memory().available, "free memory"
-    else: free, what = shutil.disk_usage(path).free, f"free disk space in {path}"
-    if max_bytes is not None and max_bytes < free: free, what = max_bytes, "max_bytes"
+    if path is not None:
+        free, what = shutil.disk_usage(path).free, f"free disk space in {path}"
+    elif device is not None and device.type == "cuda":
+        free, what = torch.cuda.mem_get_info(device)[0], f"free memory of {device}"
+    else:
+        free, what = psutil.virtual_memory().available, "free memory"
+    if max_bytes is not None and max_bytes < free:
+        free, what = max_bytes, "max_bytes"
     if size > free:
         raise ValueError(
             f"the cache needs {size / 1e6:,.1f} MB and {what} is {free / 1e6:,.1f} MB; "
@@ -94,78 +105,87 @@ def check_room(
             "train without a cache")
 
 # %% ../../nbs/prompt_tuning/text_store.ipynb #10f75df6
-def _check_sums(
-    file, # raw numbers of several batches
-    sums:list, # (bytes, crc32) of each batch
-    path # the folder, for the message
-):
-    "Raises `ValueError` if the file was cut, or a batch in it has changed."
-    there, needed = file.stat().st_size if file.exists() else 0, sum(n for n, _ in sums)
-    if there < needed:
-        raise ValueError(f"{file} has {there} bytes, its manifest says {needed}: it "
-                         f"was cut; delete {path} and build again")
-    if not sums: return
-    with open(file, "rb") as f:
-        for i, (size, crc) in enumerate(sums):
-            if zlib.crc32(f.read(size)) != crc:
-                raise ValueError(f"batch {i} in {file} is damaged; delete {path} and "
-                                 "build again")
-
 def _check_identity(
-    found:dict, # a manifest
+    content:dict, # of a `cache.json`
     identity:dict, # key -> (value, what it is in words)
-    path # the folder, for the message
+    path:Path, # of the folder, for the message
 ):
-    "Raises `ValueError` if the manifest belongs to another cache."
-    for key, (mine, what) in identity.items():
-        if found.get(key) != mine:
-            raise ValueError(f"{path} holds a cache with {what} {found.get(key)!r}, "
-                             f"not {mine!r}; give another path, or delete the folder")
+    "Raises `ValueError` if it belongs to another cache."
+    for key, (value, what) in identity.items():
+        if content.get(key) != value:
+            raise ValueError(
+                f"{path} holds a cache with {what} {content.get(key)!r}, not "
+                f"{value!r}; give another path, or delete the folder")
 
 # %% ../../nbs/prompt_tuning/text_store.ipynb #e521f2b4
 class TextStore:
-    "Two growing files of raw numbers, states and features, and their manifest."
-    def __init__(self, path, identity):
-        self.path, self.identity, self.sums = Path(path), identity, [[], []]
-        self.seconds = 0.0 # that computing what is stored has taken
+    "Two growing files of raw numbers, states and features, and whose they are."
+    def __init__(
+        self,
+        path, # a folder that exists
+        identity:dict, # key -> (value, what it is in words): must agree to be used
+    ):
+        self.path, self.identity = Path(path), identity
         self.files = self.path / "states.bin", self.path / "features.bin"
-        self.manifest = self.path / "manifest.json"
+        self.sizes, self.batches = [0, 0], 0 # that are complete
+        self.seconds = 0.0 # that computing them has taken
 
     @property
-    def sizes(self): return [sum(size for size, _ in sums) for sums in self.sums]
+    def complete(self) -> bool: return (self.path / MANIFEST_NAME).exists()
 
-    def read(self): # -> number of batches that are there
-        if not self.manifest.exists(): return 0
-        try: found = json.loads(self.manifest.read_text())
-        except ValueError:
-            raise ValueError(f"{self.manifest} is not readable; delete the folder "
-                             f"{self.path} and build again") from None
-        _check_identity(found, self.identity, self.path)
-        for file, sums in zip(self.files, found["crc32"]):
-            _check_sums(file, sums, self.path)
-        self.sums, self.seconds = found["crc32"], found.get("seconds", 0.0)
-        return len(self.sums[0])
+    def read(self):
+        "Finds what is there. Raises `ValueError` for another cache, or a damaged one."
+        file, advice = self.path / "cache.json", f"delete {self.path} and build again"
+        if not file.exists():
+            return
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            _check_identity(content, self.identity, self.path)
+            self.sizes = list(map(int, content["sizes"]))
+            self.batches = int(content["batches"])
+            self.seconds = float(content["seconds"])
+        except (AttributeError, KeyError, TypeError, json.JSONDecodeError):
+            raise ValueError(f"{file} is not readable; {advice}") from None
+        for part, size in zip(self.files, self.sizes):
+            there = part.stat().st_size if part.exists() else 0
+            if there < size or (self.complete and there > size):
+                raise DamagedFolder(f"{part} has {there:,} bytes, and {size:,} were "
+                                    f"written; {advice}")
+        if self.complete:
+            try:
+                verify(self.path, checksums=True)
+            except DamagedFolder as error:
+                raise DamagedFolder(f"{error}; {advice}") from None
 
-    def append(self, *parts, seconds=0.0): # two arrays of bytes, and what they took
+    def append(
+        self,
+        *parts:np.ndarray, # of bytes: states and features of a batch
+        seconds:float=0.0, # that computing them took
+    ):
+        "Adds a batch: its bytes first, and then that it counts."
         for file, size, part in zip(self.files, self.sizes, parts):
             with open(file, "r+b" if file.exists() else "w+b") as f:
                 f.truncate(size) # cuts what an interrupted append has left
                 f.seek(size)
                 f.write(part)
-        for sums, part in zip(self.sums, parts):
-            sums.append((part.nbytes, zlib.crc32(part)))
-        self.seconds += seconds
-        words = {key: mine for key, (mine, _) in self.identity.items()}
-        words |= {"seconds": self.seconds, "crc32": self.sums}
-        new = self.manifest.with_suffix(".part")
-        new.write_text(json.dumps(words, indent=1))
-        os.replace(new, self.manifest)
+                f.flush()
+                os.fsync(f.fileno())
+        self.sizes = [size + part.nbytes for size, part in zip(self.sizes, parts)]
+        self.batches, self.seconds = self.batches + 1, self.seconds + seconds
+        content = {key: value for key, (value, _) in self.identity.items()}
+        content |= dict(batches=self.batches, sizes=self.sizes, seconds=self.seconds)
+        with written(self.path / "cache.json") as f:
+            json.dump(content, f, indent=1)
+
+    def finish(self):
+        "Marks it complete."
+        write_manifest(self.path)
 
 # %% ../../nbs/prompt_tuning/text_store.ipynb #3f5368a0
 def map_file(
     file, # raw numbers
-    shape:tuple, # (rows, width)
-    dtype:torch.dtype # of the numbers
+    shape:tuple[int, int], # rows, width
+    dtype:torch.dtype, # of the numbers
 ) -> torch.Tensor: # [rows, width]
     "A file in memory-mapped pages, shared by all processes that open it."
     size = shape[0] * shape[1]

@@ -9,7 +9,7 @@ __all__ = ['BACKBONES', 'METRICS', 'Package', 'TASKS', 'Task', 'TaskMetric', 'ca
 # %% ../../nbs/tasks/index.ipynb #e3f58cb9
 from .backbones import BACKBONES, load_backbone, load_tokenizer
 from .package_index import Package, cached, download
-from .tables import read_table
+from ..foundation.text_files import read_table
 from .task import METRICS, TASKS, Task, TaskMetric, in_validation
 from .tasks import load_task
 

