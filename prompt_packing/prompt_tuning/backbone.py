@@ -34,7 +34,7 @@ class Placement:
         self.before = name == "prefix"
 
     def align(self, mask, *others):
-        "The others, then the mask, each [rows, columns, ...], texts at the prompt's end."
+        "The others, then the mask, [rows, columns, ...], texts at the prompt's end."
         order = align_columns(mask, "left" if self.before else "right")
         if mask.device.type == "cpu" and not torch.compiler.is_compiling():
             longest = int(mask.sum(1).max())
@@ -74,10 +74,11 @@ def check_mask(
     if not lengths[shortest]:
         raise ValueError(f"row {shortest} of the batch has no tokens; leave empty "
                          "texts out")
-    if limit is not None and lengths[longest] + prompt_tokens > limit:
+    tokens = int(lengths[longest])
+    if limit is not None and tokens + prompt_tokens > limit:
         raise ValueError(
-            f"row {longest} of the batch has {counted(int(lengths[longest]), 'token')}, "
-            f"and {counted(prompt_tokens, 'prompt token')}; the backbone has "
+            f"row {longest} of the batch has {counted(tokens, 'token')}, and "
+            f"{counted(prompt_tokens, 'prompt token')}; the backbone has "
             f"{facts.reach}. Shorten the text (max_length) or the prompt")
 
 # %% ../../nbs/prompt_tuning/backbone.ipynb #dd10aef9
@@ -129,8 +130,8 @@ def _company_error(frozen): # why a prompt here would not be exact; None: it is
     try:
         moved = _moved_by_company(frozen)
     except MODEL_ERRORS as error:
-        return (f"{name} cannot read a prompt beside a padded text: tried on texts of 3 "
-                f"and 9 tokens, it failed with {first_line(error)}; take another "
+        return (f"{name} cannot read a prompt beside a padded text: tried on texts of "
+                f"3 and 9 tokens, it failed with {first_line(error)}; take another "
                 "backbone, or the other placement")
     if moved != moved:
         return (f"{name} in {dtype} gives nan for a text beside a longer one; load it "
@@ -219,7 +220,9 @@ class FrozenBackbone(nn.Module):
 
         `texts` [rows] says which of the texts each row continues (None: its own),
         `last` [rows] which virtual token is read (None: the last one)."""
-        lean = self.lean if mask.device.type == "cpu" and last is None else None
+        # on devices fewer kernels count, and a compiler wants no numbers from tensors
+        saves_work = mask.device.type == "cpu" and not torch.compiler.is_compiling()
+        lean = self.lean if saves_work and last is None else None
         order = None
         if lean is not None: # it wants the shortest texts first
             lengths = mask.sum(1)

@@ -263,17 +263,12 @@ def _reading_error(backbone): # why it cannot read virtual tokens; None if it ca
     name, ids = type(backbone).__name__, sample_ids(backbone, 8)
     if backbone.config.is_encoder_decoder:
         return f"{name} is an encoder-decoder; give a decoder or an encoder"
-    try:
-        own = backbone(input_ids=ids, attention_mask=torch.ones_like(ids))
-        states = _states(backbone, ids)
-        distance = relative_distance(states, own.last_hidden_state)
-        # means of two embeddings: some models look for them in their table
-        virtual = backbone.get_input_embeddings()(ids).unflatten(1, (-1, 2)).mean(2)
-        backbone(inputs_embeds=virtual, attention_mask=torch.ones_like(ids[:, ::2]))
-    except MODEL_ERRORS as error:
-        return (f"{name} cannot take a prompt: tried on the embeddings of 8 tokens "
-                "(inputs_embeds), which virtual tokens are, it failed with "
-                f"{first_line(error)}; take another backbone, or fine-tune this one")
+    own = backbone(input_ids=ids, attention_mask=torch.ones_like(ids))
+    states = _states(backbone, ids)
+    distance = relative_distance(states, own.last_hidden_state)
+    # means of two embeddings: some models look for them in their table
+    virtual = backbone.get_input_embeddings()(ids).unflatten(1, (-1, 2)).mean(2)
+    backbone(inputs_embeds=virtual, attention_mask=torch.ones_like(ids[:, ::2]))
     if distance > rounding(states.dtype):
         return (f"{name} makes other features from a text's embeddings than from its "
                 f"token ids (they move by {distance:.1%}), and virtual tokens have no "
@@ -321,28 +316,36 @@ def _state_shapes(backbone): # (heads, size) of keys, then of values, layer afte
     _, text = text_pass(backbone, input_ids=one, attention_mask=torch.ones_like(one))
     return tuple((t.shape[1], t.shape[3]) for pair in text for t in pair)
 
-def find_facts(
-    backbone:PreTrainedModel, # bare, without a head
-) -> BackboneFacts:
-    "Runs a few tokens through a backbone, and reads its weights once."
-    backbone, config = backbone.eval(), backbone.config.get_text_config()
-    facts = dict(name=type(backbone).__name__, source=backbone.name_or_path,
-                 dtype=backbone.dtype)
-    if refusal := _reading_error(backbone):
-        return BackboneFacts(**facts, refusal=refusal)
+def _tried(backbone): # fields of `BackboneFacts`
+    config, token = backbone.config.get_text_config(), sample_ids(backbone, 1)
     start, causal = first_position(backbone), is_causal(backbone)
     constant = causal and text_is_constant(backbone)
     # the lean attention masks as sdpa does
     lean = constant and backbone.config._attn_implementation == "sdpa"
-    token = sample_ids(backbone, 1)
-    return BackboneFacts(
-        **facts, digest=backbone_digest(backbone), layers=config.num_hidden_layers,
+    return dict(
+        digest=backbone_digest(backbone), layers=config.num_hidden_layers,
         embedding_size=backbone.get_input_embeddings()(token).shape[-1],
         feature_size=_states(backbone, token).shape[-1],
         first_position=start, limit=position_limit(backbone, start),
         named_limit=getattr(config, "max_position_embeddings", None), causal=causal,
         text_is_constant=constant, lean=lean and text_is_constant(backbone, lean=True),
         state_shapes=_state_shapes(backbone) if constant else ())
+
+def find_facts(
+    backbone:PreTrainedModel, # bare, without a head
+) -> BackboneFacts:
+    "Runs a few tokens through a backbone, and reads its weights once."
+    backbone, name = backbone.eval(), type(backbone).__name__
+    facts = dict(name=name, source=backbone.name_or_path, dtype=backbone.dtype)
+    try:
+        refusal = _reading_error(backbone)
+        return BackboneFacts(**facts, refusal=refusal,
+                             **({} if refusal else _tried(backbone)))
+    except MODEL_ERRORS as error: # of the model's own code
+        return BackboneFacts(**facts, refusal=(
+            f"{name} cannot take a prompt: tried on texts of up to 8 tokens, given by "
+            "their embeddings (inputs_embeds), which virtual tokens are, it failed with "
+            f"{first_line(error)}; take another backbone, or fine-tune this one"))
 
 # %% ../../nbs/prompt_tuning/facts.ipynb #5cf59888
 def counted(number:int, noun:str) -> str:

@@ -24,13 +24,19 @@ def frozen_view(
     return copy.deepcopy(backbone, {id(tensors): tensors for tensors in shared})
 
 # %% ../../nbs/prompt_tuning/frozen_text.ipynb #a43c783c
+class _TextLayer(DynamicLayer):
+    "A layer that keeps the keys and values of one pass as they are."
+    def update(self, key_states, value_states, *args, **kwargs):
+        self.keys, self.values = key_states, value_states
+        return key_states, value_states
+
 @torch.no_grad()
 def text_pass(
     backbone:PreTrainedModel, # a causal decoder, in eval mode
     **inputs, # `input_ids` or `inputs_embeds`, `attention_mask`, `position_ids`
 ) -> tuple: # last hidden states [rows, columns, hidden]; (keys, values) of each layer
     "Runs texts; keys and values are [rows, heads, columns, size]."
-    cache = Cache(layer_class_to_replicate=DynamicLayer)
+    cache = Cache(layer_class_to_replicate=_TextLayer)
     out = backbone(**inputs, past_key_values=cache, use_cache=True)
     return out.last_hidden_state, [(layer.keys, layer.values) for layer in cache.layers]
 
