@@ -235,7 +235,7 @@ def check_checkpoint(
 def last_checkpoint(
     folder: str | os.PathLike, # `output_dir` of a training
 ) -> str: # path of the checkpoint of the highest step
-    "The newest good checkpoint; `ValueError` if there is none. Says what it passes over."
+    "The newest good checkpoint; `ValueError` if there is none. Names what it skips."
     folder = Path(folder)
     paths = [path for path in folder.glob("checkpoint-*") if _step_of(path) is not None]
     for path in sorted(paths, key=_step_of, reverse=True):

@@ -105,12 +105,13 @@ def changed_callbacks(
 # their own callbacks find out again at the start what they need
 _libraries = ("transformers", "prompt_packing")
 
-# %% ../../nbs/trainer/resume.ipynb #daea9dd1
+# %% ../../nbs/trainer/resume.ipynb #c73f8e79
 _unwritten = (OSError, SafetensorError, RuntimeError)
 
 def _cannot_write(error: Exception, output: OutputFolder, step: int) -> Exception:
     "The error of a checkpoint that could not be written, in words; others as they are."
-    from_torch = "PytorchStreamWriter" in str(error) or "inline_container" in str(error)
+    words = ("PytorchStreamWriter", "inline_container", "iostream")
+    from_torch = any(word in str(error) for word in words)
     if isinstance(error, RuntimeError) and not from_torch:
         return error
     steps = [other for other in output.steps() if other != step]
@@ -128,8 +129,9 @@ def _warn_of_optimizer(checkpoint: str) -> None:
     missing = [word for word in ("optimizer", "scheduler")
                if not any(word in name for name in names)]
     if missing:
-        _logger.warning(f"{os.path.basename(checkpoint)} holds no {' and no '.join(missing)}"
-                        " (save_only_model?): optimizer and schedule begin anew.")
+        _logger.warning(f"{os.path.basename(checkpoint)} holds no "
+                        f"{' and no '.join(missing)} (save_only_model?): optimizer and "
+                        "schedule begin anew.")
 
 def _warn_of_callbacks(names: list[str]) -> None:
     if names:
@@ -141,7 +143,8 @@ def _warn_of_other_run(output: OutputFolder, step: int) -> None:
     "A later resume would take the highest step, whichever run has written it."
     beyond = [f"checkpoint-{other}" for other in output.steps() if other > step]
     if beyond and output.accelerator.is_main_process:
-        _logger.warning(f"{output.folder} holds {', '.join(beyond)} of another run, and "
+        names = ", ".join(beyond)
+        _logger.warning(f"{output.folder} holds {names} of another run, and "
                         f"this one begins at step {step}: resume_from_checkpoint=True "
                         "takes the highest step. Delete them, or use another folder.")
 

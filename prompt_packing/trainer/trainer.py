@@ -120,9 +120,10 @@ class TokenBudgetMixin:
 
     def _init_training_state(self, *args, **kwargs):
         epochs, batches = super()._init_training_state(*args, **kwargs)
-        if not self._data_place or not self._data_place.resumed or epochs == sys.maxsize:
-            return epochs, batches
-        return first_batch(self._data_place)
+        place = self._data_place
+        ended = epochs == sys.maxsize
+        if not place or not place.resumed or ended: return epochs, batches
+        return first_batch(place)
 
     def _run_epoch(self, *args, **kwargs):
         if self._data_place:
