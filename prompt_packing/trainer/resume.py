@@ -154,7 +154,7 @@ def _stopped_early(callbacks: Iterable[TrainerCallback]) -> bool:
                >= callback.early_stopping_patience
                for callback in callbacks if isinstance(callback, EarlyStoppingCallback))
 
-# %% ../../nbs/trainer/resume.ipynb #2b7fc0a9
+# %% ../../nbs/trainer/resume.ipynb #62bf5887
 class ExactResumeMixin:
     """Checkpoints whole or not at all; a resumed run ends like an undisturbed one.
 
@@ -186,10 +186,10 @@ class ExactResumeMixin:
             checkpoint = find_checkpoint(
                 self.accelerator, self.args.output_dir, resume_from_checkpoint)
             self._is_newest = resume_from_checkpoint is True
-            self._begin(checkpoint)
+            self._read_checkpoint(checkpoint)
             return super().train(checkpoint, *args, **kwargs)
 
-    def _begin(self, checkpoint):
+    def _read_checkpoint(self, checkpoint):
         "Read what the checkpoint adds to transformers'."
         self._checkpoint, self._saved, self._losses = checkpoint, None, None
         self._rng_is_ours = self._rng_to_load = self._save_after_step = False
