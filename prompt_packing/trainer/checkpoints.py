@@ -111,15 +111,19 @@ class OutputFolder:
         "The folder in which `checkpoint-<step>` is written; the same on all processes."
         return aside_path(self.path(step), unique=self.run)
 
-    def publish(self, step: int) -> None:
+    def publish(self,
+        step: int,
+        complete: Callable[[Path], None] = lambda folder: None, # writes the last files
+    ) -> None:
         "Put a checkpoint in place that all processes have written."
-        on_each_host(self.accelerator, lambda: self._publish(step))
+        on_each_host(self.accelerator, lambda: self._publish(step, complete))
 
-    def _publish(self, step: int) -> None:
+    def _publish(self, step: int, complete: Callable[[Path], None]) -> None:
         aside, target = self.aside(step), self.path(step)
         part = aside / target.name
         if not part.is_dir():
             return # it is in place: the hosts share a disk
+        complete(part)
         if target.is_dir() and not (target / STATE_FILE).is_file():
             _add_missing(target, part)
         if target.exists():
@@ -206,14 +210,10 @@ def correct_best(
     output: OutputFolder,
     step: int, # just written, and still aside
 ) -> None:
-    "Name the best checkpoint by its final path, in memory and in the file."
+    "Name the best checkpoint by its final path."
     best = state.best_global_step
-    if not best or (best != step and not output.path(best).is_dir()):
-        return
-    state.best_model_checkpoint = str(output.path(best))
-    file = output.aside(step) / f"checkpoint-{step}" / STATE_FILE
-    if output.accelerator.is_local_main_process and file.is_file():
-        state.save_to_json(str(file))
+    if best and (best == step or output.path(best).is_dir()):
+        state.best_model_checkpoint = str(output.path(best))
 
 # %% ../../nbs/trainer/checkpoints.ipynb #7518f24f
 PLACE_FILE = "data_place.json" # of `ExactResumeMixin`
