@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -148,7 +148,14 @@ class OutputFolder:
         if folder.is_dir(): # no callback has moved it elsewhere
             sync_folder(folder)
             write_manifest(folder)
+            self._remove_empty()
             self.rotate(limit, step, best)
+
+    def _remove_empty(self) -> None:
+        "transformers makes a folder on SIGTERM, and the checkpoint is one step later."
+        for step in self.steps():
+            with suppress(OSError): # it is not empty
+                self.path(step).rmdir()
 
     def wait(self) -> None:
         "Until the checkpoint is sealed; raises what went wrong, on all processes."
