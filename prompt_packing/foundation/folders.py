@@ -115,7 +115,8 @@ def owned(
         return
     _descriptors.add(descriptor)
     try:
-        _describe_owner(descriptor, purpose, run)
+        with _named(folder / LOCK_NAME):
+            _describe_owner(descriptor, purpose, run)
         yield folder
     finally:
         # False in a child that was forked inside the block: the lock is its parent's
@@ -123,6 +124,16 @@ def owned(
             _release(folder / LOCK_NAME, descriptor)
 
 # %% ../../nbs/foundation/folders.ipynb #eb80e43d
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    "Errors such as `No space left on device` get the name of the file."
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
 def _describe_owner(descriptor: int, purpose: str, run: str | None) -> None:
     "Write into the lock file who owns the folder."
     started = time.localtime(psutil.Process().create_time())
@@ -204,15 +215,14 @@ def written(
         encoding = encoding or "utf-8"
     try:
         # x: the file must be new, and a link of that name is not followed
-        with open(part, mode.replace("w", "x"), encoding=encoding) as file:
+        new = open(part, mode.replace("w", "x"), encoding=encoding)
+        with _named(path), new as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-    except BaseException as error:
+    except BaseException:
         part.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path) # "No space left on device" names no file
         raise
     _sync(path.parent)
 

@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -111,15 +111,19 @@ class OutputFolder:
         "The folder in which `checkpoint-<step>` is written; the same on all processes."
         return aside_path(self.path(step), unique=self.run)
 
-    def publish(self, step: int) -> None:
+    def publish(self,
+        step: int,
+        complete: Callable[[Path], None] = lambda folder: None, # writes the last files
+    ) -> None:
         "Put a checkpoint in place that all processes have written."
-        on_each_host(self.accelerator, lambda: self._publish(step))
+        on_each_host(self.accelerator, lambda: self._publish(step, complete))
 
-    def _publish(self, step: int) -> None:
+    def _publish(self, step: int, complete: Callable[[Path], None]) -> None:
         aside, target = self.aside(step), self.path(step)
         part = aside / target.name
         if not part.is_dir():
             return # it is in place: the hosts share a disk
+        complete(part)
         if target.is_dir() and not (target / STATE_FILE).is_file():
             _add_missing(target, part)
         if target.exists():
@@ -144,7 +148,14 @@ class OutputFolder:
         if folder.is_dir(): # no callback has moved it elsewhere
             sync_folder(folder)
             write_manifest(folder)
+            self._remove_empty()
             self.rotate(limit, step, best)
+
+    def _remove_empty(self) -> None:
+        "transformers makes a folder on SIGTERM, and the checkpoint is one step later."
+        for step in self.steps():
+            with suppress(OSError): # it is not empty
+                self.path(step).rmdir()
 
     def wait(self) -> None:
         "Until the checkpoint is sealed; raises what went wrong, on all processes."
@@ -206,14 +217,10 @@ def correct_best(
     output: OutputFolder,
     step: int, # just written, and still aside
 ) -> None:
-    "Name the best checkpoint by its final path, in memory and in the file."
+    "Name the best checkpoint by its final path."
     best = state.best_global_step
-    if not best or (best != step and not output.path(best).is_dir()):
-        return
-    state.best_model_checkpoint = str(output.path(best))
-    file = output.aside(step) / f"checkpoint-{step}" / STATE_FILE
-    if output.accelerator.is_local_main_process and file.is_file():
-        state.save_to_json(str(file))
+    if best and (best == step or output.path(best).is_dir()):
+        state.best_model_checkpoint = str(output.path(best))
 
 # %% ../../nbs/trainer/checkpoints.ipynb #7518f24f
 PLACE_FILE = "data_place.json" # of `ExactResumeMixin`
@@ -235,7 +242,7 @@ def check_checkpoint(
 def last_checkpoint(
     folder: str | os.PathLike, # `output_dir` of a training
 ) -> str: # path of the checkpoint of the highest step
-    "The newest good checkpoint; `ValueError` if there is none. Says what it passes over."
+    "The newest good checkpoint; `ValueError` if there is none. Names what it skips."
     folder = Path(folder)
     paths = [path for path in folder.glob("checkpoint-*") if _step_of(path) is not None]
     for path in sorted(paths, key=_step_of, reverse=True):
