@@ -180,7 +180,7 @@ def run_setting(
             nprocs=setting.processes, start_method="fork")
         return Run(**torch.load(file, weights_only=True))
 
-# %% ../../nbs/accumulation_loss/conformance.ipynb #b84eb6a7
+# %% ../../nbs/accumulation_loss/conformance.ipynb #fe5ad061
 TOLERANCE = 1e-3
 
 def in_words(setting: Setting, found: dict[str, float]) -> str:
@@ -195,7 +195,7 @@ def in_words(setting: Setting, found: dict[str, float]) -> str:
     if setting.padding_side != setting.reference.padding_side:
         return words + (": positions, the mask or what counts as a target do not "
                         "follow the padding")
-    if not same_way:
+    if not same_way or len(setting.rows) % parts:
         return words + ", as if each micro-batch weighed the same, whatever it holds"
     if abs(ratio / parts - 1) < 0.01:
         return words + (": each micro-batch's loss is averaged, and nothing divides by "

@@ -6,12 +6,12 @@
 __all__ = ['WIDTH_NAMES', 'INNER_NAMES', 'HEAD_WIDTH_NAMES', 'LAYER_NAMES', 'HEAD_NAMES', 'LENGTH_NAMES', 'OTHER_SIZES',
            'SPECIAL_TOKENS', 'EVEN_IF_NONE', 'MOST_WEIGHTS', 'WIDTH', 'VOCABULARY', 'KINDS', 'PICTURE_KEYS',
            'SOUND_KEYS', 'PADDING', 'modeling_modules', 'takes_targets', 'head_classes', 'small_sizes', 'is_number',
-           'small_value', 'shrink_config', 'shrink_lists', 'CannotBuild', 'reason', 'tiny_config', 'tiny_model',
-           'tokens', 'some_masked', 'head_kind', 'target_makers', 'frame_targets', 'pixel_targets', 'image_sizes',
-           'picture_makers', 'sound_makers', 'input_makers', 'padded', 'collate_rows', 'check_loss', 'row_maker',
-           'learnable_rows']
+           'small_value', 'shrink_config', 'shrink_lists', 'CannotBuild', 'reason', 'tiny_config', 'without_dropout',
+           'tiny_model', 'tokens', 'some_masked', 'head_kind', 'target_makers', 'frame_targets', 'pixel_targets',
+           'image_sizes', 'picture_makers', 'sound_makers', 'input_makers', 'padded', 'collate_rows', 'check_loss',
+           'row_maker', 'learnable_rows']
 
-# %% ../../nbs/accumulation_loss/tiny_models.ipynb #a9e10aa5
+# %% ../../nbs/accumulation_loss/tiny_models.ipynb #36db3e2a
 import inspect
 import os
 import pkgutil
@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from torch import nn
 from torch.nn.functional import pad
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -172,7 +173,7 @@ def shrink_lists(config: PretrainedConfig, sizes: dict):
         third = half // 3 # of time, height and width; most families have a default of
         rope["mrope_section"] = [half - 2 * third, third, third] # their own in code
 
-# %% ../../nbs/accumulation_loss/tiny_models.ipynb #7fefa089
+# %% ../../nbs/accumulation_loss/tiny_models.ipynb #c7ea82a9
 MOST_WEIGHTS = 30_000_000 # a larger one would take minutes for a step
 
 class CannotBuild(ValueError):
@@ -195,6 +196,13 @@ def tiny_config(model_class: type, sizes: dict) -> PretrainedConfig:
     config.num_labels = 2 if any(word in model_class.__name__ for word in two) else 5
     return config
 
+def without_dropout(model: PreTrainedModel) -> PreTrainedModel: # the same
+    "In training mode, without dropout, of which some classes have a rate in code."
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model.train()
+
 def tiny_model(
     model_class: type, # of transformers
     seed: int = 0, # of its random weights
@@ -209,7 +217,7 @@ def tiny_model(
             if weights > MOST_WEIGHTS:
                 raise CannotBuild(f"still has {weights:,} weights")
             torch.manual_seed(seed)
-            return model_class(tiny_config(model_class, sizes)).train()
+            return without_dropout(model_class(tiny_config(model_class, sizes)))
         # code of hundreds of authors, with sizes that it has never seen: whatever it
         # raises is the reason that is listed
         except Exception as error:
