@@ -17,8 +17,9 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
-from .differences import (
-    TRAINED_MANIFEST, compare_weights, largest_difference, same_bytes)
+from prompt_packing.frozen_weights.differences import (
+    FROZEN_MANIFEST, TRAINED_MANIFEST, compare_weights, largest_difference,
+    same_bytes)
 from .fingerprints import (
     Fingerprint, check_algorithm, named_tensors, tensor_form, tensor_line)
 from .trained import TrainedWeights
@@ -196,7 +197,7 @@ def _refuse_optimizer(
             )
 
 # %% ../../nbs/frozen_weights/callback.ipynb #eedca97b
-MANIFEST = "frozen_weights.json"
+MANIFEST = FROZEN_MANIFEST
 
 def _checkpoint(args, state) -> Path:
     return Path(args.output_dir) / f"checkpoint-{state.global_step}"

@@ -305,7 +305,7 @@ def compare_weights(
         rows += [(n, "added", np.nan) for n in _unpaired(b, a, [n for _, n in pairs])]
     return pd.DataFrame(rows, columns=["name", "change", "size"])
 
-# %% ../../nbs/frozen_weights/differences.ipynb #50a03180
+# %% ../../nbs/frozen_weights/differences.ipynb #e9f2dedb
 FROZEN_MANIFEST = "frozen_weights.json"  # what should be frozen, with its hashes
 TRAINED_MANIFEST = "trained_weights.json"  # what never moved -> why
 
@@ -323,6 +323,9 @@ def unmoved_weights(
 
     Integers and computed buffers are left out. Errors as those of `compare_weights`."""
     frozen = set(_manifest(after, FROZEN_MANIFEST).get("tensors", ()))
+    if isinstance(after, nn.Module): # it says itself what requires no gradient
+        named = named_tensors(after)
+        frozen = {name for name, (t, _) in named.items() if not t.requires_grad}
     causes = _manifest(after, TRAINED_MANIFEST)
     # a cause has all names of a tied tensor: "a (tied to b)"
     causes = {name.partition(" (tied")[0]: cause for name, cause in causes.items()}
