@@ -4,17 +4,18 @@
 
 # %% auto #0
 __all__ = ['Fingerprint', 'FrozenWeightsCallback', 'MANIFEST', 'WatchedWeights', 'changed_layers', 'compare_weights',
-           'fingerprint', 'freeze', 'frozen_tensors', 'named_tensors', 'tensor_hash']
+           'fingerprint', 'freeze', 'frozen_tensors', 'named_tensors', 'tensor_hash', 'unmoved_weights']
 
 # %% ../../nbs/frozen_weights/index.ipynb #999d20b3
 from .callback import MANIFEST, FrozenWeightsCallback
 from .callback import WatchedWeights, freeze
 from .callback import frozen_tensors
-from .differences import changed_layers, compare_weights
+from .differences import (
+    changed_layers, compare_weights, unmoved_weights)
 from .fingerprints import Fingerprint, fingerprint
 from .fingerprints import named_tensors, tensor_hash
 
 # %% ../../nbs/frozen_weights/index.ipynb #7fb46fe5
 _all_ = ["Fingerprint", "FrozenWeightsCallback", "MANIFEST", "WatchedWeights",
          "changed_layers", "compare_weights", "fingerprint", "freeze", "frozen_tensors",
-         "named_tensors", "tensor_hash"]
+         "named_tensors", "tensor_hash", "unmoved_weights"]
