@@ -109,16 +109,7 @@ class TokenBudgetMixin:
         self._planned = dataloader if getattr(args, "plans_steps", False) else None
         return super().set_initial_training_values(args, dataloader, *rest)
 
-<<<<<<< HEAD
     # the cut
-=======
-    def _init_training_state(self, *args, **kwargs):
-        epochs, batches = super()._init_training_state(*args, **kwargs)
-        place = self._data_place
-        ended = epochs == sys.maxsize
-        if not place or not place.resumed or ended: return epochs, batches
-        return first_batch(place)
->>>>>>> help-folders
 
     def cuts_steps(self) -> bool:
         args = self.args
