@@ -218,7 +218,7 @@ def ready_loader(batches, args, is_training: bool) -> PlannedSteps:
     return PlannedSteps(batches, batch_sampler=sampler, collate_fn=_first,
                         **reading_options(args, is_training))
 
-# %% ../../nbs/trainer/loaders.ipynb #c81864bc
+# %% ../../nbs/trainer/loaders.ipynb #7a29559f
 class StreamLoader(DataLoader):
     "Batches of a stream, one pass after the other if it has no end."
     def __init__(self, stream, count: int | None, endless: bool):
@@ -247,7 +247,7 @@ class _MapStyleView:
 
     def _read(self):
         "Batches of one pass, or of one pass after the other."
-        yield from self.stream # after `seek` the rest of a pass, perhaps nothing
+        yield from self.stream # after `go_on` the rest of a pass, perhaps nothing
         found = self.endless
         while found:
             found = False
@@ -256,7 +256,9 @@ class _MapStyleView:
                 yield batch
 
     def __getitem__(self, i: int):
-        if i == 0:
+        if self.next is None: # after `go_on`
+            self.next = i
+        elif i == 0:
             self.batches, self.next = None, 0
         if self.batches is None:
             self.batches = self._read()
@@ -267,9 +269,9 @@ class _MapStyleView:
         raise IndexError(f"the stream ended after {self.next} batches; "
                          f"{i + 1} were wanted")
 
-    def seek(self, i: int, state):
-        self.stream.load_state_dict(state)
-        self.batches, self.next = None, i
+    def go_on(self):
+        "The stream was put to another place: whatever is asked next comes next."
+        self.batches, self.next = None, None
 
 def stream_loader(stream, args, is_training: bool) -> DataLoader:
     "A loader of a stream's batches."
