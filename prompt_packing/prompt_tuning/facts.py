@@ -344,8 +344,8 @@ def find_facts(
     except MODEL_ERRORS as error: # of the model's own code
         return BackboneFacts(**facts, refusal=(
             f"{name} cannot take a prompt: tried on texts of up to 8 tokens, given by "
-            "their embeddings (inputs_embeds), which virtual tokens are, it failed with "
-            f"{first_line(error)}; take another backbone, or fine-tune this one"))
+            "their embeddings (inputs_embeds), which virtual tokens are, it failed "
+            f"with {first_line(error)}; take another backbone, or fine-tune this one"))
 
 # %% ../../nbs/prompt_tuning/facts.ipynb #5cf59888
 def counted(number:int, noun:str) -> str:
