@@ -22,7 +22,7 @@ from .package_index import Package, cached
 from .labels import (
     are_lists, as_tuple, find_columns, find_labels, first_label, join_labels,
     name_vectors, plain_label, zeros_and_ones)
-from .task import TASKS, Task, _make_task
+from .task import TASKS, Task, make_task
 
 _logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def _own_task(name, tables, source, text_columns, label_column, labels, problem_
             for split, table in tables.items()}
     if problem_type is None and labels is None:
         _say_kind(name, kind, names)
-    return _make_task(name, tables, text_columns, names, _METRICS_OF[kind], source,
+    return make_task(name, tables, text_columns, names, _METRICS_OF[kind], source,
                       kind, validation=validation)
 
 # %% ../../nbs/tasks/tasks.ipynb #4140e7f3
@@ -182,7 +182,7 @@ def _glue_folder(name, folder, validation):
 
 def _named(name, tables, source, **how):
     of = (TASKS[name][k] for k in ("text_columns", "labels", "metrics"))
-    return _make_task(name, tables, *of, source, TASKS[name]["problem_type"],
+    return make_task(name, tables, *of, source, TASKS[name]["problem_type"],
                       skip_empty=True, **how)
 
 # %% ../../nbs/tasks/tasks.ipynb #c35930b1
