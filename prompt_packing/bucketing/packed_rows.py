@@ -156,7 +156,7 @@ def pack_batch(
     way:PackingWay, # of the model
     *,
     lengths:np.ndarray | None=None, # tokens in each row of the batch; None: by its mask
-    padding_side:str="right", # where the padding is, if `lengths` are given
+    padding_side:str="right", # of the batch, where its mask is not on the CPU
 ) -> dict: # of tensors of shape (packed rows, capacity, ...), and what the way needs
     """The rows of a padded batch laid end to end, on the same device.
 
@@ -235,13 +235,14 @@ def _one_for_each_row(name, values):
 
 def _token_mask(batch, columns, lengths, padding_side):
     "Shape (rows, longest), true for tokens, on the CPU."
-    size = columns["input_ids"].shape[:2]
-    if lengths is not None:
+    size, mask = columns["input_ids"].shape[:2], batch.get("attention_mask")
+    # a mask on the CPU is read in any case: it says on which side the padding is
+    is_near = mask is not None and mask.dim() == 2 and mask.device.type == "cpu"
+    if lengths is not None and not is_near:
         lengths, places = np.asarray(lengths)[:, None], np.arange(size[1])
         if padding_side == "left":
             return places >= size[1] - lengths
         return places < lengths
-    mask = batch.get("attention_mask")
     if mask is None:
         return np.ones(size, bool)
     if mask.dim() == 2:
