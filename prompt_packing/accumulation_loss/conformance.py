@@ -180,7 +180,7 @@ def run_setting(
             nprocs=setting.processes, start_method="fork")
         return Run(**torch.load(file, weights_only=True))
 
-# %% ../../nbs/accumulation_loss/conformance.ipynb #fe5ad061
+# %% ../../nbs/accumulation_loss/conformance.ipynb #d313d700
 TOLERANCE = 1e-3
 
 def in_words(setting: Setting, found: dict[str, float]) -> str:
@@ -201,8 +201,8 @@ def in_words(setting: Setting, found: dict[str, float]) -> str:
         return words + (": each micro-batch's loss is averaged, and nothing divides by "
                         f"the number of micro-batches ({parts})")
     if setting.processes > 1 and abs(ratio * setting.processes - 1) < 0.01:
-        return words + (": the loss is divided by all processes' targets, and averaging "
-                        "gradients over processes divides again")
+        return words + (": the loss is divided by all processes' targets, and "
+                        "averaging gradients over processes divides again")
     if abs(ratio - 1) < 0.01:
         return words + ": nearly right; test in float32, without autocast"
     return words + ": it is divided by another number"

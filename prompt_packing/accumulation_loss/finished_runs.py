@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from .heads import is_off, measure_head
 
-# %% ../../nbs/accumulation_loss/finished_runs.ipynb #ae5e28e5
+# %% ../../nbs/accumulation_loss/finished_runs.ipynb #d878f3c7
 SIMPLE = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 MOST_BYTES = 2**20 # of a pickle of arguments, which has some 10,000
 
@@ -47,7 +47,7 @@ def pickled_values(
     return follow_names(pushed, names)
 
 def follow_names(pushed: list[tuple], names: set[str]) -> dict[str, object]:
-    "The first simple value after each name; the class of an enumeration is passed over."
+    "The first simple value after each name; classes of enumerations are passed over."
     found = {}
     for index, (simple, value) in enumerate(pushed):
         if simple and isinstance(value, str) and value in names and value not in found:
@@ -63,7 +63,7 @@ def pickle_bytes(path: Path) -> bytes:
     with zipfile.ZipFile(path) as archive:
         members = [n for n in archive.namelist() if n.endswith("data.pkl")]
         if not members:
-            raise ValueError(f"{path}: holds no data.pkl, so torch.save did not make it")
+            raise ValueError(f"{path}: holds no data.pkl: torch.save did not make it")
         with archive.open(members[0]) as file:
             return file.read(MOST_BYTES)
 
@@ -180,16 +180,18 @@ class CheckpointAudit:
 DEFAULTS = dict(gradient_accumulation_steps=1, train_sampling_strategy="random",
                 label_smoothing_factor=0.0)
 
-# %% ../../nbs/accumulation_loss/finished_runs.ipynb #67189539
+# %% ../../nbs/accumulation_loss/finished_runs.ipynb #6683d8ae
 def findings_of(row: dict, settings: dict, history: list[dict]) -> list[str]:
     "What was off in a run with these settings, in sentences."
-    accumulation, processes = settings["gradient_accumulation_steps"], settings["processes"]
+    accumulation = settings["gradient_accumulation_steps"]
+    processes = settings["processes"]
     parts = accumulation * processes
     scale = scale_of(row, accumulation, processes)
     said = []
     if parts > 1 and scale > 1:
-        said.append(f"{row['cause']}: gradients and the logged loss were {scale:g} times "
-                    f"too large (accumulation {accumulation}, processes {processes})")
+        said.append(f"{row['cause']}: gradients and the logged loss were {scale:g} "
+                    f"times too large (accumulation {accumulation}, processes "
+                    f"{processes})")
         said.append(on_optimizer(settings, history, scale))
     if parts > 1 and is_off(row, "uneven"):
         said.append("micro-batches with fewer targets weighed as much as full ones; on "
@@ -213,14 +215,17 @@ def advice_for(scale: float, affected: bool) -> list[str]:
     "What to do about a run that was affected."
     if not affected:
         return []
-    steps = ["train on with `class T(ExactLossMixin, Trainer)` or prompt_packing.Trainer",
-             "compare runs by a metric and not by their logged losses"]
+    steps = [
+        "train on with `class T(ExactLossMixin, Trainer)` or prompt_packing.Trainer",
+        "compare runs by a metric and not by their logged losses",
+    ]
     if scale > 1:
-        steps.insert(1, "with SGD, or where clipping cut most steps, choose the learning "
-                        f"rate again: it was tuned to gradients {scale:g} times too long")
+        steps.insert(1, (
+            "with SGD, or where clipping cut most steps, choose the learning rate "
+            f"again: it was tuned to gradients {scale:g} times too long"))
     return steps
 
-# %% ../../nbs/accumulation_loss/finished_runs.ipynb #3b633da3
+# %% ../../nbs/accumulation_loss/finished_runs.ipynb #f6ddd902
 def audit_checkpoint(
     folder: str | Path, # a checkpoint of transformers' Trainer
     gradient_accumulation_steps: int | None = None, # None: as the folder says
@@ -236,8 +241,8 @@ def audit_checkpoint(
     config = read_json(folder / "config.json")
     if not config:
         raise FileNotFoundError(
-            f"{folder} holds no config.json: give a checkpoint of transformers' Trainer, "
-            "such as runs/mine/checkpoint-500")
+            f"{folder} holds no config.json: give a checkpoint of transformers' "
+            "Trainer, such as runs/mine/checkpoint-500")
     model_class = head_of(config, folder)
     settings = settings_of(folder)
     if gradient_accumulation_steps is not None:
@@ -255,7 +260,8 @@ def audit_checkpoint(
             "audit_loss(trainer) measures the Trainer and model that you have")
     history = read_json(folder / "trainer_state.json").get("log_history", [])
     findings = findings_of(row, settings, history)
-    scale = scale_of(row, settings["gradient_accumulation_steps"], settings["processes"])
+    scale = scale_of(
+        row, settings["gradient_accumulation_steps"], settings["processes"])
     if config.get("transformers_version", transformers.__version__) != (
             transformers.__version__):
         missing.append(

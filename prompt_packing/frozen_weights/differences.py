@@ -305,7 +305,7 @@ def compare_weights(
         rows += [(n, "added", np.nan) for n in _unpaired(b, a, [n for _, n in pairs])]
     return pd.DataFrame(rows, columns=["name", "change", "size"])
 
-# %% ../../nbs/frozen_weights/differences.ipynb #e9f2dedb
+# %% ../../nbs/frozen_weights/differences.ipynb #d9decc6c
 FROZEN_MANIFEST = "frozen_weights.json"  # what should be frozen, with its hashes
 TRAINED_MANIFEST = "trained_weights.json"  # what never moved -> why
 
