@@ -139,7 +139,7 @@ class _Step:
     def holds(self, inputs) -> bool:
         return any(batch is inputs for batch in self.batches)
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #5d3f360e
+# %% ../../nbs/accumulation_loss/exact.ipynb #192b506d
 class ExactLossMixin:
     """The gradient of an optimizer step is that of its uncut batch, for any loss.
 
@@ -159,7 +159,7 @@ class ExactLossMixin:
 
     def __init__(self, *args, **kwargs):
         self.loss_facts, self._step, self._steps_begun = LossFacts(), None, 0
-        self._last_batch = self._ended = self._evaluation = None
+        self._last_batch = self._ended = self._eval_mean = None
         self._was_uneven = False # weights of a step, as far as it costs nothing to know
         super().__init__(*args, **kwargs)
         self._named_loss = use_named_loss(self.model) if self.model is not None else None
@@ -332,7 +332,8 @@ class ExactLossMixin:
         "After a step that was not computed as was thought."
         facts, reason = self.loss_facts, step.failure
         if not self._any_process(reason is not None):
-            self._examine(model, step, step.sum.empty)
+            part = step.sum.empty if step.sum.empty is not None else step.batches[0]
+            self._examine(model, step, part)
             self.loss_facts = replace(self.loss_facts, zero_told=True)
         elif facts.way == "chunks":
             self._set_facts(said(replace(facts, way="rows"),
@@ -373,8 +374,13 @@ class ExactLossMixin:
     def _examine(self, model, step, batch=None, why_cut: str = ""):
         "What is known of the loss after a look at rows of this step, `batch` among them."
         examiner = self._examiner(model, step.count)
-        others = [b for b in step.batches if b is not batch]
-        batches = self._sample(step.batches if batch is None else [batch, *others][:2])
+        batches = step.batches
+        if batch is not None: # it stays as it is, beside another one
+            others = [b for b in batches if b is not batch]
+            batches = [batch, *others[-1:]]
+            facts = self.loss_facts
+            self.loss_facts = replace(facts, checks=facts.checks + facts.checks % 2)
+        batches = self._sample(batches)
         with set_for_now(self, is_asking=True):
             if why_cut:
                 whole = join_rows(batches[:2])
@@ -404,10 +410,13 @@ class ExactLossMixin:
         "Batches to look at: this process's own, or some rows of every process."
         batches = [b for b in batches if not isinstance(b, Weightless)] or batches
         if self.accelerator.num_processes > 1:
-            batch = batches[self.loss_facts.checks % len(batches)]
+            batch = batches[self.loss_facts.checks // 2 % len(batches)]
             rows = row_count(batch)
             few = take_rows(batch, range(min(rows, 8))) if rows else batch
             batches = gather_object([send_to_device(few, "cpu")])
+        budget = getattr(self, "token_budget", None)
+        if budget and all(map(row_count, batches)):
+            batches = _rows_within(batches, budget, seed=self.loss_facts.checks)
         return [self._prepare_inputs(batch) for batch in batches]
 
     def _set_facts(self, facts: LossFacts):
@@ -443,14 +452,14 @@ class ExactLossMixin:
             return super().evaluation_loop(
                 *args, metric_key_prefix=metric_key_prefix, **kwargs)
         sharded = self.accelerator.distributed_type == DistributedType.FSDP
-        mean = self._evaluation = EvaluationMean(
+        mean = self._eval_mean = EvaluationMean(
             self.loss_facts.way, self.loss_facts.takes_count,
             self.args.logging_nan_inf_filter, not sharded)
         try:
             output = super().evaluation_loop(
                 *args, metric_key_prefix=metric_key_prefix, **kwargs)
         finally:
-            self._evaluation = None
+            self._eval_mean = None
         loss, name = mean.mean(self._sum_over_processes), f"{metric_key_prefix}_loss"
         if name in output.metrics and loss is not None:
             output.metrics[name] = loss
@@ -458,7 +467,7 @@ class ExactLossMixin:
 
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
         "As transformers'; the loss and what it is a mean over are noted."
-        mean = self._evaluation
+        mean = self._eval_mean
         if mean is None:
             return super().prediction_step(
                 model, inputs, prediction_loss_only, *args, **kwargs)
@@ -530,7 +539,7 @@ class ExactLossMixin:
         if checkpoint is not None and file.is_file():
             self.loss_facts = LossFacts.from_state_dict(json.loads(file.read_text()))
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #9125aa89
+# %% ../../nbs/accumulation_loss/exact.ipynb #93387b03
 _gradients_come_last = (
     "your training_step is called for each micro-batch, and gradients are there after the "
     "last one of a step: what it does with them in between cannot be exact")
@@ -539,6 +548,24 @@ def _overrides_training_step(cls: type) -> bool:
     "Whether a class that stands before the mixin has a `training_step` of its own."
     before = cls.__mro__[:cls.__mro__.index(ExactLossMixin)]
     return any("training_step" in vars(base) for base in before)
+
+def _rows_within(batches: list, budget: int, seed: int) -> list:
+    "Some rows in two batches that are within a token budget as one; two rows at least."
+    try:
+        whole = join_rows(batches)
+    except CannotJoin:
+        return batches
+    lengths = row_lengths(whole)
+    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed))
+    longest = lengths[order].cummax(0).values
+    fits = longest * torch.arange(1, len(order) + 1) <= budget
+    number = max(int(fits.sum()), 2)
+    if number >= len(order):
+        return batches
+    if not fits[1:2].all(): # two rows as drawn are too many: the two shortest
+        order = lengths.argsort()
+    first, second = order[:number:2], order[1:number:2]
+    return [take_rows(whole, rows, trim=True) for rows in (first, second) if len(rows)]
 
 def _inverse(total, times: int):
     "`times / total`, and 0 where the total is 0."

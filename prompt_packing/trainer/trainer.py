@@ -238,7 +238,7 @@ class TokenBudgetMixin:
         if checkpoint is not None and file.is_file():
             self._resumed_cost = json.loads(file.read_text())["pass_cost"]
 
-# %% ../../nbs/trainer/trainer.ipynb #6b83d0ef
+# %% ../../nbs/trainer/trainer.ipynb #d57b8ae6
 def _check_exact_comes_first(cls: type):
     order = cls.__mro__
     if ExactLossMixin in order and order.index(ExactLossMixin) < order.index(TokenBudgetMixin):
@@ -256,7 +256,7 @@ def _small_and_large(whole, budget: int | None) -> tuple:
     lengths = row_lengths(whole)
     order = lengths.argsort()
     longest = int(lengths.max())
-    rows = 16 if budget is None else min(16, max(2, budget // longest))
+    rows = 16 if budget is None else min(16, max(1, budget // longest))
     large = [int(order[-1 - i % min(4, len(order))]) for i in range(rows)]
     return take_rows(whole, order[:1], trim=True), take_rows(whole, large, trim=True)
 
