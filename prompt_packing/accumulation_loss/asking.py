@@ -77,7 +77,7 @@ def undisturbed(
         np.random.set_state(of_numpy)
         _restore_buffers(model, buffers)
 
-# %% ../../nbs/accumulation_loss/asking.ipynb #b1bb6200
+# %% ../../nbs/accumulation_loss/asking.ipynb #f3a324c2
 def last_parameter(
     loss: torch.Tensor, # with its graph
 ) -> torch.Tensor | None: # a parameter
@@ -114,10 +114,12 @@ def only_graph_of(
     model: nn.Module,
     parameter: torch.Tensor | None, # of the model; None: all that can
 ) -> Iterator[None]:
-    "While it lasts, a graph is kept from this parameter on."
+    "While it lasts, a graph is kept from this parameter on, one of those that train."
     before = [(p, p.requires_grad) for p in model.parameters()]
-    for p, _ in before:
-        p.requires_grad_(p.is_floating_point() and (parameter is None or p is parameter))
+    frozen = not any(required for _, required in before)
+    for p, required in before:
+        can = p.is_floating_point() if frozen else required
+        p.requires_grad_(can and (parameter is None or p is parameter))
     try:
         with torch.enable_grad():
             yield

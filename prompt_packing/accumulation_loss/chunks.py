@@ -95,13 +95,18 @@ def _put_back(parts: list, order: torch.Tensor, widths: list[int], width: int):
                  for p in parts]
     return torch.cat(parts)[order]
 
-# %% ../../nbs/accumulation_loss/chunks.ipynb #8c89cd22
+# %% ../../nbs/accumulation_loss/chunks.ipynb #7f68ce54
 def _output_order(chunks: list, outputs: list) -> torch.Tensor:
     "Where each entry of the rows stands among the outputs, one chunk after the other."
     rows = torch.cat([torch.as_tensor(chunk) for chunk in chunks])
     each = sum(map(len, outputs)) // len(rows)
     places = torch.argsort(rows)[:, None] * each + torch.arange(each)
     return places.flatten().to(outputs[0].device)
+
+def _has_one_entry_a_row(outputs, chunks: list) -> bool:
+    "Whether every output of a chunk has as many entries as the chunk has rows."
+    return all(len(leaf) == len(chunk) for flat, chunk in zip(outputs, chunks)
+               for leaf in flat if torch.is_tensor(leaf) and leaf.dim())
 
 def _widths(chunks: list, values) -> tuple[list[int], int]:
     "Columns of each trimmed chunk, and of all rows."
@@ -127,10 +132,15 @@ class _InChunks:
 
     def _run(self, values):
         lengths = row_lengths(values)
+        if lengths is None:
+            lengths = torch.ones(_rows_in(values), dtype=torch.long)
         chunks = _chunks_of(lengths, self.tokens, self.rows)
         trims = self.trims and bool(self.tokens) and "attention_mask" in values
         taken = [take_rows(values, chunk, trim=trims) for chunk in chunks]
         flat, shape = zip(*map(tree_flatten, map(self._run_chunk, taken)))
+        if trims and not _has_one_entry_a_row(flat, chunks):
+            self.trims = False # entries of tokens cannot be put back in their places
+            return self._run(values)
         widths, width = _widths(taken, values) if trims else ([], 0)
         outputs = []
         for parts in zip(*flat):
@@ -173,13 +183,12 @@ def in_chunks(
             else:
                 module.forward = forward
 
-# %% ../../nbs/accumulation_loss/chunks.ipynb #672f6b82
+# %% ../../nbs/accumulation_loss/chunks.ipynb #bf6c3ee4
 class _Gather(torch.autograd.Function):
-    "Rows of all processes; backward: the gradient of one's own, times the processes."
+    "Rows of all processes; backward: the sum of all gradients of one's own rows."
     @staticmethod
     def forward(ctx, tensor, sizes, rank):
         ctx.span = slice(sum(sizes[:rank]), sum(sizes[:rank + 1]))
-        ctx.processes = len(sizes)
         missing = tensor.new_zeros(max(sizes) - len(tensor), *tensor.shape[1:])
         padded = torch.cat([tensor, missing])
         parts = [torch.empty_like(padded) for _ in sizes]
@@ -188,7 +197,9 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return gradient[ctx.span] * ctx.processes, None, None
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient)
+        return gradient[ctx.span], None, None
 
 class RowsOfAll:
     "Gathers the outputs of a module that has run this process's rows."

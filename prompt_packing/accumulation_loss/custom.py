@@ -33,8 +33,6 @@ class NamedLoss:
             names[:2] = ["labels", "logits"]
         return self.fn(**dict(zip(names, args)), **kwargs)
 
-_REGISTERED: dict[str, NamedLoss] = {}
-
 # %% ../../nbs/accumulation_loss/custom.ipynb #adbdc83b
 def register_loss(
     name: str, # what `config.loss_type` will say
@@ -47,10 +45,10 @@ def register_loss(
     `num_items_in_batch` and more. Without `num_items_in_batch` it returns the mean.
     Raises `TypeError` where `fn` cannot be called so, `ValueError` for a name of
     transformers' own."""
-    if name in LOSS_MAPPING and name not in _REGISTERED:
+    if name in LOSS_MAPPING and not hasattr(LOSS_MAPPING[name], "calls"):
         raise ValueError(f"{name!r} is a loss of transformers: choose another name")
     _check_signature(name, fn)
-    _REGISTERED[name] = LOSS_MAPPING[name] = NamedLoss(name, fn)
+    LOSS_MAPPING[name] = NamedLoss(name, fn)
     return fn
 
 def use_named_loss(
@@ -65,7 +63,8 @@ def use_named_loss(
         raise ValueError(f"config.loss_type is {name!r}, which is not registered: call "
                          f"register_loss({name!r}, fn) before the model is used")
     model.loss_type = name
-    return _REGISTERED.get(name)
+    loss = LOSS_MAPPING[name]
+    return loss if hasattr(loss, "calls") else None # else transformers' own
 
 # %% ../../nbs/accumulation_loss/custom.ipynb #5e04a55e
 def _check_signature(name: str, fn: Callable):

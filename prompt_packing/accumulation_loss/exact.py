@@ -141,7 +141,7 @@ class _Step:
     def holds(self, inputs) -> bool:
         return any(batch is inputs for batch in self.batches)
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #2f8e92e9
+# %% ../../nbs/accumulation_loss/exact.ipynb #096e0cb5
 class ExactLossMixin:
     """The gradient of an optimizer step is that of its uncut batch, for any loss.
 
@@ -299,9 +299,14 @@ class ExactLossMixin:
             return
         tokens, rows = self._chunk_size(step.batches)
         bare = self.accelerator.unwrap_model(model)
-        with in_chunks(bare, list(self.loss_facts.chunked), tokens, rows, gather,
-                       self.loss_facts.trims):
-            self._compute_part(model, step, whole)
+        try:
+            with in_chunks(bare, list(self.loss_facts.chunked), tokens, rows, gather,
+                           self.loss_facts.trims):
+                self._compute_part(model, step, whole)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            step.failure = f"in chunks the model fails ({type(error).__name__}: {error})"
 
     def _chunk_size(self, batches) -> tuple[int | None, int]:
         "Most tokens in a chunk, as many as the largest micro-batch holds; its rows."
