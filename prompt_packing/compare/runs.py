@@ -45,7 +45,7 @@ class Run:
     learning_rate:float = 0. # peak rate of AdamW
     tried:int = 0 # rates that were compared before, on rows held out of training
     held_out:float = 0. # share of the training rows that is scored in their place
-    token_budget:int = 1024 # tokens of a batch, padding included
+    token_budget:int = 1024 # tokens of a step, and the most computed at once
     max_length:int = 128 # longer texts are cut
     init:str = "vocab" # the prompt's start: "vocab", "random", or a text
     dtype:str = "float32" # of the backbone's weights
@@ -188,7 +188,8 @@ def _hold_out(kit, share):
 # %% ../../nbs/compare/runs.ipynb #4e671b22
 def _arguments(run, folder):
     settings = dict(
-        output_dir=folder, token_budget=run.token_budget, num_train_epochs=run.epochs,
+        output_dir=folder, token_budget=run.token_budget,
+        tokens_per_step=run.token_budget, num_train_epochs=run.epochs,
         learning_rate=run.learning_rate, warmup_steps=0.1, seed=run.seed,
         data_seed=run.seed, save_strategy="no", save_total_limit=1,
         logging_strategy="no", report_to="none", disable_tqdm=True,
