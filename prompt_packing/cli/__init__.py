@@ -58,7 +58,7 @@ def _parsers():
 # %% ../../nbs/cli/index.ipynb #cce9ee1a
 def main(
     argv:Sequence[str]|None=None, # the words of the command line; None: of the shell
-)->int: # 0; 1 where `verify` found a difference; 2 for bad input; 130 after Ctrl-C
+)->int: # 0; 1 where `verify` lists a tensor; 2 for bad input; 130 after Ctrl-C
     "The command `prompt-packing`."
     words = sys.argv[1:] if argv is None else argv
     try:
@@ -183,7 +183,7 @@ def _rows_json(table):
 
 def _audit_text(table):
     "The table, what its columns mean, and what to do."
-    cause = table.cause.iloc[-1]
+    cause = table.cause.iloc[0]
     advice = ["* Trained right by prompt_packing.Trainer, or by your own Trainer as\n  "
               "class ExactTrainer(ExactLossMixin, Trainer): pass"]
     return "\n".join([
@@ -192,7 +192,7 @@ def _audit_text(table):
         "its direction is right",
         "relative_error: length of the difference over that of the right gradient; "
         "loss_ratio: of logged losses", "",
-        f"* All micro-batches in a step of one process are the last row: {cause}.",
+        f"* All micro-batches on one process, the first row: {cause}.",
         *(advice if cause != "right" else []), "* For a Trainer of your own: "
         "prompt_packing.accumulation_loss.audit_loss(trainer)."])
 
@@ -209,12 +209,15 @@ _all_ = ["tokenize", "compare", "sweep", "predict"]
 def verify(
     a: Checkpoint, # a folder, a safetensors file, or a fingerprint's .json
     b: Checkpoint, # the same
-): # `pandas.DataFrame`, one row a difference; none if all tensors are the same
-    "List the tensors in which two checkpoints differ."
-    return chapter("frozen_weights").compare_weights(a, b)
+    *,
+    unmoved: bool = False, # list what stayed the same, and is not known to be frozen
+): # `pandas.DataFrame`, one row a tensor; none if there is nothing to list
+    "List the tensors in which two checkpoints differ, or those that never moved."
+    weights = chapter("frozen_weights")
+    return weights.unmoved_weights(a, b) if unmoved else weights.compare_weights(a, b)
 
 def _differences_text(table):
-    return _rows_text(table, empty="no tensor differs")
+    return _rows_text(table, empty="nothing to list")
 
 _add(verify, _differences_text, _rows_json)
 

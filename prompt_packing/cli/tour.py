@@ -81,7 +81,7 @@ def gradient_factors(
     with tempfile.TemporaryDirectory() as folder:
         tables = {"transformers": audit_loss(model, batches),
                   "here": audit_loss(Trainer(model, _quiet(folder)), batches)}
-    return {of: float(table["ratio"].iloc[-1]) for of, table in tables.items()}
+    return {of: float(table["ratio"].iloc[0]) for of, table in tables.items()}
 
 # %% ../../nbs/cli/tour.ipynb #d5a81c43
 def _lstm_losses(trainer_class, rows, vocab_size, steps):
