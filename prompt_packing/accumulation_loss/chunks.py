@@ -61,7 +61,7 @@ def chunked_modules(
             hook.remove()
     return _topmost(model, "", cuttable)
 
-# %% ../../nbs/accumulation_loss/chunks.ipynb #f26bf2af
+# %% ../../nbs/accumulation_loss/chunks.ipynb #4b37e1ce
 def _named_arguments(forward: Callable, args: tuple, kwargs: dict) -> dict:
     "Arguments by name, so that rows and masks are found."
     bound = inspect.signature(forward).bind(*args, **kwargs)
@@ -86,22 +86,27 @@ def _chunks_of(lengths: torch.Tensor, tokens: int | None, rows: int) -> list:
         start = stop
     return chunks
 
-def _put_back(parts: list, order: torch.Tensor, width: int):
-    "Outputs of all chunks as one tensor, in the order of the rows."
+def _put_back(parts: list, order: torch.Tensor, widths: list[int], width: int):
+    "Outputs of all chunks as one tensor, in the order of the rows, as wide as untrimmed."
     if not torch.is_tensor(parts[0]) or not parts[0].dim():
         return parts[0]
-    if len({part.shape[1:] for part in parts}) > 1:
+    if parts[0].dim() > 1 and [part.shape[1] for part in parts] == widths:
         parts = [nn.functional.pad(p, [0, 0] * (p.dim() - 2) + [0, width - p.shape[1]])
                  for p in parts]
     return torch.cat(parts)[order]
 
-# %% ../../nbs/accumulation_loss/chunks.ipynb #e7acc44c
+# %% ../../nbs/accumulation_loss/chunks.ipynb #8c89cd22
 def _output_order(chunks: list, outputs: list) -> torch.Tensor:
     "Where each entry of the rows stands among the outputs, one chunk after the other."
     rows = torch.cat([torch.as_tensor(chunk) for chunk in chunks])
     each = sum(map(len, outputs)) // len(rows)
     places = torch.argsort(rows)[:, None] * each + torch.arange(each)
     return places.flatten().to(outputs[0].device)
+
+def _widths(chunks: list, values) -> tuple[list[int], int]:
+    "Columns of each trimmed chunk, and of all rows."
+    return [chunk["attention_mask"].shape[-1] for chunk in chunks], \
+        values["attention_mask"].shape[-1]
 
 class _InChunks:
     "The `forward` of one module while it runs in chunks."
@@ -124,16 +129,15 @@ class _InChunks:
         lengths = row_lengths(values)
         chunks = _chunks_of(lengths, self.tokens, self.rows)
         trims = self.trims and bool(self.tokens) and "attention_mask" in values
-        runs = [self._run_chunk(take_rows(values, chunk, trim=trims)) for chunk in chunks]
-        flat, shape = zip(*map(tree_flatten, runs))
-        mask = values.get("attention_mask")
-        width = mask.shape[1] if torch.is_tensor(mask) and mask.dim() > 1 else 0
+        taken = [take_rows(values, chunk, trim=trims) for chunk in chunks]
+        flat, shape = zip(*map(tree_flatten, map(self._run_chunk, taken)))
+        widths, width = _widths(taken, values) if trims else ([], 0)
         outputs = []
         for parts in zip(*flat):
             order = None
             if torch.is_tensor(parts[0]) and parts[0].dim():
                 order = _output_order(chunks, parts)
-            outputs.append(_put_back(list(parts), order, width))
+            outputs.append(_put_back(list(parts), order, widths, width))
         return tree_unflatten(outputs, shape[0])
 
     def _run_chunk(self, values):

@@ -44,7 +44,7 @@ from prompt_packing.accumulation_loss.tiny_models import (
     tiny_model)
 
 # %% ../../nbs/accumulation_loss/heads.ipynb #55cd2fce
-class ExactTrainer(ExactLossMixin, Trainer):
+class ExactTrainer(ExactLossMixin, transformers.Trainer):
     "Transformers' Trainer with exact losses."
 
 def quiet_trainer(

@@ -19,7 +19,7 @@ from ..foundation.rows import (
 # %% auto #0
 __all__ = ['StepCutter', 'rounded_cost', 'measure_pass_cost']
 
-# %% ../../nbs/trainer/cutting.ipynb #ed4869e9
+# %% ../../nbs/trainer/cutting.ipynb #bdd66a44
 class StepCutter:
     "Cuts the rows of a step into parts within a token budget."
     def __init__(self,
@@ -55,6 +55,20 @@ class StepCutter:
         return [take_rows(whole, rows, trim=True) for rows in parts]
 
     def _packed(self, whole, lengths: np.ndarray) -> list:
+        most = self.way.longest or int(lengths.max())
+        short = np.flatnonzero(lengths <= most)
+        if len(short) == len(lengths):
+            return self._packed_rows(whole, lengths)
+        self.say(f"rows of more than {most:,} tokens are padded: the model does not keep "
+                 "them apart in packed rows")
+        long = np.flatnonzero(lengths > most)
+        parts = self._padded(take_rows(whole, long, trim=True), lengths[long])
+        if len(short):
+            rest = take_rows(whole, short, trim=True)
+            parts += self._packed_rows(rest, lengths[short])
+        return parts
+
+    def _packed_rows(self, whole, lengths: np.ndarray) -> list:
         parts = self._with_equal_passes(
             lambda **passes: cut_packed_rows(
                 lengths, self.pack, self.token_budget, pass_cost=self.pass_cost,
@@ -82,7 +96,7 @@ class StepCutter:
             self.say(f"a row of {longest:,} tokens is longer than token_budget="
                      f"{self.token_budget:,}: such rows are computed alone")
 
-# %% ../../nbs/trainer/cutting.ipynb #6818b1da
+# %% ../../nbs/trainer/cutting.ipynb #346353fd
 def rounded_cost(
     cost: float, # in tokens
 ) -> int: # 0, or a power of 4 between 16 and 16,384
@@ -96,7 +110,7 @@ def measure_pass_cost(
     small, # a batch of few tokens
     large, # a batch of many
     tokens: Callable, # batch -> tokens computed
-    repeats: int = 3,
+    repeats: int = 1,
 ) -> float: # in tokens
     "The cost of a pass besides its tokens, by the fastest of some runs of each batch."
     seconds = []

@@ -43,14 +43,7 @@ def losses_of_process(
     if len(saved) == world_size:
         return saved[rank]
     unlogged = [losses["unlogged"] for losses in saved]
-    share = saved[0] | {"unlogged": sum(unlogged) / len(saved)}
-    if saved[0]["meter"] is not None:
-        sums = zip(*(losses["meter"]["since_taken"] for losses in saved))
-        first = [sum(column) for column in sums]
-        empty = [0.0] * len(first)
-        since_taken = first if rank == 0 else empty
-        share["meter"] = saved[0]["meter"] | {"since_taken": since_taken}
-    return share
+    return saved[0] | {"unlogged": sum(unlogged) / len(saved)}
 
 # %% ../../nbs/trainer/resume.ipynb #319ae96c
 def _exportable(callbacks: Iterable[object]) -> dict[str, list[ExportableState]]:
@@ -321,10 +314,8 @@ class ExactResumeMixin:
 
     def _trained_losses(self):
         "The losses of this process as plain numbers."
-        meter = getattr(self, "loss_meter", None)
         return {"unlogged": float(self._tr_loss), "logged": self._total_loss_scalar,
-                "logged at": self._globalstep_last_logged,
-                "meter": None if meter is None else meter.state_dict()}
+                "logged at": self._globalstep_last_logged}
 
     def _restore_losses(self):
         losses, self._losses = self._losses, None
@@ -333,9 +324,6 @@ class ExactResumeMixin:
         self._tr_loss.fill_(losses["unlogged"])
         self._total_loss_scalar = losses["logged"]
         self._globalstep_last_logged = losses["logged at"]
-        meter = getattr(self, "loss_meter", None)
-        if meter is not None and losses["meter"] is not None:
-            meter.load_state_dict(losses["meter"])
 
     def _get_dataloader(self, dataset, description, *args, is_training=False, **kwargs):
         usual = self.data_collator
@@ -461,7 +449,4 @@ class ExactResumeMixin:
         if first is None: # an older version divides by all steps
             return self._total_loss_scalar
         mean = (self._total_loss_scalar + unlogged) / self.state.global_step
-        meter = getattr(self, "loss_meter", None)
-        if meter is not None and meter.state_dict()["total"][1]:
-            mean = meter.mean()
         return mean * max(self.state.global_step - first, 0.001) - unlogged
