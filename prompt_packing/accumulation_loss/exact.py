@@ -141,7 +141,7 @@ class _Step:
     def holds(self, inputs) -> bool:
         return any(batch is inputs for batch in self.batches)
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #096e0cb5
+# %% ../../nbs/accumulation_loss/exact.ipynb #36e613c3
 class ExactLossMixin:
     """The gradient of an optimizer step is that of its uncut batch, for any loss.
 
@@ -238,7 +238,8 @@ class ExactLossMixin:
         if alone and not self.cuts_steps():
             return False
         self._steps_begun += 1
-        uneven = self._was_uneven and not self.loss_facts.told
+        untold = not self.loss_facts.told # the same on all processes
+        uneven = untold and self._any_process(self._was_uneven)
         if check_is_due(self._steps_begun) or uneven:
             self._examine(model, step)
         reads = _overrides_training_step(type(self)) # perhaps gradients in between
@@ -390,8 +391,7 @@ class ExactLossMixin:
         batches = self._sample(batches)
         with set_for_now(self, is_asking=True):
             if why_cut:
-                whole = join_rows(batches[:2])
-                facts = cut_model(examiner, self.loss_facts, whole, why_cut)
+                facts = _cut_if_joined(examiner, self.loss_facts, batches[:2], why_cut)
             else:
                 facts = examine(examiner, self.loss_facts, batches)
         self._set_facts(facts)
@@ -547,7 +547,7 @@ class ExactLossMixin:
         if checkpoint is not None and file.is_file():
             self.loss_facts = LossFacts.from_state_dict(json.loads(file.read_text()))
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #93387b03
+# %% ../../nbs/accumulation_loss/exact.ipynb #cfddfd5b
 _gradients_come_last = (
     "your training_step is called for each micro-batch, and gradients are there after the "
     "last one of a step: what it does with them in between cannot be exact")
@@ -556,6 +556,15 @@ def _overrides_training_step(cls: type) -> bool:
     "Whether a class that stands before the mixin has a `training_step` of its own."
     before = cls.__mro__[:cls.__mro__.index(ExactLossMixin)]
     return any("training_step" in vars(base) for base in before)
+
+def _cut_if_joined(examiner, facts: LossFacts, batches: list, reason: str) -> LossFacts:
+    "The model in chunks if these batches can be joined; weights by rows, said, if not."
+    try:
+        whole = join_rows(batches)
+    except CannotJoin as error:
+        return said(replace(facts, way="rows", told=True), f"{reason}, and batches cannot "
+                    f"be joined ({error}): parts weigh by their rows", exact=False)
+    return cut_model(examiner, facts, whole, reason)
 
 def _rows_within(batches: list, budget: int, seed: int) -> list:
     "Some rows in two batches that are within a token budget as one; two rows at least."

@@ -236,7 +236,7 @@ def _dealt_anew(whole, number: int) -> tuple:
     return (take_rows(whole, order[:first], trim=True),
             take_rows(whole, order[first:], trim=True))
 
-# %% ../../nbs/accumulation_loss/facts.ipynb #bcc18eb3
+# %% ../../nbs/accumulation_loss/facts.ipynb #8ccc340b
 _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, ArithmeticError,
              AttributeError, NotImplementedError)
 
@@ -282,8 +282,8 @@ def _dealings(examiner, facts, parts: list, whole, number: int):
 def _look_at_padding(facts, examiner, parts: list, whole) -> LossFacts:
     "Say so if the loss of a batch depends on how wide it is padded."
     ends = torch.tensor(list(map(row_count, parts))).cumsum(0).tolist()
-    sizes = [max(tensor.numel() / row_count(part) for _, tensor in leaves(part)
-                 if torch.is_tensor(tensor)) for part in parts]
+    sizes = [max((tensor.numel() / row_count(part) for _, tensor in leaves(part)
+                  if torch.is_tensor(tensor)), default=0) for part in parts]
     narrow = sizes.index(min(sizes))
     wide = take_rows(whole, range(ends[narrow] - row_count(parts[narrow]), ends[narrow]))
     usual, padded = (examiner.ask(batch, examiner.count)
