@@ -141,7 +141,7 @@ class _Step:
     def holds(self, inputs) -> bool:
         return any(batch is inputs for batch in self.batches)
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #36e613c3
+# %% ../../nbs/accumulation_loss/exact.ipynb #90cf8ac0
 class ExactLossMixin:
     """The gradient of an optimizer step is that of its uncut batch, for any loss.
 
@@ -163,6 +163,7 @@ class ExactLossMixin:
         self.loss_facts, self._step, self._steps_begun = LossFacts(), None, 0
         self._last_batch = self._ended = self._eval_mean = None
         self._was_uneven = False # weights of a step, as far as it costs nothing to know
+        self._is_resumed = False # and the facts of the checkpoint are not yet verified
         super().__init__(*args, **kwargs)
         self._named_loss = use_named_loss(self.model) if self.model is not None else None
         self._exact_off = _why_not_exact(self)
@@ -240,6 +241,8 @@ class ExactLossMixin:
         self._steps_begun += 1
         untold = not self.loss_facts.told # the same on all processes
         uneven = untold and self._any_process(self._was_uneven)
+        if self._is_resumed:
+            self._verify(model, step)
         if check_is_due(self._steps_begun) or uneven:
             self._examine(model, step)
         reads = _overrides_training_step(type(self)) # perhaps gradients in between
@@ -396,6 +399,13 @@ class ExactLossMixin:
                 facts = examine(examiner, self.loss_facts, batches)
         self._set_facts(facts)
 
+    def _verify(self, model, step):
+        "After a resume: facts that hold stay as they are, so that sums round as before."
+        before, self._is_resumed = self.loss_facts, False
+        self._examine(model, step)
+        if self.loss_facts.way == before.way:
+            self.loss_facts = before
+
     def _examiner(self, model, count) -> Examiner:
         bare = self.accelerator.unwrap_model(model)
         # without autocast, which accelerate puts around `forward`: the comparison is exact
@@ -527,7 +537,7 @@ class ExactLossMixin:
 
     def _inner_training_loop(self, *args, **kwargs):
         self._step = self._last_batch = self._ended = None
-        self._steps_begun, self._was_uneven = 0, False
+        self._steps_begun, self._was_uneven, self._is_resumed = 0, False, False
         return super()._inner_training_loop(*args, **kwargs)
 
     def _run_epoch(self, *args, **kwargs):
@@ -538,14 +548,18 @@ class ExactLossMixin:
     def _save_optimizer_and_scheduler(self, output_dir):
         super()._save_optimizer_and_scheduler(output_dir)
         if self.args.should_save:
-            text = json.dumps(self.loss_facts.state_dict())
-            Path(output_dir, "loss_facts.json").write_text(text)
+            state = {"facts": self.loss_facts.state_dict(), "steps": self._steps_begun,
+                     "uneven": self._was_uneven}
+            Path(output_dir, "loss_facts.json").write_text(json.dumps(state))
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         file = Path(checkpoint or "", "loss_facts.json")
         if checkpoint is not None and file.is_file():
-            self.loss_facts = LossFacts.from_state_dict(json.loads(file.read_text()))
+            state = json.loads(file.read_text())
+            self.loss_facts = LossFacts.from_state_dict(state["facts"])
+            self._steps_begun, self._was_uneven = state["steps"], state["uneven"]
+            self._is_resumed = True
 
 # %% ../../nbs/accumulation_loss/exact.ipynb #cfddfd5b
 _gradients_come_last = (

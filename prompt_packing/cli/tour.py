@@ -21,7 +21,7 @@ from transformers import (
     AutoModelForSequenceClassification, PreTrainedModel, PrinterCallback, set_seed)
 
 from ..accumulation_loss import audit_loss
-from ..bucketing import PaddedCollator, pack_sequences, plan_batches
+from ..bucketing import PaddedCollator, cut_rows, pack_sequences
 from ..compare import Comparison, compare
 from ..examples import wikitext_lengths
 from ..frozen_weights import changed_layers, fingerprint
@@ -33,16 +33,23 @@ from ..trainer import Trainer, TrainingArguments
 
 # %% ../../nbs/cli/tour.ipynb #c04372b1
 def padding_shares(
-    lengths:Sequence[int], # tokens in each row
-    token_budget:int=16_384, # most tokens in a batch, padding included
-)->dict: # how batches are made -> share of the computed tokens that are padding
-    "Padding of shuffled rows, of rows under a token budget, and of packed rows."
+    lengths: Sequence[int], # tokens in each row
+    token_budget: int = 16_384, # most tokens computed at once, padding included
+    rows_per_step: int = 128,
+    pass_cost: int = 256, # of a forward and backward pass, in tokens
+) -> dict: # how batches are made -> share of the computed tokens that are padding
+    "Padding of shuffled rows, of steps cut under a token budget, and of packed rows."
     lengths = np.asarray(lengths)
     order = np.random.default_rng(0).permutation(len(lengths))
-    shuffled = [lengths[order[i:i + 32]] for i in range(0, len(order), 32)]
-    computed = sum(len(batch) * batch.max() for batch in shuffled)
-    return {"32 shuffled rows": float(1 - lengths.sum() / computed),
-            "token budget": plan_batches(lengths, token_budget=token_budget).padding,
+    def computed(rows):
+        return len(rows) * int(lengths[rows].max())
+    def slices(size):
+        return [order[i:i + size] for i in range(0, len(order), size)]
+    shuffled = sum(map(computed, slices(32)))
+    cut = sum(computed(rows[part]) for rows in slices(rows_per_step)
+              for part in cut_rows(lengths[rows], token_budget, pass_cost=pass_cost))
+    return {"32 shuffled rows": float(1 - lengths.sum() / shuffled),
+            "token budget": float(1 - lengths.sum() / cut),
             "packed rows": pack_sequences(lengths, int(lengths.max())).padding}
 
 # %% ../../nbs/cli/tour.ipynb #254f4694

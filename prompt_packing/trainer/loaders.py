@@ -118,7 +118,7 @@ class StepSampler:
 def _flat(arrays: list) -> np.ndarray:
     return np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
 
-# %% ../../nbs/trainer/loaders.ipynb #6f49a871
+# %% ../../nbs/trainer/loaders.ipynb #5c2d894a
 class PlannedSteps(DataLoader):
     "The loader of planned steps: transformers sets its epoch."
     def set_epoch(self, epoch: int):
@@ -160,6 +160,7 @@ def planned_loader(
 
 def in_memory(dataset, collate: Callable):
     "The columns as they lie in memory, where data set and collator allow that."
+    collate = getattr(collate, "collate", collate) # what a `NotedCollator` notes
     if not isinstance(collate, PaddedCollator) or not hasattr(dataset, "remove_columns"):
         return dataset
     try:
