@@ -7,7 +7,7 @@ from pathlib import Path
 from execnb.nbio import read_nb
 
 root = Path(__file__).resolve().parent.parent
-LONGEST_LINE, MOST_CELLS = 88, 60
+LONGEST_LINE, MOST_CELLS = 100, 72
 
 
 def directives(cell): return re.findall(r"^#\s*\|\s*(\w+)", cell.source, flags=re.M)
