@@ -141,7 +141,7 @@ class _Step:
     def holds(self, inputs) -> bool:
         return any(batch is inputs for batch in self.batches)
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #90cf8ac0
+# %% ../../nbs/accumulation_loss/exact.ipynb #97ff56c7
 class ExactLossMixin:
     """The gradient of an optimizer step is that of its uncut batch, for any loss.
 
@@ -186,11 +186,14 @@ class ExactLossMixin:
         "The micro-batches of this process, as many as the step has."
         if epoch_iterator is self._ended:
             return [], None
-        with set_for_now(self.args, average_tokens_across_devices=True):
+        if self._exact_off:
+            return super().get_batch_samples(epoch_iterator, num_batches, *args, **kwargs)
+        # counted here and summed below: transformers does not count where a process has
+        # no batch, and the others would wait for it
+        with set_for_now(self.args, average_tokens_across_devices=False):
             batches, count = super().get_batch_samples(
                 epoch_iterator, num_batches, *args, **kwargs)
-        if self._exact_off:
-            return batches, count
+        count = self._count_of_all(count)
         if self._step is not None and not self._step.seen:
             self._say(f"{type(self).__name__}.training_step does not call the one of "
                       "ExactLossMixin, so gradients are its own")
@@ -526,6 +529,14 @@ class ExactLossMixin:
         exact = torch.float32 if device.type == "mps" else torch.float64
         parts = [torch.as_tensor(n, dtype=exact, device=device).reshape(()) for n in numbers]
         return list(self.accelerator.reduce(torch.stack(parts), "sum"))
+
+    def _count_of_all(self, count):
+        "`num_items_in_batch` over all processes; None where none has counted."
+        if self.accelerator.num_processes == 1:
+            return count
+        counted, number = self._sum_over_processes(
+            float(count is not None), 0.0 if count is None else count)
+        return number.float() if counted else None
 
     def _rows_of_all(self, batches: list) -> tuple[list, list[int]]:
         "Batches of all processes, and how many rows each process has."
