@@ -33,7 +33,7 @@ _logger = logging.get_logger(__name__)
 # %% auto #0
 __all__ = ['TokenBudgetMixin', 'Trainer', 'Seq2SeqTrainer']
 
-# %% ../../nbs/trainer/trainer.ipynb #5353a25f
+# %% ../../nbs/trainer/trainer.ipynb #cd8d1e95
 class TokenBudgetMixin:
     """Steps by `args.rows_per_step` or `args.tokens_per_step`, cut by `args.token_budget`
     and `args.pack`; ready-made batches and streams of them.
@@ -231,8 +231,9 @@ class TokenBudgetMixin:
         generates = getattr(self.args, "predict_with_generate", False)
         if not budget or not rows or rows == 1 or generates:
             return None
+        cost = 256 if self.args.pass_cost is None else self.args.pass_cost
         return in_order(row_lengths(inputs).numpy(), budget,
-                        getattr(self._cutter, "pass_cost", self.args.pass_cost or 0))
+                        getattr(self._cutter, "pass_cost", cost))
 
     # checkpoints
 
