@@ -40,13 +40,13 @@ class LossFacts:
     way: str = "unknown" # one of `WAYS`
     takes_count: bool = False # divides by `num_items_in_batch`
     repeatable: bool = True # the same batch gives the same loss
+    draws: bool = False # with other random numbers it gives another one, dropout aside
     ordered: bool = False # the order of the rows in a batch changes the loss
     told: bool = False # a check has passed in which parts weighed differently
     mean_over: str = "" # in words, where a count of the batch is what was read
     chunked: tuple[str, ...] = () # modules that run in chunks
     trims: bool = True # chunks may be only as wide as their longest row
     per_count: float = 0.0 # weight for each thing of `mean_over`; 0: unknown
-    zero_told: bool = False # a check has passed with a part whose loss was 0
     checks: int = 0
     messages: tuple[str, ...] = () # what was said, once each
 
@@ -57,7 +57,7 @@ class LossFacts:
         if self.chunked:
             lines.append("in chunks: " + ", ".join(n or "the model" for n in self.chunked))
         lines += [f"{f.name} = {getattr(self, f.name)}" for f in fields(self)
-                  if f.name in ("takes_count", "repeatable", "ordered", "checks")]
+                  if f.name in ("takes_count", "repeatable", "draws", "ordered", "checks")]
         return "\n".join(lines + [f"said: {text}" for text in self.messages])
 
     @property
@@ -112,34 +112,41 @@ class Examiner:
         self.model, self.ask, self.count, self.parts_of = model, ask, count, parts_of
 
     def near(self, first: float, second: float, *answers: Answer) -> bool:
-        return is_near(first, second, rounding_of(self.model, *answers))
+        noise = max((answer.noise for answer in answers), default=0.0)
+        return is_near(first, second, rounding_of(self.model, *answers), noise)
+
+    def agree(self, first: Answer, second: Answer) -> bool:
+        "Whether two answers have the same loss and the same gradient."
+        return self.near(first.value, second.value, first) and gradients_agree(
+            first.gradient, second.gradient, rounding_of(self.model, first))
 
     def first_look(self, facts: LossFacts, batch) -> LossFacts:
-        "Of at most six rows: repeatable, ordered, takes the count."
-        rows = min(row_count(batch), 6)
-        few = take_rows(batch, range(rows))
-        rolled = take_rows(few, [*range(1, rows), 0])
-        first, other = self.ask(few, self.count), self.ask(rolled, self.count)
-        again = self.ask(few, self.count, again=True)
+        "Of at most six rows: repeatable, draws, ordered, takes the count."
+        order = [row for row in (1, 3, 0, 5, 2, 4) if row < row_count(batch)]
+        few = take_rows(batch, sorted(order))
+        first = self.ask(few, self.count, read=True, again=True)
         if first.value != first.value: # not a number: there is nothing to compare
             return facts
-        repeatable = self.near(first.value, again.value, first)
-        takes_count = False
-        if self.count is not None and repeatable:
+        repeatable = self.near(first.value, first.again, first)
+        draws = not self.near(first.value, first.with_other_seed, first)
+        if not repeatable:
+            return replace(facts, repeatable=False)
+        takes_count = ordered = False
+        if self.count is not None:
             twice = self.ask(few, 2 * self.count + 1)
             takes_count = not self.near(first.value, twice.value, first)
-        ordered = repeatable and not self.near(first.value, other.value, first)
-        return replace(facts, repeatable=repeatable, takes_count=takes_count,
-                       ordered=ordered)
+        if not draws: # or each place in the batch has a random number of its own
+            other = self.ask(take_rows(few, order), self.count, last=first.last)
+            ordered = not self.agree(first, other)
+        return replace(facts, draws=draws, takes_count=takes_count, ordered=ordered)
 
-    def compare(self, facts: LossFacts, parts: list, whole) -> tuple:
-        """(way, whether weights differed, what is counted, weight for each, reason).
-
-        The way is '' if none fits."""
-        answers = [self.ask(part, self.count, read=True) for part in parts]
-        last = next((a.last for a in answers if a.last is not None), None)
-        uncut = self.ask(whole, self.count, last=last)
-        return _way_that_fits(self, facts, parts, answers, uncut)
+    def answers(self, parts: list, last=None) -> list[Answer]:
+        "With what was read; gradients are those of one and the same parameter."
+        answers = []
+        for part in parts:
+            answers.append(self.ask(part, self.count, read=True, last=last))
+            last = last if last is not None else answers[-1].last
+        return answers
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #35d32c27
 def _is_sum(examiner, answers: list, uncut: Answer, weights: list) -> bool:
@@ -162,6 +169,9 @@ def _differ(weights: list) -> bool:
     return max(weights) - min(weights) > 1e-5 * max(map(abs, weights))
 
 def _way_that_fits(examiner, facts, parts, answers, uncut) -> tuple:
+    """(way, whether weights differed, what is counted, weight for each, reason).
+
+    The way is '' if none fits."""
     values = [answer.value for answer in answers]
     if abs(uncut.value) < 1e-12 or uncut.value != uncut.value:
         return facts.way, False, "", 0.0, "" # nothing to compare
@@ -257,14 +267,20 @@ def examine(
                     exact=None)
     try:
         if number == 0:
-            facts = _look_at_padding(examiner.first_look(facts, whole), examiner,
-                                     parts, whole)
+            facts = examiner.first_look(facts, whole)
         if not facts.repeatable:
             return said(replace(facts, way="weighs", told=True),
                         "the same batch gives another loss each time: the weights of "
                         "the parts are read, and cannot be checked", exact=None)
-        for parts in _dealings(examiner, facts, parts, whole, number):
-            facts = _after_comparison(examiner, facts, parts, whole)
+        uncut = None
+        for dealt in _dealings(examiner, facts, parts, whole, number):
+            answers = examiner.answers(dealt, uncut and uncut.last)
+            if number == 0 and uncut is None:
+                facts = _look_at_padding(facts, examiner, parts, answers, whole)
+            if uncut is None:
+                last = next((a.last for a in answers if a.last is not None), None)
+                uncut = examiner.ask(whole, examiner.count, last=last)
+            facts = _after_comparison(examiner, facts, dealt, answers, uncut, whole)
     except _FAILURES as error:
         return cut_model(examiner, replace(facts, ordered=True), whole,
                          f"a part of a step fails alone ({_short(error)})")
@@ -279,27 +295,34 @@ def _dealings(examiner, facts, parts: list, whole, number: int):
     first, second = _dealt_anew(whole, number)
     yield [*examiner.parts_of(first), *examiner.parts_of(second)]
 
-def _look_at_padding(facts, examiner, parts: list, whole) -> LossFacts:
+def _look_at_padding(facts, examiner, parts: list, answers: list, whole) -> LossFacts:
     "Say so if the loss of a batch depends on how wide it is padded."
     ends = torch.tensor(list(map(row_count, parts))).cumsum(0).tolist()
     sizes = [max((tensor.numel() / row_count(part) for _, tensor in leaves(part)
                   if torch.is_tensor(tensor)), default=0) for part in parts]
     narrow = sizes.index(min(sizes))
+    if min(sizes) == max(sizes) or facts.draws:
+        return facts
     wide = take_rows(whole, range(ends[narrow] - row_count(parts[narrow]), ends[narrow]))
-    usual, padded = (examiner.ask(batch, examiner.count)
-                     for batch in (parts[narrow], wide))
-    if not facts.repeatable or examiner.near(usual.value, padded.value, usual):
+    padded = examiner.ask(wide, examiner.count)
+    if examiner.near(answers[narrow].value, padded.value, answers[narrow]):
         return facts
     return said(facts, "the loss of a batch depends on how wide it is padded; it cannot "
                 "be checked that your collator pads a whole step as batches are joined "
                 "here, with masks of 0", exact=None)
 
-def _after_comparison(examiner, facts, parts, whole) -> LossFacts:
+def _after_comparison(examiner, facts, parts, answers, uncut, whole) -> LossFacts:
     if facts.way in ("chunks", "rows"):
         return facts # nothing is claimed of parts
-    way, differed, mean_over, per_count, reason = examiner.compare(facts, parts, whole)
+    way, differed, mean_over, per_count, reason = _way_that_fits(
+        examiner, facts, parts, answers, uncut)
+    if not way and facts.draws:
+        return said(replace(facts, way="weighs", told=True), "the loss draws random "
+                    "numbers, others for a part than for the whole batch: the weights "
+                    "of the parts are read, and cannot be checked", exact=None)
     if not way and facts.ordered: # chosen rows and then rejected ones, as DPO has them
-        way, differed, *_ = examiner.compare(facts, parts, _joined_by_halves(parts))
+        halves = examiner.ask(_joined_by_halves(parts), examiner.count, last=uncut.last)
+        way, differed, *_ = _way_that_fits(examiner, facts, parts, answers, halves)
         if way:
             facts = said(facts, "the rows of a batch seem to come in two halves, and it "
                          "cannot be checked that your collator puts them so; each batch "
