@@ -16,7 +16,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
-from .reading import Term, Unreadable, read_terms
+from .reading import (
+    Term, Unreadable, WeighedTerms, read_terms)
 
 # %% auto #0
 __all__ = ['NoDropout', 'undisturbed', 'last_parameter', 'only_graph_of', 'is_sharded', 'Answer', 'ask_loss', 'rounding_of',
@@ -169,6 +170,7 @@ def ask_loss(
     again: bool = False, # ask twice more, without putting buffers back in between
     backward: bool = False, # compute the gradients, too
     gradients: bool = True, # of the last parameter; False for sharded models
+    shares: list | None = None, # weigh each term of the loss by one of these
 ) -> Answer:
     "The loss of a batch, as if nobody had asked."
     with undisturbed(model):
@@ -177,6 +179,8 @@ def ask_loss(
                 loss = loss_of(batch)
                 loss.backward()
             return Answer(float(loss.detach()))
+        if shares is not None:
+            return _weighed_answer(loss_of, model, batch, last, shares)
         answer = _answer(loss_of, model, batch, read, last, gradients)
         if not again:
             return answer
@@ -206,6 +210,16 @@ def _answer(loss_of, model, batch, read, last, gradients) -> Answer:
             gradient, = torch.autograd.grad(loss, last, allow_unused=True)
     value = float(loss.detach().cpu().double())
     return Answer(value, terms, why_not, torch.finfo(loss.dtype).eps, gradient, last)
+
+def _weighed_answer(loss_of, model, batch, last, shares) -> Answer:
+    "Value and gradient of the weighed sum of the terms. Raises `Unreadable`."
+    values, trained = [], [p for p in model.parameters() if p.requires_grad]
+    with torch.enable_grad(), WeighedTerms() as terms:
+        loss = loss_of(batch)
+    terms.weigh(loss, read_terms(loss), shares, values.append)
+    gradients = torch.autograd.grad(loss, trained, allow_unused=True)
+    gradient = next((g for p, g in zip(trained, gradients) if p is last), None)
+    return Answer(float(sum(values)), None, "", torch.finfo(loss.dtype).eps, gradient, last)
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #748cbeca
 def rounding_of(

@@ -164,7 +164,8 @@ class ExactLossMixin:
         "Backward of one part, with its weight."
         compute_loss = self.compute_loss
         def weighed(*args, **kwargs):
-            made = compute_loss(*args, **kwargs)
+            with step.sum.listening():
+                made = compute_loss(*args, **kwargs)
             if not isinstance(made, tuple):
                 return step.weighed(made, part)
             return (step.weighed(made[0], part), *made[1:])
@@ -213,10 +214,13 @@ class ExactLossMixin:
             if step.failure or self.loss_facts.way != way:
                 return self._compute_again(model, step)
         total, value = step.sum.weight, step.sum.value
-        if self.loss_facts.way != "adds":
+        if self.loss_facts.way in ("adds", "terms"):
+            total = 1.0
+            value = value * self.processes.number # the Trainer logs the mean of them
+        else:
             total, value = self.processes.sum(total, value)
-            multiply_gradients(model, inverse(total, self.processes.number))
             value = value * inverse(total)
+        multiply_gradients(model, inverse(total, self.processes.number))
         add_back(step.kept)
         self._step = None
         return torch.as_tensor(value, dtype=torch.float32, device=self.args.device)
@@ -244,22 +248,19 @@ class ExactLossMixin:
         return self._end_step(model, step)
 
     def _new_sum(self, step: Step) -> StepSum:
-        "With a unit near the weight of the step, so that gradients keep their size."
-        facts, unit = self.loss_facts, 1.0
-        if facts.way in ("weighs", "counts") and facts.mean_over:
-            counted = [number_of(target_counts(batch)[facts.mean_over])
-                       for batch in step.batches if not isinstance(batch, Weightless)]
-            unit, = self.processes.sum(facts.per_count * sum(counted))
-        elif facts.way != "adds":
-            rows = sum(row_count(batch) or 1 for batch in step.batches)
-            rows, = self.processes.sum(float(rows))
-            unit = 2.0 ** round(math.log2(max(float(rows), 1.0))) # costs no rounding
-        if torch.is_tensor(unit):
-            unit = torch.where(unit == 0, 1.0, unit) # a step without any target
-        targets = None
+        "With what is known of the weight of the whole step."
+        facts, targets = self.loss_facts, None
+        batches = [b for b in step.batches if not isinstance(b, Weightless)]
+        if facts.way == "terms":
+            counts = [_total(batches, name) for name, _ in facts.terms]
+            unit = [inverse(inverse(count)) for count in self.processes.sum(*counts)]
+        else:
+            name = facts.mean_over or "rows"
+            total, = self.processes.sum((facts.per_count or 1.0) * _total(batches, name))
+            unit = _power_of_two(total)
         if self.count_targets is not None:
             targets = lambda batch: self.count_targets(self.model, batch)
-        return StepSum(facts, self.processes.number, unit or 1.0, targets)
+        return StepSum(facts, self.processes.number, unit, targets)
 
     # finding out
 
@@ -436,6 +437,16 @@ def _rows_within(batches: list, budget: int, seed: int) -> list:
         order = lengths.argsort()
     first, second = order[:number:2], order[1:number:2]
     return [take_rows(whole, rows, trim=True) for rows in (first, second) if len(rows)]
+
+def _total(batches: list, name: str):
+    "How many of these there are in some batches; 1 for the name ''."
+    return sum(number_of(target_counts(batch)[name]) for batch in batches) if name else 1.0
+
+def _power_of_two(number):
+    "One near a number; to divide by it costs no rounding."
+    if torch.is_tensor(number):
+        return torch.exp2(torch.log2(number.clamp(min=2.0 ** -100)).round())
+    return 2.0 ** round(math.log2(max(number, 2.0 ** -100)))
 
 def _chunk_size(batches: list, token_budget: int | None) -> tuple[int, int]:
     "Most tokens in a chunk, as many as the largest micro-batch holds; its rows."

@@ -30,6 +30,7 @@ WAYS = {
     "adds": "the losses of the parts are added",
     "weighs": "parts weigh by what their loss is a mean over, read from its graph",
     "counts": "parts weigh by what is counted in them",
+    "terms": "each term of the loss weighs by what it is a mean over, counted in its part",
     "chunks": "the model runs in chunks of rows; head and loss see the whole step",
     "rows": "parts weigh by their rows, which is not exact",
 }
@@ -47,6 +48,7 @@ class LossFacts:
     chunked: tuple[str, ...] = () # modules that run in chunks
     trims: bool = True # chunks may be only as wide as their longest row
     per_count: float = 0.0 # weight for each thing of `mean_over`; 0: unknown
+    terms: tuple[tuple[str, float], ...] = () # the same for each term; '': it adds up
     checks: int = 0
     messages: tuple[str, ...] = () # what was said, once each
 
@@ -54,6 +56,9 @@ class LossFacts:
         lines = [f"{WAYS[self.way]}"]
         if self.mean_over:
             lines.append(f"mean over {self.mean_over}")
+        if self.terms:
+            names = [name or "the whole step" for name, _ in self.terms]
+            lines.append("mean over " + ", mean over ".join(names))
         if self.chunked:
             lines.append("in chunks: " + ", ".join(n or "the model" for n in self.chunked))
         lines += [f"{f.name} = {getattr(self, f.name)}" for f in fields(self)
@@ -70,7 +75,8 @@ class LossFacts:
     @classmethod
     def from_state_dict(cls, state: dict) -> LossFacts:
         lists = {k: tuple(v) for k, v in state.items() if isinstance(v, (list, tuple))}
-        return cls(**state | lists)
+        terms = tuple(map(tuple, state.get("terms", ())))
+        return cls(**state | lists | {"terms": terms})
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #a136e60d
 def check_is_due(
@@ -220,6 +226,37 @@ def _count_of(weights: list, parts: list) -> tuple[str, float]:
             return name, ratios[0]
     return "", 0.0
 
+# %% ../../nbs/accumulation_loss/facts.ipynb #e9f0a002
+def _terms_that_fit(examiner, facts, parts, answers, uncut) -> tuple:
+    "What each term of a loss is a mean over, if that makes the uncut loss; or ()."
+    numbers_of_terms = {len(answer.terms or ()) for answer in answers}
+    if facts.ordered or uncut.last is None or numbers_of_terms in ({0}, {1}) \
+            or len(numbers_of_terms) > 1:
+        return ()
+    terms = []
+    for same_term in zip(*(answer.terms for answer in answers)):
+        denominators = [term.denominator for term in same_term]
+        adds = facts.takes_count and not _differ(denominators)
+        if adds or not same_term[0].is_mean:
+            terms.append(("", 1.0))
+        else:
+            terms.append(_count_of(denominators, parts))
+    if any(not per_count for _, per_count in terms):
+        return ()
+    try:
+        weighed = [examiner.ask(part, examiner.count, last=uncut.last, shares=shares)
+                   for part, shares in zip(parts, _shares_of_terms(terms, parts))]
+    except Unreadable:
+        return ()
+    fits = _is_sum(examiner, weighed, uncut, [1.0] * len(weighed))
+    return tuple(terms) if fits else ()
+
+def _shares_of_terms(terms, parts: list) -> list[list[float]]:
+    "For each part, the share of each term."
+    columns = [_normalized(_counts_of(parts)[name]) if name else [1.0] * len(parts)
+               for name, _ in terms]
+    return [list(shares) for shares in zip(*columns)]
+
 # %% ../../nbs/accumulation_loss/facts.ipynb #28a12aba
 def _batches_to_join(batches: list, number: int) -> list:
     "All batches of a small step at first, then two, others each time."
@@ -314,6 +351,10 @@ def _look_at_padding(facts, examiner, parts: list, answers: list, whole) -> Loss
 def _after_comparison(examiner, facts, parts, answers, uncut, whole) -> LossFacts:
     if facts.way in ("chunks", "rows"):
         return facts # nothing is claimed of parts
+    if facts.way == "terms":
+        terms = _terms_that_fit(examiner, facts, parts, answers, uncut)
+        if terms:
+            return facts if terms == facts.terms else replace(facts, terms=terms)
     way, differed, mean_over, per_count, reason = _way_that_fits(
         examiner, facts, parts, answers, uncut)
     if not way and facts.draws:
@@ -328,6 +369,9 @@ def _after_comparison(examiner, facts, parts, answers, uncut, whole) -> LossFact
                          "cannot be checked that your collator puts them so; each batch "
                          "is kept as it is", exact=None)
     if not way:
+        terms = _terms_that_fit(examiner, facts, parts, answers, uncut)
+        if terms:
+            return replace(facts, way="terms", terms=terms, told=True)
         return cut_model(examiner, facts, whole, reason)
     facts = replace(facts, way=way, told=facts.told or differed)
     if mean_over and differed or not facts.mean_over:

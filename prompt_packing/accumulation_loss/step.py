@@ -5,7 +5,8 @@
 # %% ../../nbs/accumulation_loss/step.ipynb #b1c0d004
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -13,8 +14,9 @@ from torch import nn
 
 from .asking import is_sharded
 from .facts import LossFacts, check_is_due, target_counts
-from .reading import (
-    Unreadable, number_of, read_terms, same_proportions, share_of)
+from prompt_packing.accumulation_loss.reading import (
+    Unreadable, WeighedTerms, number_of, read_terms, same_proportions, share_of,
+    without_nothing)
 from ..foundation.rows import row_count
 
 # %% auto #0
@@ -35,11 +37,12 @@ class StepSum:
     def __init__(self,
         facts: LossFacts, # how parts weigh
         processes: int, # over which gradients are averaged
-        unit: float | torch.Tensor = 1.0, # about the weight of the step, or that weight
+            unit=1.0, # about the weight of the step; with terms the count of each in the step
         targets: Callable | None = None, # batch -> its weight, where the user says it
     ):
         self.facts, self.processes = facts, processes
         self.unit, self.targets = unit, targets
+        self.listener = None # a `WeighedTerms`
         self.weight = self.value = 0.0 # numbers, or tensors on the device
         self.first = None # terms of the first part that had any
         self.parts: list[PartWeight] = [] # whose weights were read
@@ -47,13 +50,40 @@ class StepSum:
     def weighed(self, loss: torch.Tensor, batch) -> torch.Tensor:
         "The loss of a part times its weight. Raises `Unreadable`."
         if self.facts.way == "adds":
-            self.value += loss.detach() * self.processes
-            return loss * self.processes
+            self._add(loss.detach())
+            return loss
+        if self.facts.way == "terms":
+            return self._weighed_by_terms(loss, batch)
         weight = self._weight_of(loss, batch) / self.unit
-        loss = _without_nothing(loss, weight)
+        loss = without_nothing(loss, weight)
         self.weight += weight
-        self.value += loss.detach() * weight
+        self._add(loss.detach() * weight)
         return loss * weight
+
+    def _add(self, value):
+        self.value += value
+
+    def _weighed_by_terms(self, loss, batch):
+        "Hooks on the nodes of the terms do it."
+        counts, shares, terms = target_counts(batch), [], read_terms(loss)
+        if len(terms) != len(self.facts.terms):
+            raise Unreadable("another number of terms than before")
+        for term, (name, per_count), unit in zip(terms, self.facts.terms, self.unit):
+            shares.append(number_of(counts[name]) / unit if name else 1.0)
+            counted = per_count * number_of(counts[name]) if name else None
+            if name:
+                self.parts.append(PartWeight(term.denominator, loss.detach(), batch, counted))
+        self.listener.weigh(loss, terms, shares, self._add)
+        return loss
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        "While it lasts, a loss is computed that will be weighed."
+        if self.facts.way != "terms":
+            yield
+            return
+        with WeighedTerms() as self.listener:
+            yield
 
     def _weight_of(self, loss, batch):
         if self.targets is not None:
@@ -72,12 +102,6 @@ class StepSum:
             counted = facts.per_count * number_of(target_counts(batch)[facts.mean_over])
         self.parts.append(PartWeight(weight, loss.detach(), batch, counted))
         return weight
-
-def _without_nothing(loss: torch.Tensor, weight) -> torch.Tensor:
-    "A mean over nothing is not a number; with weight 0 it must not spoil the sum."
-    if not torch.is_tensor(weight):
-        return loss if weight else torch.zeros_like(loss) + 0 * loss.nan_to_num(0.)
-    return torch.where(weight == 0, loss.nan_to_num(0.), loss)
 
 def inverse(total: float | torch.Tensor, times: int = 1) -> float | torch.Tensor:
     "`times / total`, and 0 where the total is 0."
