@@ -13,7 +13,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 # %% auto #0
-__all__ = ['Unreadable', 'Term', 'number_of', 'read_terms', 'share_of', 'same_proportions', 'WeighedTerms', 'without_nothing']
+__all__ = ['Unreadable', 'Term', 'number_of', 'read_terms', 'silence', 'share_of', 'same_proportions', 'WeighedTerms',
+           'without_nothing']
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #930c47d5
 class Unreadable(ValueError):
@@ -125,6 +126,16 @@ def read_terms(
     if loss.numel() != 1:
         raise Unreadable(f"a loss of shape {tuple(loss.shape)}")
     return _walk(loss.grad_fn, 1.0, False)
+
+# %% ../../nbs/accumulation_loss/reading.ipynb #a7e0b001
+def silence(
+    terms: list[Term], # of a part that weighs nothing
+):
+    "Let the gradient of these terms be 0, and never not a number."
+    def zeros(gradients, _):
+        return tuple(g if g is None else torch.zeros_like(g) for g in gradients)
+    for term in terms:
+        term.path[-1].register_hook(zeros)
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #6ee10b2e
 def share_of(
