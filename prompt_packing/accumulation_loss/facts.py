@@ -205,7 +205,8 @@ def _way_that_fits(examiner, facts, parts, answers, uncut) -> tuple:
         return "weighs", _differ(weights), *_count_of(weights, parts), ""
     if not weights:
         numbers += f", and its graph cannot be read ({reason})"
-        if reason[-1:].isdigit(): # an operation of torch, which is not linear
+        is_read = all(answer.terms is not None for answer in answers)
+        if is_read or reason[-1:].isdigit(): # several means, or not linear
             return "", False, "", 0.0, numbers
     for name, counted in _counts_of(parts).items():
         if weights and name != facts.mean_over: # which a clamp may have changed
