@@ -145,6 +145,7 @@ class ExactLossMixin:
         if alone and not self.cuts_steps():
             return False
         self._steps_begun += 1
+        model.train() # as transformers does before a step, and here before a look at it
         untold = not self.loss_facts.told # the same on all processes
         uneven = untold and self.processes.any(self._weights.differ)
         if self._is_resumed:
@@ -301,7 +302,8 @@ class ExactLossMixin:
                         bare, dict(batch), num_items_in_batch=num_items_in_batch)
                 return made[0] if isinstance(made, tuple) else made
             return ask_loss(loss_of, bare, batch, **options, gradients=not sharded)
-        return Examiner(bare, ask, count, lambda batch: self.cut_step([batch]) or [batch])
+        def parts_of(batch): return self.cut_step([batch]) or [batch]
+        return Examiner(bare, ask, count, parts_of, asks_gradients=not sharded)
 
     def _sample(self, batches: list, number: int) -> list:
         "Batches to look at: this process's own, or some rows of every process."

@@ -156,6 +156,8 @@ def same_proportions(
     "Whether one number says how much more each term of one part weighs than another's."
     if not terms or not others:
         return True
+    if len(terms) != len(others):
+        return False
     if [t.is_mean for t in terms] != [t.is_mean for t in others]:
         return False
     if len(terms) == 1:
