@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
-from .reading import Term, Unreadable, read_terms
+from .reading import (
+    Term, Unreadable, WeighedTerms, read_terms)
 
 # %% auto #0
 __all__ = ['NoDropout', 'undisturbed', 'last_parameter', 'only_graph_of', 'is_sharded', 'Answer', 'ask_loss', 'rounding_of',
@@ -55,6 +56,11 @@ def _restore_buffers(model: nn.Module, before: dict[str, torch.Tensor]):
             if kept is not None and kept.shape == buffer.shape:
                 buffer.copy_(kept)
 
+def _set_seeds(seed: int):
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
 @contextmanager
 def undisturbed(
     model: nn.Module, # its modules keep their modes
@@ -68,9 +74,7 @@ def undisturbed(
     kind = {} if device.type == "cpu" else dict(device_type=device.type)
     try:
         with torch.random.fork_rng(several, **kind), NoDropout():
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed)
+            _set_seeds(seed)
             yield
     finally:
         random.setstate(python)
@@ -144,6 +148,18 @@ class Answer:
     epsilon: float = 0.0 # of the loss's dtype: what rounding can change
     gradient: torch.Tensor | None = None # with respect to the last parameter
     last: torch.Tensor | None = None # that parameter
+    again: float | None = None # the loss when asked once more, buffers not put back
+    with_other_seed: float | None = None # and with other random numbers
+
+    @property
+    def noise(self) -> float: # absolute
+        """What rounding can change in a loss whose summands cancel.
+
+        Their size is about that of the gradient times the parameter."""
+        if self.gradient is None:
+            return 0.0
+        size = float(self.gradient.norm()) * float(self.last.detach().norm())
+        return 10 * self.epsilon * size
 
 def ask_loss(
     loss_of: Callable, # batch -> loss, one number
@@ -151,22 +167,30 @@ def ask_loss(
     batch, # what `loss_of` takes
     read: bool = False, # with the whole graph: read what the loss is a mean over
     last: torch.Tensor | None = None, # the last parameter; None: found where `read`
-    again: bool = False, # ask twice without putting buffers back; the second answer
+    again: bool = False, # ask twice more, without putting buffers back in between
     backward: bool = False, # compute the gradients, too
     gradients: bool = True, # of the last parameter; False for sharded models
+    shares: list | None = None, # weigh each term of the loss by one of these
 ) -> Answer:
     "The loss of a batch, as if nobody had asked."
     with undisturbed(model):
-        if again:
-            with torch.no_grad():
-                loss_of(batch)
-            torch.manual_seed(0)
         if backward:
             with torch.enable_grad():
                 loss = loss_of(batch)
                 loss.backward()
             return Answer(float(loss.detach()))
-        return _answer(loss_of, model, batch, read, last, gradients)
+        if shares is not None:
+            return _weighed_answer(loss_of, model, batch, last, shares)
+        answer = _answer(loss_of, model, batch, read, last, gradients)
+        if not again:
+            return answer
+        with torch.no_grad():
+            _set_seeds(1)
+            other = float(loss_of(batch))
+            if other != answer.value:
+                _set_seeds(0)
+                return replace(answer, with_other_seed=other, again=float(loss_of(batch)))
+        return replace(answer, with_other_seed=other, again=other)
 
 def _answer(loss_of, model, batch, read, last, gradients) -> Answer:
     keeps = torch.enable_grad() if read else torch.no_grad()
@@ -187,6 +211,16 @@ def _answer(loss_of, model, batch, read, last, gradients) -> Answer:
     value = float(loss.detach().cpu().double())
     return Answer(value, terms, why_not, torch.finfo(loss.dtype).eps, gradient, last)
 
+def _weighed_answer(loss_of, model, batch, last, shares) -> Answer:
+    "Value and gradient of the weighed sum of the terms. Raises `Unreadable`."
+    values, trained = [], [p for p in model.parameters() if p.requires_grad]
+    with torch.enable_grad(), WeighedTerms() as terms:
+        loss = loss_of(batch)
+    terms.weigh(loss, read_terms(loss), shares, values.append)
+    gradients = torch.autograd.grad(loss, trained, allow_unused=True)
+    gradient = next((g for p, g in zip(trained, gradients) if p is last), None)
+    return Answer(float(sum(values)), None, "", torch.finfo(loss.dtype).eps, gradient, last)
+
 # %% ../../nbs/accumulation_loss/asking.ipynb #748cbeca
 def rounding_of(
     model: nn.Module, # for its parameters' dtype
@@ -202,9 +236,11 @@ def is_near(
     first: float,
     second: float,
     tolerance: float, # relative
+    noise: float = 0.0, # absolute, of a loss whose summands cancel
 ) -> bool:
     "Whether two losses are the same but for rounding; never where one is not a number."
-    return abs(first - second) <= tolerance * max(abs(first), abs(second), 1e-12)
+    size = max(abs(first), abs(second), 1e-12)
+    return abs(first - second) <= max(tolerance * size, noise)
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #ef4c7cd4
 def gradients_agree(

@@ -30,6 +30,7 @@ WAYS = {
     "adds": "the losses of the parts are added",
     "weighs": "parts weigh by what their loss is a mean over, read from its graph",
     "counts": "parts weigh by what is counted in them",
+    "terms": "each term of the loss weighs by what it is a mean over, counted in its part",
     "chunks": "the model runs in chunks of rows; head and loss see the whole step",
     "rows": "parts weigh by their rows, which is not exact",
 }
@@ -40,13 +41,14 @@ class LossFacts:
     way: str = "unknown" # one of `WAYS`
     takes_count: bool = False # divides by `num_items_in_batch`
     repeatable: bool = True # the same batch gives the same loss
+    draws: bool = False # with other random numbers it gives another one, dropout aside
     ordered: bool = False # the order of the rows in a batch changes the loss
     told: bool = False # a check has passed in which parts weighed differently
     mean_over: str = "" # in words, where a count of the batch is what was read
     chunked: tuple[str, ...] = () # modules that run in chunks
     trims: bool = True # chunks may be only as wide as their longest row
     per_count: float = 0.0 # weight for each thing of `mean_over`; 0: unknown
-    zero_told: bool = False # a check has passed with a part whose loss was 0
+    terms: tuple[tuple[str, float], ...] = () # the same for each term; '': it adds up
     checks: int = 0
     messages: tuple[str, ...] = () # what was said, once each
 
@@ -54,10 +56,13 @@ class LossFacts:
         lines = [f"{WAYS[self.way]}"]
         if self.mean_over:
             lines.append(f"mean over {self.mean_over}")
+        if self.terms:
+            names = [name or "the whole step" for name, _ in self.terms]
+            lines.append("mean over " + ", mean over ".join(names))
         if self.chunked:
             lines.append("in chunks: " + ", ".join(n or "the model" for n in self.chunked))
         lines += [f"{f.name} = {getattr(self, f.name)}" for f in fields(self)
-                  if f.name in ("takes_count", "repeatable", "ordered", "checks")]
+                  if f.name in ("takes_count", "repeatable", "draws", "ordered", "checks")]
         return "\n".join(lines + [f"said: {text}" for text in self.messages])
 
     @property
@@ -70,7 +75,8 @@ class LossFacts:
     @classmethod
     def from_state_dict(cls, state: dict) -> LossFacts:
         lists = {k: tuple(v) for k, v in state.items() if isinstance(v, (list, tuple))}
-        return cls(**state | lists)
+        terms = tuple(map(tuple, state.get("terms", ())))
+        return cls(**state | lists | {"terms": terms})
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #a136e60d
 def check_is_due(
@@ -112,34 +118,41 @@ class Examiner:
         self.model, self.ask, self.count, self.parts_of = model, ask, count, parts_of
 
     def near(self, first: float, second: float, *answers: Answer) -> bool:
-        return is_near(first, second, rounding_of(self.model, *answers))
+        noise = max((answer.noise for answer in answers), default=0.0)
+        return is_near(first, second, rounding_of(self.model, *answers), noise)
+
+    def agree(self, first: Answer, second: Answer) -> bool:
+        "Whether two answers have the same loss and the same gradient."
+        return self.near(first.value, second.value, first) and gradients_agree(
+            first.gradient, second.gradient, rounding_of(self.model, first))
 
     def first_look(self, facts: LossFacts, batch) -> LossFacts:
-        "Of at most six rows: repeatable, ordered, takes the count."
-        rows = min(row_count(batch), 6)
-        few = take_rows(batch, range(rows))
-        rolled = take_rows(few, [*range(1, rows), 0])
-        first, other = self.ask(few, self.count), self.ask(rolled, self.count)
-        again = self.ask(few, self.count, again=True)
+        "Of at most six rows: repeatable, draws, ordered, takes the count."
+        order = [row for row in (1, 3, 0, 5, 2, 4) if row < row_count(batch)]
+        few = take_rows(batch, sorted(order))
+        first = self.ask(few, self.count, read=True, again=True)
         if first.value != first.value: # not a number: there is nothing to compare
             return facts
-        repeatable = self.near(first.value, again.value, first)
-        takes_count = False
-        if self.count is not None and repeatable:
+        repeatable = self.near(first.value, first.again, first)
+        draws = not self.near(first.value, first.with_other_seed, first)
+        if not repeatable:
+            return replace(facts, repeatable=False)
+        takes_count = ordered = False
+        if self.count is not None:
             twice = self.ask(few, 2 * self.count + 1)
             takes_count = not self.near(first.value, twice.value, first)
-        ordered = repeatable and not self.near(first.value, other.value, first)
-        return replace(facts, repeatable=repeatable, takes_count=takes_count,
-                       ordered=ordered)
+        if not draws: # or each place in the batch has a random number of its own
+            other = self.ask(take_rows(few, order), self.count, last=first.last)
+            ordered = not self.agree(first, other)
+        return replace(facts, draws=draws, takes_count=takes_count, ordered=ordered)
 
-    def compare(self, facts: LossFacts, parts: list, whole) -> tuple:
-        """(way, whether weights differed, what is counted, weight for each, reason).
-
-        The way is '' if none fits."""
-        answers = [self.ask(part, self.count, read=True) for part in parts]
-        last = next((a.last for a in answers if a.last is not None), None)
-        uncut = self.ask(whole, self.count, last=last)
-        return _way_that_fits(self, facts, parts, answers, uncut)
+    def answers(self, parts: list, last=None) -> list[Answer]:
+        "With what was read; gradients are those of one and the same parameter."
+        answers = []
+        for part in parts:
+            answers.append(self.ask(part, self.count, read=True, last=last))
+            last = last if last is not None else answers[-1].last
+        return answers
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #35d32c27
 def _is_sum(examiner, answers: list, uncut: Answer, weights: list) -> bool:
@@ -162,6 +175,9 @@ def _differ(weights: list) -> bool:
     return max(weights) - min(weights) > 1e-5 * max(map(abs, weights))
 
 def _way_that_fits(examiner, facts, parts, answers, uncut) -> tuple:
+    """(way, whether weights differed, what is counted, weight for each, reason).
+
+    The way is '' if none fits."""
     values = [answer.value for answer in answers]
     if abs(uncut.value) < 1e-12 or uncut.value != uncut.value:
         return facts.way, False, "", 0.0, "" # nothing to compare
@@ -210,6 +226,37 @@ def _count_of(weights: list, parts: list) -> tuple[str, float]:
             return name, ratios[0]
     return "", 0.0
 
+# %% ../../nbs/accumulation_loss/facts.ipynb #e9f0a002
+def _terms_that_fit(examiner, facts, parts, answers, uncut) -> tuple:
+    "What each term of a loss is a mean over, if that makes the uncut loss; or ()."
+    numbers_of_terms = {len(answer.terms or ()) for answer in answers}
+    if facts.ordered or uncut.last is None or numbers_of_terms in ({0}, {1}) \
+            or len(numbers_of_terms) > 1:
+        return ()
+    terms = []
+    for same_term in zip(*(answer.terms for answer in answers)):
+        denominators = [term.denominator for term in same_term]
+        adds = facts.takes_count and not _differ(denominators)
+        if adds or not same_term[0].is_mean:
+            terms.append(("", 1.0))
+        else:
+            terms.append(_count_of(denominators, parts))
+    if any(not per_count for _, per_count in terms):
+        return ()
+    try:
+        weighed = [examiner.ask(part, examiner.count, last=uncut.last, shares=shares)
+                   for part, shares in zip(parts, _shares_of_terms(terms, parts))]
+    except Unreadable:
+        return ()
+    fits = _is_sum(examiner, weighed, uncut, [1.0] * len(weighed))
+    return tuple(terms) if fits else ()
+
+def _shares_of_terms(terms, parts: list) -> list[list[float]]:
+    "For each part, the share of each term."
+    columns = [_normalized(_counts_of(parts)[name]) if name else [1.0] * len(parts)
+               for name, _ in terms]
+    return [list(shares) for shares in zip(*columns)]
+
 # %% ../../nbs/accumulation_loss/facts.ipynb #28a12aba
 def _batches_to_join(batches: list, number: int) -> list:
     "All batches of a small step at first, then two, others each time."
@@ -257,14 +304,20 @@ def examine(
                     exact=None)
     try:
         if number == 0:
-            facts = _look_at_padding(examiner.first_look(facts, whole), examiner,
-                                     parts, whole)
+            facts = examiner.first_look(facts, whole)
         if not facts.repeatable:
             return said(replace(facts, way="weighs", told=True),
                         "the same batch gives another loss each time: the weights of "
                         "the parts are read, and cannot be checked", exact=None)
-        for parts in _dealings(examiner, facts, parts, whole, number):
-            facts = _after_comparison(examiner, facts, parts, whole)
+        uncut = None
+        for dealt in _dealings(examiner, facts, parts, whole, number):
+            answers = examiner.answers(dealt, uncut and uncut.last)
+            if number == 0 and uncut is None:
+                facts = _look_at_padding(facts, examiner, parts, answers, whole)
+            if uncut is None:
+                last = next((a.last for a in answers if a.last is not None), None)
+                uncut = examiner.ask(whole, examiner.count, last=last)
+            facts = _after_comparison(examiner, facts, dealt, answers, uncut, whole)
     except _FAILURES as error:
         return cut_model(examiner, replace(facts, ordered=True), whole,
                          f"a part of a step fails alone ({_short(error)})")
@@ -279,32 +332,46 @@ def _dealings(examiner, facts, parts: list, whole, number: int):
     first, second = _dealt_anew(whole, number)
     yield [*examiner.parts_of(first), *examiner.parts_of(second)]
 
-def _look_at_padding(facts, examiner, parts: list, whole) -> LossFacts:
+def _look_at_padding(facts, examiner, parts: list, answers: list, whole) -> LossFacts:
     "Say so if the loss of a batch depends on how wide it is padded."
     ends = torch.tensor(list(map(row_count, parts))).cumsum(0).tolist()
     sizes = [max((tensor.numel() / row_count(part) for _, tensor in leaves(part)
                   if torch.is_tensor(tensor)), default=0) for part in parts]
     narrow = sizes.index(min(sizes))
+    if min(sizes) == max(sizes) or facts.draws:
+        return facts
     wide = take_rows(whole, range(ends[narrow] - row_count(parts[narrow]), ends[narrow]))
-    usual, padded = (examiner.ask(batch, examiner.count)
-                     for batch in (parts[narrow], wide))
-    if not facts.repeatable or examiner.near(usual.value, padded.value, usual):
+    padded = examiner.ask(wide, examiner.count)
+    if examiner.near(answers[narrow].value, padded.value, answers[narrow]):
         return facts
     return said(facts, "the loss of a batch depends on how wide it is padded; it cannot "
                 "be checked that your collator pads a whole step as batches are joined "
                 "here, with masks of 0", exact=None)
 
-def _after_comparison(examiner, facts, parts, whole) -> LossFacts:
+def _after_comparison(examiner, facts, parts, answers, uncut, whole) -> LossFacts:
     if facts.way in ("chunks", "rows"):
         return facts # nothing is claimed of parts
-    way, differed, mean_over, per_count, reason = examiner.compare(facts, parts, whole)
+    if facts.way == "terms":
+        terms = _terms_that_fit(examiner, facts, parts, answers, uncut)
+        if terms:
+            return facts if terms == facts.terms else replace(facts, terms=terms)
+    way, differed, mean_over, per_count, reason = _way_that_fits(
+        examiner, facts, parts, answers, uncut)
+    if not way and facts.draws:
+        return said(replace(facts, way="weighs", told=True), "the loss draws random "
+                    "numbers, others for a part than for the whole batch: the weights "
+                    "of the parts are read, and cannot be checked", exact=None)
     if not way and facts.ordered: # chosen rows and then rejected ones, as DPO has them
-        way, differed, *_ = examiner.compare(facts, parts, _joined_by_halves(parts))
+        halves = examiner.ask(_joined_by_halves(parts), examiner.count, last=uncut.last)
+        way, differed, *_ = _way_that_fits(examiner, facts, parts, answers, halves)
         if way:
             facts = said(facts, "the rows of a batch seem to come in two halves, and it "
                          "cannot be checked that your collator puts them so; each batch "
                          "is kept as it is", exact=None)
     if not way:
+        terms = _terms_that_fit(examiner, facts, parts, answers, uncut)
+        if terms:
+            return replace(facts, way="terms", terms=terms, told=True)
         return cut_model(examiner, facts, whole, reason)
     facts = replace(facts, way=way, told=facts.told or differed)
     if mean_over and differed or not facts.mean_over:

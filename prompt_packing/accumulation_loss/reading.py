@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 # %% auto #0
-__all__ = ['Unreadable', 'Term', 'number_of', 'read_terms', 'share_of', 'same_proportions']
+__all__ = ['Unreadable', 'Term', 'number_of', 'read_terms', 'share_of', 'same_proportions', 'WeighedTerms', 'without_nothing']
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #930c47d5
 class Unreadable(ValueError):
@@ -24,6 +26,7 @@ class Term:
     "A part of a loss, reduced over `denominator` things."
     is_mean: bool # divided by the denominator, or a bare sum
     denominator: float | torch.Tensor # times a constant that is the same in all parts
+    node: object = field(default=None, compare=False, repr=False) # of the reduction
 
 _PASSES_ON = (
     "ToCopy", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Clone",
@@ -63,12 +66,12 @@ def _reduction_terms(node, name: str, divisor, is_mean: bool) -> list[Term] | No
     if reduction is None:
         return None
     if reduction == 2:
-        return [Term(is_mean, divisor)]
+        return [Term(is_mean, divisor, node)]
     if reduction == 0:
         raise Unreadable(f"{name} without a reduction")
     if hasattr(node, "_saved_total_weight"): # of cross-entropy: targets or their weights
-        return [Term(True, number_of(node._saved_total_weight) * divisor)]
-    return [Term(True, node._saved_target.numel() * divisor)]
+        return [Term(True, number_of(node._saved_total_weight) * divisor, node)]
+    return [Term(True, node._saved_target.numel() * divisor, node)]
 
 def number_of(
     value, # a number, or a tensor of one
@@ -110,8 +113,8 @@ def _summed_terms(node, name: str, divisor, is_mean: bool) -> list[Term]:
         except Unreadable:
             pass # a stack of something else: its size is the denominator
     if name == "Mean":
-        return [Term(True, divisor * count)]
-    return [Term(is_mean, divisor)]
+        return [Term(True, divisor * count, node)]
+    return [Term(is_mean, divisor, node)]
 
 def read_terms(
     loss: torch.Tensor, # one number, with its graph
@@ -147,3 +150,51 @@ def same_proportions(
     ratios = [float(a.denominator) / float(b.denominator)
               for a, b in zip(terms, others) if float(b.denominator)]
     return max(ratios) - min(ratios) <= tolerance * max(map(abs, ratios))
+
+# %% ../../nbs/accumulation_loss/reading.ipynb #d7e0a002
+class WeighedTerms(TorchFunctionMode):
+    """While it lasts, notes the scalars of a loss; then weighs the terms of it.
+
+    A backward pass afterwards gives the gradient of the weighed sum."""
+    def __init__(self):
+        super().__init__()
+        self.values = {} # of scalars, by their nodes
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if torch.is_tensor(made) and made.grad_fn is not None and made.numel() == 1:
+            self.values[made.grad_fn] = made.detach()
+        return made
+
+    def weigh(self,
+        loss: torch.Tensor,
+        terms: list[Term], # of this loss
+        shares: list, # of each term, numbers or tensors of one number
+        add: Callable, # takes the weighed value of each term in the backward pass
+    ):
+        "Raises `Unreadable` for a term that is made inside an operation."
+        seen, share_by_node = {}, {t.node: share for t, share in zip(terms, shares)}
+        if not share_by_node.keys() <= self.values.keys():
+            raise Unreadable("several means, one of them inside another operation")
+        loss.grad_fn.register_prehook(lambda gradients: seen.update(whole=gradients[0]))
+        for node, share in share_by_node.items():
+            node.register_prehook(_weighing(self.values[node], share, seen, add))
+        self.values = {}
+
+def _weighing(value: torch.Tensor, share, seen: dict, add: Callable) -> Callable:
+    "A hook that weighs the gradient at a node, and adds what its value is worth."
+    def weighed(gradients):
+        gradient, = gradients
+        whole = seen["whole"] # of the loss: a gradient scaler and others multiply it
+        add(share * without_nothing(value, share) * gradient / whole)
+        return (gradient * share,)
+    return weighed
+
+def without_nothing(
+    value: torch.Tensor, # of a loss or a term
+    weight, # a number or a tensor of one number
+) -> torch.Tensor:
+    "A mean over nothing is not a number; with weight 0 it must not spoil the sum."
+    if torch.is_tensor(weight):
+        return torch.where(weight == 0, value.nan_to_num(0.), value)
+    return value if weight else 0 * value.nan_to_num(0.)

@@ -15,6 +15,7 @@ from transformers.utils import logging
 
 from ..accumulation_loss.asking import is_sharded
 from ..accumulation_loss.exact import ExactLossMixin
+from ..accumulation_loss.processes import AllProcesses
 from ..bucketing.packing import way_to_pack
 from ..foundation.mixins import check_order, set_for_now
 from ..foundation.rows import join_rows, row_count, row_lengths, take_rows
@@ -174,8 +175,7 @@ class TokenBudgetMixin:
             model = self.accelerator.unwrap_model(self.model)
             budget = measured_budget(
                 batches, self.run_without_trace, model, self.args.device)
-            budgets = torch.tensor([budget], device=self.args.device)
-            return int(self.accelerator.gather(budgets).min())
+            return min(AllProcesses(self.accelerator).numbers(budget))
         if budget or not self.args.pack:
             return budget
         return self.args.pack * max(self.args.train_batch_size, 1)
@@ -194,14 +194,15 @@ class TokenBudgetMixin:
             self._say_once("what a pass costs could not be measured "
                            f"({type(error).__name__}: {error}); 256 tokens are assumed")
             cost = 256
-        cost, processes = self._sum_over_processes(cost, 1.0)
-        return rounded_cost(float(cost) / float(processes))
+        processes = AllProcesses(self.accelerator)
+        total, = processes.sum(float(cost))
+        return rounded_cost(float(total) / processes.number)
 
     def run_without_trace(self, batch):
         "Forward and backward of a batch; no gradient, no random number is left."
         model = self.accelerator.unwrap_model(self.model)
         kept = [(p, p.grad) for p in model.parameters()]
-        ask = self._examiner(self.model_wrapped, self._count_of(batch)).ask
+        ask = self.examiner(self.model_wrapped, self._count_of(batch)).ask
         ask(batch, self._count_of(batch), backward=True)
         for parameter, gradient in kept:
             parameter.grad = gradient
@@ -212,8 +213,7 @@ class TokenBudgetMixin:
         return self._get_num_items_in_batch([batch], self.args.device)
 
     def _most_passes(self, passes: int) -> int:
-        number = torch.tensor([passes], device=self.args.device)
-        return int(self.accelerator.gather(number).max())
+        return max(AllProcesses(self.accelerator).numbers(passes))
 
     def _is_sharded(self) -> bool:
         return is_sharded(self.model)
