@@ -101,6 +101,12 @@ def _for_packed(smoother):
 # %% ../../nbs/packed_sequence/mixin.ipynb #a25ff1ab
 def _main_input(trainer): return getattr(trainer.model, "main_input_name", "input_ids")
 
+def _flat_main(inputs, trainer):
+    "`inputs` with a packed main input as a flat tensor; themselves without one."
+    name = _main_input(trainer)
+    packed = isinstance(inputs, Mapping) and isinstance(inputs.get(name), PackedSequence)
+    return _flat_tokens(inputs, name) if packed else inputs
+
 def _rows_to_generate_from(
     trainer, # about to predict
     inputs, # a batch
@@ -190,6 +196,8 @@ class PackedSequenceMixin:
             self._signature_columns.append("attention_mask")
 
     def _prepare_input(self, data):
+        if torch.is_tensor(data) or isinstance(data, Mapping):
+            return super()._prepare_input(data)
         if isinstance(data, PackedSequence):
             return _with_data(data, super()._prepare_input(data.data))
         if _has_fields(data): return _map_fields(self._prepare_input, data)
@@ -200,10 +208,10 @@ class PackedSequenceMixin:
         return super()._prepare_inputs(inputs)
 
     def _track_num_input_tokens(self, inputs):
-        return super()._track_num_input_tokens(_flat_tokens(inputs, _main_input(self)))
+        return super()._track_num_input_tokens(_flat_main(inputs, self))
 
     def floating_point_ops(self, inputs):
-        return super().floating_point_ops(_flat_tokens(inputs, _main_input(self)))
+        return super().floating_point_ops(_flat_main(inputs, self))
 
     def _get_num_items_in_batch(self, batch_samples, device):
         batches = [_pad_labels(batch) for batch in batch_samples]

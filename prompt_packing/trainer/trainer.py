@@ -44,6 +44,7 @@ class TokenBudgetMixin:
     Raises `TypeError` for another order, `ValueError` for a model that cannot be trained
     on packed rows, and for arguments that contradict each other."""
     _cutter = None # a `StepCutter`, once a step has been cut
+    _packing_way = None # how the model keeps packed rows apart, once training begins
     _resumed_cost = _resumed_budget = None # from a checkpoint
     _planned = None # the loader of planned steps
     _data_place = None # a `StreamPlace`, which checkpoints hold
@@ -125,6 +126,13 @@ class TokenBudgetMixin:
                 dataloader, args.process_index, args.world_size)
         return super().set_initial_training_values(args, dataloader, *rest)
 
+    def _prepare_for_training(self, *args, **kwargs):
+        "A model that cannot be trained on packed rows is refused before the first step."
+        prepared = super()._prepare_for_training(*args, **kwargs)
+        if getattr(self.args, "pack", None):
+            self._packing_way = self._way_to_pack()
+        return prepared
+
     # the cut
 
     def cuts_steps(self) -> bool:
@@ -144,17 +152,19 @@ class TokenBudgetMixin:
         return self._cutter(batches)
 
     def _new_cutter(self, batches) -> StepCutter:
-        args, way = self.args, None
-        if args.pack:
-            mixed = dict(bf16=torch.bfloat16, fp16=torch.float16)
-            way = way_to_pack(self.accelerator.unwrap_model(self.model),
-                              autocast=mixed.get(self.accelerator.mixed_precision))
-            _logger.info(str(way))
         budget = self._budget_of(batches)
-        cutter = StepCutter(budget, 0, args.pack or None, way, self._say_once,
+        cutter = StepCutter(budget, 0, self.args.pack or None, self._packing_way,
+                            self._say_once,
                             self._most_passes if self._is_sharded() else None)
         cutter.pass_cost = self._pass_cost(batches, budget)
         return cutter
+
+    def _way_to_pack(self):
+        mixed = dict(bf16=torch.bfloat16, fp16=torch.float16)
+        way = way_to_pack(self.accelerator.unwrap_model(self.model),
+                          autocast=mixed.get(self.accelerator.mixed_precision))
+        _logger.info(str(way))
+        return way
 
     def _budget_of(self, batches) -> int | None:
         budget = self.args.token_budget
