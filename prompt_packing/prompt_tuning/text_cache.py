@@ -6,7 +6,6 @@
 __all__ = ['TextCacheCollator', 'TextCache']
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #afe5bef6
-import contextlib
 import hashlib
 import json
 import os
@@ -20,7 +19,7 @@ from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 from ..bucketing.collating import PaddedCollator
-from ..foundation.folders import FolderInUse, owned
+from ..foundation.folders import owned_in_turn
 from .backbone import real_positions
 from .facts import BackboneFacts, check_fits, find_facts
 from .frozen_text import frozen_view, text_pass
@@ -81,22 +80,13 @@ def _build_in_memory(passes, device, progress):
     return states, features
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #528ab886
-def _turn_at(path): # a context: the folder is this process's
-    while True:
-        stack = contextlib.ExitStack()
-        try:
-            stack.enter_context(owned(path, "a text cache"))
-            return stack
-        except FolderInUse: # its builder ends, or dies and frees it
-            time.sleep(0.2)
-
 def _build_on_disk(passes, store, max_bytes, progress):
     "Adds the missing batches to the store."
     store.path.mkdir(parents=True, exist_ok=True)
     store.read()
     if store.complete: # needs no right to write
         return
-    with _turn_at(store.path):
+    with owned_in_turn(store.path, "a text cache"):
         store.read() # another process may have built while this one waited
         there, count = sum(store.sizes), len(passes.plan.batches)
         check_room(passes.nbytes - there, store.path,
