@@ -229,9 +229,9 @@ class TextCache(Dataset):
     ) -> "TextCache":
         """All texts of `dataset`; a cache that is in `path` is checked and used.
 
-        It is computed where the backbone is. A cache on a GPU needs
-        `dataloader_pin_memory=False` and no worker processes, since its batches are
-        there already. Raises `ValueError` where it would not be exact or not fit, for a
+        It is computed where the backbone is. A cache on a GPU needs no worker processes,
+        since its batches are there already; with transformers' own Trainer also
+        `dataloader_pin_memory=False`, which ours sets. Raises `ValueError` where it would not be exact or not fit, for a
         text longer than `token_budget` or the backbone's positions, and if `path` holds
         another cache; `OSError` for a full disk; `TypeError` if `dataset` is no
         `datasets.Dataset`."""
@@ -276,6 +276,10 @@ class TextCache(Dataset):
         row = {"text_states": self.states[start:start + n],
                "text_features": self.features[i], "text_made_by": self.made_by}
         return row if self.labels is None else row | {"labels": self.labels[i].tolist()}
+
+    @property
+    def on_device(self) -> bool: # its batches are there, and cannot be pinned
+        return self.states.device.type != "cpu"
 
     @property
     def nbytes(self) -> int: return self.states.nbytes + self.features.nbytes

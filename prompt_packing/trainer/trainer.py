@@ -77,7 +77,9 @@ class TokenBudgetMixin:
         if is_training and getattr(self.args, "plans_steps", False):
             return self._planned_loader(dataset, description)
         collate = self._collator_of(dataset)
-        with set_for_now(self, data_collator=collate):
+        pin = self.args.dataloader_pin_memory and not getattr(dataset, "on_device", False)
+        with set_for_now(self, data_collator=collate), \
+                set_for_now(self.args, dataloader_pin_memory=pin):
             loader = super()._get_dataloader(
                 dataset, description, *args, is_training=is_training, **kwargs)
         if self.cuts_steps():

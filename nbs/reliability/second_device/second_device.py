@@ -132,6 +132,16 @@ def install() -> torch.device:
     return device
 
 
+@contextlib.contextmanager
+def on_cpu():
+    "Trainers that are made meanwhile choose the CPU."
+    device = os.environ.pop("ACCELERATE_TORCH_DEVICE")
+    try:
+        yield
+    finally:
+        os.environ["ACCELERATE_TORCH_DEVICE"] = device
+
+
 def refuse_float64(refused: bool) -> None:
     "As Apple's GPUs do."
     install.extension.refuse_float64(refused)
