@@ -9,7 +9,6 @@ __all__ = ['tensor_bytes', 'check_algorithm', 'tensor_hash', 'named_tensors', 't
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #6454de94
 import hashlib
 import json
-import os
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from ..foundation.folders import written
 from torch import nn
 
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #e06344dd
@@ -120,16 +120,8 @@ def tensor_line(tensor, kind, algorithm, memo):
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #7498fb3e
 def _write_json(path, content):
     "Write `content` to `path`, whole or not at all."
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            json.dump(content, file, indent=0)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    os.replace(part, path)
+    with written(path) as file:
+        json.dump(content, file, indent=0)
     return path
 
 def _checked(content):

@@ -22,8 +22,9 @@ from ..foundation.rows import join_rows, row_count, row_lengths, take_rows
 from ..packed_sequence.mixin import PackedSequenceMixin
 from .collators import collator_for
 from .cutting import StepCutter, measure_pass_cost, rounded_cost
-from .loaders import (
-    StreamLoader, measured_lengths, planned_loader, ready_loader, stream_loader)
+from prompt_packing.trainer.loaders import (
+    StreamLoader, leave_on_host, measured_lengths, planned_loader, ready_loader,
+    sent_to_device, stream_loader)
 from .memory import measured_budget
 from .place import StreamPlace
 from .predictions import in_order, joined_predictions
@@ -78,9 +79,14 @@ class TokenBudgetMixin:
         if is_training and getattr(self.args, "plans_steps", False):
             return self._planned_loader(dataset, description)
         collate = self._collator_of(dataset)
-        with set_for_now(self, data_collator=collate):
-            return super()._get_dataloader(
+        pin = self.args.dataloader_pin_memory and not getattr(dataset, "on_device", False)
+        with set_for_now(self, data_collator=collate), \
+                set_for_now(self.args, dataloader_pin_memory=pin):
+            loader = super()._get_dataloader(
                 dataset, description, *args, is_training=is_training, **kwargs)
+        if self.cuts_steps():
+            leave_on_host(loader)
+        return loader
 
     def _collator_of(self, dataset):
         "The Trainer's collator, or one for rows of different lengths where those are cut."
@@ -149,7 +155,13 @@ class TokenBudgetMixin:
             return None
         if self._cutter is None:
             self._cutter = self._new_cutter(batches)
-        return self._cutter(batches)
+        parts = self._cutter(batches)
+        return parts and [self._sent(part) for part in parts]
+
+    def _sent(self, part):
+        "A part on its way to the device, from pinned memory where that is wanted."
+        return sent_to_device(part, self.args.device, self.args.dataloader_pin_memory,
+                              self.accelerator.non_blocking)
 
     def _new_cutter(self, batches) -> StepCutter:
         budget = self._budget_of(batches)
