@@ -24,6 +24,7 @@ from .facts import (
     Examiner, LossFacts, check_is_due, cut_model, examine, said, target_counts)
 from .reading import (
     Unreadable, number_of, read_terms, same_proportions, share_of)
+from ..foundation.foreign import plain_forward
 from ..foundation.mixins import check_order, set_for_now
 from ..foundation.rows import (
     CannotJoin, join_rows, row_count, row_lengths, take_rows)
@@ -412,7 +413,7 @@ class ExactLossMixin:
     def _examiner(self, model, count) -> Examiner:
         bare = self.accelerator.unwrap_model(model)
         # without autocast, which accelerate puts around `forward`: the comparison is exact
-        plain = getattr(bare, "_original_forward", None)
+        plain = plain_forward(bare)
         exact = dict(forward=plain) if plain is not None else {}
         def loss_of(batch):
             with self._as_one_step(), self.compute_loss_context_manager(), \

@@ -12,6 +12,7 @@ import pyarrow as pa
 import torch
 
 from .batches import as_lengths
+from ..foundation.foreign import picked_rows
 
 # %% auto #0
 __all__ = ['column_fills', 'ListColumn', 'list_column', 'dataset_lengths', 'TokenRows', 'pad_rows', 'torch_dtype_array',
@@ -57,7 +58,7 @@ def list_column(
     name:str, # of a column of lists of numbers
 ) -> ListColumn:
     "A column, read in place. Raises `TypeError` for columns of other types."
-    chunked, picked = dataset.data.column(name), dataset._indices
+    chunked, picked = dataset.data.column(name), picked_rows(dataset)
     if pa.types.is_fixed_size_list(chunked.type): # without offsets: give it some
         chunked = chunked.cast(pa.large_list(chunked.type.value_type))
     kind = chunked.type

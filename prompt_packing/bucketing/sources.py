@@ -17,6 +17,7 @@ from infinibatch.iterators import CheckpointableIterator
 from torch.utils.data import get_worker_info
 
 from .batches import epoch_random
+from ..foundation.foreign import inner_iterable
 from prompt_packing.foundation.text_files import (
     BadRows, cell_text, check_columns, file_format, file_texts, files_in, find_text,
     row_name, text_column)
@@ -158,7 +159,7 @@ class FileSource:
 # %% ../../nbs/bucketing/sources.ipynb #ab3f9312
 def _has_place(dataset):
     "Whether the data set's own state restores it exactly."
-    return _is_hf(dataset) and not _has_buffer(dataset._ex_iterable)
+    return _is_hf(dataset) and not _has_buffer(inner_iterable(dataset))
 
 def _is_hf(dataset):
     "Whether it is a `datasets.IterableDataset`; the library is imported only if it is."

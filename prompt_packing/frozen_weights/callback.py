@@ -23,6 +23,7 @@ from prompt_packing.frozen_weights.differences import (
 from .fingerprints import (
     Fingerprint, check_algorithm, named_tensors, tensor_form, tensor_line)
 from .trained import TrainedWeights
+from ..foundation.foreign import write_count
 
 # %% ../../nbs/frozen_weights/callback.ipynb #df389e3b
 def _matches(name: str, patterns: Iterable[str]) -> bool:
@@ -146,7 +147,7 @@ class WatchedWeights:
         for name in names:
             tensor, kind = named[name]
             lines[name] = tensor_line(tensor, kind, algorithm, memo)
-            self.versions[name] = tensor._version
+            self.versions[name] = write_count(tensor)
             self.samples[name] = _sample(tensor)
             if keep_values:
                 self.values[name] = tensor.detach().cpu().clone()
@@ -169,7 +170,7 @@ class WatchedWeights:
         return {name: change for name, change in changes.items() if change}
 
     def _looks_changed(self, name: str, tensor: torch.Tensor | None) -> bool:
-        if tensor is None or tensor._version != self.versions[name]:
+        if tensor is None or write_count(tensor) != self.versions[name]:
             return True
         line = self.prints.tensors[name]
         if any(line[key] != value for key, value in tensor_form(tensor).items()):

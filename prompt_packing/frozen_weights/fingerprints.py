@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..foundation.foreign import computed_buffers
+
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #e06344dd
 def tensor_bytes(
     tensor: torch.Tensor,  # any shape, dtype and device
@@ -73,7 +75,7 @@ def named_tensors(
     computed = {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules(remove_duplicate=False)
-        for name in module._non_persistent_buffers_set
+        for name in computed_buffers(module)
     }
     found = {
         name: (parameter, "parameter")

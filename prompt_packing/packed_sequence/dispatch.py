@@ -12,6 +12,8 @@ from accelerate.data_loader import DataLoaderShard, SeedableRandomSampler
 from accelerate.utils import broadcast_object_list
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
+from ..foundation.foreign import is_prepared, mark_prepared
+
 # %% ../../nbs/packed_sequence/dispatch.ipynb #958163fd
 def _filled_up(rows, first, world):
     "`rows`, continued with rows of `first` until `world` processes get equally many."
@@ -109,7 +111,7 @@ def dispatch_rows(
             loader = _DispatchedLoader(
                 _RowsFromMain(loader, accelerator), device=device, batch_size=None,
                 collate_fn=_as_list, pin_memory=loader.pin_memory)
-            loader._is_accelerate_prepared = True
+            mark_prepared(loader)
         return prepare(loader, *args, **kwargs)
 
     accelerator.prepare_data_loader = prepare_data_loader
@@ -119,11 +121,11 @@ def _shuffle_by_epoch(loader, config):
     sampler = getattr(loader.batch_sampler, "sampler", None)
     if type(sampler) is not RandomSampler or not config.use_seedable_sampler: return
     loader.batch_sampler.sampler = SeedableRandomSampler(
-        sampler.data_source, sampler.replacement, sampler._num_samples,
+        sampler.data_source, sampler.replacement, sampler.num_samples,
         sampler.generator, data_seed=config.data_seed)
 
 def _wants_dispatch(loader, asked):
     "Whether the rows of `loader` are to be dispatched; `asked` is True, False or None."
     if loader.batch_size is None: return False
-    if hasattr(loader, "_is_accelerate_prepared"): return False
+    if is_prepared(loader): return False
     return isinstance(loader.dataset, IterableDataset) if asked is None else asked

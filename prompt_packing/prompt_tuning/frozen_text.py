@@ -15,12 +15,15 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.masking_utils import sdpa_mask
 
+from ..foundation.foreign import (
+    attention_of, set_attention_of, tensor_tables)
+
 # %% ../../nbs/prompt_tuning/frozen_text.ipynb #c457dbdf
 def frozen_view(
     backbone:nn.Module # any model
 ) -> nn.Module:
     "A copy with its own modules, hooks and configuration around the same tensors."
-    shared = [d for m in backbone.modules() for d in (m._parameters, m._buffers)]
+    shared = [table for m in backbone.modules() for table in tensor_tables(m)]
     return copy.deepcopy(backbone, {id(tensors): tensors for tensors in shared})
 
 # %% ../../nbs/prompt_tuning/frozen_text.ipynb #a43c783c
@@ -171,12 +174,13 @@ class LeanAttention:
         return (args[0][:, -1:].contiguous(),) if self.entered else None
 
     def __enter__(self):
-        self.own, self.entered = self.config._attn_implementation, True
-        self.config._attn_implementation = "frozen_text"
+        self.own, self.entered = attention_of(self.config), True
+        set_attention_of(self.config, "frozen_text")
         return self
 
     def __exit__(self, *error):
-        self.config._attn_implementation, self.entered = self.own, False
+        set_attention_of(self.config, self.own)
+        self.entered = False
 
 # %% ../../nbs/prompt_tuning/frozen_text.ipynb #cd0a1cac
 def continue_text(

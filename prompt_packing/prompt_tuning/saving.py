@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_NAME, cached_file
 from ..foundation.folders import written
+from ..foundation.foreign import IF_THERE
 from .facts import BackboneFacts, counted
 from .predicting import PROBLEM_TYPES, text_limit
 
@@ -320,8 +321,7 @@ def read_tensors(
 
 def read_tokenizer(source, hub:dict): # -> a tokenizer, or None where there is none
     "The tokenizer in a folder; one that brings its own code is refused."
-    quiet = {"_raise_exceptions_for_missing_entries": False}
-    if cached_file(source, "tokenizer_config.json", **quiet, **hub) is None:
+    if cached_file(source, "tokenizer_config.json", **IF_THERE, **hub) is None:
         return None
     return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **hub)
 
