@@ -9,9 +9,11 @@ import re
 
 RELATIVE = 0.02  # of two numbers; another processor's sums have other last digits, and training enlarges them
 ROUNDING = 1e-5  # two errors below this are both float32 rounding
-NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,_]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])|[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.I)
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,_]*(?:\.\d+)?(?:e[-+]\d\d?)?(?![0-9a-z_])", re.I)
 PASSING = [  # what says nothing: addresses, lines of a source that moved, borders that grow with a number, colours
     (re.compile(r" at 0x[0-9a-f]{6,}"), ""), (re.compile(r"#L\d+"), ""), (re.compile(r"\x1b\[[0-9;]*m"), ""),
+    (re.compile(r"'\w+_(?:runtime|per_second)': '?[\d.e-]+'?"), ""),  # seconds in a Trainer's log
+    (re.compile(r"10\^-(\d+)"), r"1e-\1"),
     (re.compile(r"[-=─]{4,}|[│|\\]"), " ")]
 MIMES = ("text/markdown", "text/plain")  # the first that an output has
 
@@ -66,9 +68,10 @@ def test():
     "What may differ, and what may not."
     def said(text): return [dict(output_type="stream", name="stdout", text=[text])]
     alike = [("loss 0.6931", "loss 0.6934"), ("error 3e-08", "error 9.1e-07"), ("0.04 of 1,000", "0.05 of 1,005"),
-             ("<f at 0x7f3a91b2c0>", "<f at 0x5512ab3400>"), ("a.py#L12", "a.py#L14"), ("a   b\n----", "a b\n--------")]
+             ("<f at 0x7f3a91b2c0>", "<f at 0x5512ab3400>"), ("a.py#L12", "a.py#L14"), ("a   b\n----", "a b\n--------"),
+             ("10^-6", "10^-7"), ("{'train_runtime': '0.03', 'loss': '1'}", "{'train_runtime': '0.07', 'loss': '1'}")]
     apart = [("padding 0.048%", "padding 1.97%"), ("9.37%", "5.70%"), ("5 rows", "6 rows"), ("100 rows", "103 rows"),
-             ("exact", "not exact"), ("a", "a b"), ("error 1e-06", "error 1e-03"), ("bfloat16", "float16"), ("x -1.0", "x 1.0")]
+             ("exact", "not exact"), ("a", "a b"), ("error 1e-06", "error 1e-03"), ("bfloat16", "float16"), ("x -1.0", "x 1.0"), ("10^-6", "10^-3"), ("sha 3e12345", "sha 4e12345")]
     for a, b in alike: assert difference(said(a), said(b)) is None, (a, b, difference(said(a), said(b)))
     for a, b in apart: assert difference(said(a), said(b)) and difference(said(b), said(a)), (a, b)
     warning = [dict(output_type="stream", name="stderr", text=["a warning"])]

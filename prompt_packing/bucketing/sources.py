@@ -10,7 +10,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from infinibatch.iterators import CheckpointableIterator
@@ -150,7 +150,7 @@ class FileSource:
     def place(self):
         return None # a row number is all there is to know
 
-    def go_to(self, place):
+    def go_to(self, place: Any):
         pass
 
     def row_name(self, name: str, number: int) -> str:
@@ -178,7 +178,7 @@ def _has_buffer(iterable):
 class DatasetSource:
     "An iterable data set of texts, of dicts with a text, or of dicts with `input_ids`."
     def __init__(self,
-        dataset, # of torch or of `datasets`
+        dataset: Any, # of torch or of `datasets`
         column: str | None = None, # of the text; None: found in the first row
         columns: Sequence[str] = (), # that rows must have
         bad_rows: BadRows | None = None,
@@ -381,7 +381,7 @@ def _rest_of(unread, rows, done):
 
 # %% ../../nbs/bucketing/sources.ipynb #4722d7aa
 def open_source(
-    source, # a folder, paths, or an iterable data set
+    source: Any, # a folder, paths, or an iterable data set
     column: str | None = None, # of the text; None: found
     columns: Sequence[str] = (), # further ones
     seed: int = 0, # of the order of the files

@@ -36,7 +36,7 @@ def tensor_tables(module: nn.Module) -> tuple[dict, dict]:
     "The dictionaries of a module's own parameters and buffers, to be shared by a copy."
     return module._parameters, module._buffers
 
-def input_shape(node) -> tuple:
+def input_shape(node: Any) -> tuple:
     "The shape of what an autograd node's operation gave."
     return tuple(node._input_metadata[0].shape)
 
@@ -52,18 +52,18 @@ GRAPH_NAMES = { # name -> a loss of a vector x, where the name is in its last no
 }
 
 # %% ../../nbs/foundation/foreign.ipynb #f0e1a012
-def attention_of(config) -> str | None:
+def attention_of(config: Any) -> str | None:
     "Name of the attention implementation that a configuration holds."
     return getattr(config, "_attn_implementation", None)
 
-def set_attention_of(config, name: str | None):
+def set_attention_of(config: Any, name: str | None):
     "Without the checks of `set_attention_implementation`, which know registered names only."
     config._attn_implementation = name
 
 # for `cached_file`: None for a file that is not there, in place of an error
 IF_THERE = {"_raise_exceptions_for_missing_entries": False}
 
-def set_sync(accelerator, synchronize: bool):
+def set_sync(accelerator: Any, synchronize: bool):
     "Whether the next backward pass ends an optimizer step."
     accelerator.gradient_state._set_sync_gradients(synchronize)
 
@@ -76,11 +76,11 @@ def forget_processes():
     from accelerate.state import AcceleratorState
     AcceleratorState._reset_state(reset_partial_state=True)
 
-def is_prepared(loader) -> bool:
+def is_prepared(loader: Any) -> bool:
     "Whether accelerate has a loader's batches dealt to processes already."
     return hasattr(loader, "_is_accelerate_prepared")
 
-def mark_prepared(loader):
+def mark_prepared(loader: Any):
     "Let accelerate take a loader as it is."
     loader._is_accelerate_prepared = True
 
@@ -113,11 +113,11 @@ TRAINER_FIELDS = (
     "_signature_columns", "_tr_loss", "_total_loss_scalar", "_globalstep_last_logged")
 
 # %% ../../nbs/foundation/foreign.ipynb #f0e1a017
-def picked_rows(dataset) -> Any:
+def picked_rows(dataset: Any) -> Any:
     "The table of row numbers of a data set that was filtered or shuffled; else None."
     return dataset._indices
 
-def inner_iterable(stream) -> Any:
+def inner_iterable(stream: Any) -> Any:
     "What a `datasets.IterableDataset` reads from."
     return stream._ex_iterable
 

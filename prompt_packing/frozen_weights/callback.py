@@ -11,11 +11,13 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import TrainerCallback
+from transformers import (
+    TrainerCallback, TrainerControl, TrainerState, TrainingArguments)
 
 from prompt_packing.frozen_weights.differences import (
     FROZEN_MANIFEST, TRAINED_MANIFEST, compare_weights, largest_difference,
@@ -273,8 +275,10 @@ class FrozenWeightsCallback(TrainerCallback):
         "Number of frozen tensors watched."
         return 0 if self.watch is None else len(self.watch.prints)
 
-    def on_train_begin(self, args, state, control, model=None, optimizer=None,
-                       **kwargs):
+    def on_train_begin(
+            self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+            model: nn.Module | None = None,
+            optimizer: torch.optim.Optimizer | None = None, **kwargs: Any):
         tensors = frozen_tensors(model, self.frozen, self.ignore)
         _refuse_optimizer(optimizer, tensors)
         self.watch = WatchedWeights(
@@ -285,14 +289,20 @@ class FrozenWeightsCallback(TrainerCallback):
         _compare_with(state, self.watch.prints)
         state.stateful_callbacks[MANIFEST] = json.dumps(self.watch.prints.to_dict())
 
-    def on_pre_optimizer_step(self, args, state, control, model=None, optimizer=None,
-                              **kwargs):
+    def on_pre_optimizer_step(
+            self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+            model: nn.Module | None = None,
+            optimizer: torch.optim.Optimizer | None = None, **kwargs: Any):
         self.trained.look(model, optimizer)
 
-    def on_epoch_end(self, args, state, control, model=None, **kwargs):
+    def on_epoch_end(
+            self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+            model: nn.Module | None = None, **kwargs: Any):
         self._check(model, state, whole=False)
 
-    def on_save(self, args, state, control, model=None, **kwargs):
+    def on_save(
+            self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+            model: nn.Module | None = None, **kwargs: Any):
         self._check(model, state)
         folder = _checkpoint(args, state)
         if state.is_world_process_zero and folder.is_dir():
@@ -300,7 +310,9 @@ class FrozenWeightsCallback(TrainerCallback):
             unmoved = self.trained.unmoved(model)
             (folder / TRAINED_MANIFEST).write_text(json.dumps(unmoved, indent=0))
 
-    def on_train_end(self, args, state, control, model=None, **kwargs):
+    def on_train_end(
+            self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+            model: nn.Module | None = None, **kwargs: Any):
         self._check(model, state)
         self.unmoved = self.trained.unmoved(model)
         moved = _movement(self.unmoved, len(self.trained))

@@ -42,7 +42,7 @@ def tensor_bytes(
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #3df8715f
 _ALGORITHMS = ("crc32", "sha256")
 
-def check_algorithm(name):
+def check_algorithm(name: str):
     if name in _ALGORITHMS:
         return
     raise ValueError(
@@ -86,7 +86,7 @@ def named_tensors(
     return found
 
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #78b491f1
-def tensor_form(tensor):
+def tensor_form(tensor: torch.Tensor):
     "Shape, dtype and device as they stand in JSON."
     return {
         "shape": list(tensor.shape),
@@ -112,7 +112,7 @@ def _hash_all(tensors, algorithm):  # place in memory -> hash
         hashes = threads.map(partial(tensor_hash, algorithm=algorithm), places.values())
         return dict(zip(places, hashes))
 
-def tensor_line(tensor, kind, algorithm, memo):
+def tensor_line(tensor: torch.Tensor, kind: str, algorithm: str, memo: dict):
     "Hash, shape, dtype, device and kind of a tensor; `memo`: place in memory -> hash."
     place = _place(tensor)
     if place not in memo:

@@ -8,6 +8,7 @@ __all__ = ['dispatch_rows']
 # %% ../../nbs/packed_sequence/dispatch.ipynb #bc8d3e54
 import math
 
+from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderShard, SeedableRandomSampler
 from accelerate.utils import broadcast_object_list
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
@@ -98,7 +99,7 @@ class _DispatchedLoader(DataLoaderShard):
 
 # %% ../../nbs/packed_sequence/dispatch.ipynb #66317c4c
 def dispatch_rows(
-    accelerator, # of a Trainer; changed in place
+    accelerator: Accelerator, # of a Trainer; changed in place
 ):
     "Let `accelerator` dispatch rows instead of the batches made of them."
     config, prepare = accelerator.dataloader_config, accelerator.prepare_data_loader

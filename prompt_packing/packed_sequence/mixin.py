@@ -8,17 +8,19 @@ __all__ = ['PackedSequenceMixin']
 # %% ../../nbs/packed_sequence/mixin.ipynb #f67e0142
 from collections.abc import Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pad_sequence, unpack_sequence
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer
 from transformers.trainer_pt_utils import LabelSmoother
 
 from .collator import PackedSequenceCollator
 from .dispatch import dispatch_rows
 from prompt_packing.packed_sequence.nests import (
-    _copyable, _flat_tokens, _has_fields, _map_fields, _with_data, count_rows,
+    copyable, flat_tokens, has_fields, map_fields, with_data, count_rows,
     holds_packed, pad_nest)
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #13b381c6
@@ -127,7 +129,6 @@ def _rolled(labels, by): # int64 (rows, steps), int64 (rows,)
     return labels.gather(1, where)
 
 
-
 # %% ../../nbs/packed_sequence/mixin.ipynb #52a6c810
 class _Evaluation:
     "During one evaluation: whether it needs labels, and the rows so far."
@@ -171,11 +172,11 @@ class PackedSequenceMixin:
     a Trainer comes first."""
     _evaluation = None
 
-    def __init_subclass__(cls, **kwargs):
+    def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         _refuse_order(cls, PackedSequenceMixin)
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.label_smoother = _for_packed(self.label_smoother)
 
@@ -191,8 +192,8 @@ class PackedSequenceMixin:
 
     def _prepare_input(self, data):
         if isinstance(data, PackedSequence):
-            return _with_data(data, super()._prepare_input(data.data))
-        if _has_fields(data): return _map_fields(self._prepare_input, data)
+            return with_data(data, super()._prepare_input(data.data))
+        if has_fields(data): return map_fields(self._prepare_input, data)
         return super()._prepare_input(data)
 
     def _prepare_inputs(self, inputs):
@@ -200,16 +201,17 @@ class PackedSequenceMixin:
         return super()._prepare_inputs(inputs)
 
     def _track_num_input_tokens(self, inputs):
-        return super()._track_num_input_tokens(_flat_tokens(inputs, _main_input(self)))
+        return super()._track_num_input_tokens(flat_tokens(inputs, _main_input(self)))
 
-    def floating_point_ops(self, inputs):
-        return super().floating_point_ops(_flat_tokens(inputs, _main_input(self)))
+    def floating_point_ops(self, inputs: Mapping):
+        return super().floating_point_ops(flat_tokens(inputs, _main_input(self)))
 
     def _get_num_items_in_batch(self, batch_samples, device):
         batches = [_pad_labels(batch) for batch in batch_samples]
         return super()._get_num_items_in_batch(batches, device)
 
-    def evaluation_loop(self, dataloader, description, *args, **kwargs):
+    def evaluation_loop(
+            self, dataloader: DataLoader, description: str, *args: Any, **kwargs: Any):
         evaluation = _Evaluation(needs_labels=description == "Evaluation")
         with _set_for_now(self, _evaluation=evaluation):
             output = super().evaluation_loop(dataloader, description, *args, **kwargs)
@@ -217,13 +219,15 @@ class PackedSequenceMixin:
         rows = evaluation.num_samples(self, dataset, output.num_samples)
         return output._replace(num_samples=rows)
 
-    def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
+    def prediction_step(
+            self, model: nn.Module, inputs: Mapping, prediction_loss_only: bool,
+            *args: Any, **kwargs: Any):
         names = _label_names(self, inputs)
         step, moved = inputs, None
         if not prediction_loss_only: step, moved = _rows_to_generate_from(self, inputs)
         with _set_for_now(self, label_names=names), _padded_outputs(self, model):
             loss, logits, labels = super().prediction_step(
-                model, _copyable(step, names), prediction_loss_only, *args, **kwargs)
+                model, copyable(step, names), prediction_loss_only, *args, **kwargs)
         _pad_for_metrics(self, inputs)
         if moved is not None and torch.is_tensor(labels):
             labels = _rolled(labels, -moved)

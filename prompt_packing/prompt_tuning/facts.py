@@ -13,6 +13,7 @@ import inspect
 from dataclasses import dataclass, field
 from itertools import chain, cycle, islice
 
+import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call
@@ -355,7 +356,7 @@ def counted(number:int, noun:str) -> str:
 
 def check_fits(
     backbone:PreTrainedModel, # in eval mode
-    lengths, # [rows], tokens of each text
+    lengths: np.ndarray | list[int], # [rows], tokens of each text
     prompt_tokens:int=0, # beside each of them
     facts:BackboneFacts|None=None, # of the backbone; None: they are found
 ):

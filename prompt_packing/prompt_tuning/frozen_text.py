@@ -8,6 +8,7 @@ __all__ = ['frozen_view', 'text_pass', 'LeanAttention', 'continue_text', 'unpack
 # %% ../../nbs/prompt_tuning/frozen_text.ipynb #7b436e43
 import contextlib
 import copy
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,7 +37,8 @@ class _TextLayer(DynamicLayer):
 @torch.no_grad()
 def text_pass(
     backbone:PreTrainedModel, # a causal decoder, in eval mode
-    **inputs, # `input_ids` or `inputs_embeds`, `attention_mask`, `position_ids`
+    # `input_ids` or `inputs_embeds`, `attention_mask`, `position_ids`
+    **inputs: torch.Tensor,
 ) -> tuple: # last hidden states [rows, columns, hidden]; (keys, values) of each layer
     "Runs texts; keys and values are [rows, heads, columns, size]."
     cache = Cache(layer_class_to_replicate=_TextLayer)
@@ -178,7 +180,7 @@ class LeanAttention:
         set_attention_of(self.config, "frozen_text")
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: Any):
         set_attention_of(self.config, self.own)
         self.entered = False
 
@@ -188,7 +190,8 @@ def continue_text(
     text:list, # (keys, values) of each layer, each [texts, heads, columns, size]
     lean:LeanAttention|None=None, # of this backbone; None: its own attention
     texts:torch.Tensor|None=None, # [rows], which text each continues; None: its own
-    **inputs, # `inputs_embeds` or `input_ids`, `position_ids`, `attention_mask` of both
+    # `inputs_embeds` or `input_ids`, `position_ids`, `attention_mask` of both
+    **inputs: torch.Tensor,
 ) -> torch.Tensor: # last hidden states, [rows, new columns (lean: the last), hidden]
     """Runs what follows the texts; gradients reach the continuation, not the texts.
 
