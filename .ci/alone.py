@@ -25,10 +25,12 @@ LONGEST_STORY = 3  # minutes, as the story says in its first cells
 
 RUNNER = '''
 import json, sys
+import prompt_packing
+assert "site-packages" in prompt_packing.__file__, prompt_packing.__file__
 from IPython.core.interactiveshell import InteractiveShell
 import matplotlib
 matplotlib.use("Agg")
-shell = InteractiveShell.instance()
+shell = InteractiveShell.instance(colors="nocolor")
 for cell in json.load(open(sys.argv[1])):
     result = shell.run_cell(cell)
     if not result.success: sys.exit("in the cell\\n" + cell)
@@ -60,7 +62,7 @@ def environment(folder):
     subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, root], check=True)
     python = folder / "env/bin/python"
     wheel = next(folder.glob("*.whl"))
-    subprocess.run([sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", wheel], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, wheel], check=True)
     return python
 
 

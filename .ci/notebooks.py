@@ -22,6 +22,7 @@ import multiprocessing
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -47,6 +48,7 @@ def run(fname, until, skip_flags, force, keep, compare, log, temp):
     from nbdev.frontmatter import FrontmatterProc
     from nbdev.process import NBProcessor
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell ignores it, and so would its children
     multiprocessing.set_start_method("fork", force=True)  # as scripts have it; a forkserver would import all again for a DataLoader's workers
     os.environ.update(IN_TEST="1", TMPDIR=temp)
     tempfile.tempdir = temp
