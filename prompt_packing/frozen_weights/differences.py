@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel
 from prompt_packing.frozen_weights.fingerprints import (
@@ -90,7 +90,7 @@ def _safetensors_files(path):
 def _open_file(file, stack):
     try:
         return stack.enter_context(safe_open(file, framework="pt"))
-    except Exception as error:
+    except (SafetensorError, OSError) as error:
         raise ValueError(f"{file} is not a whole safetensors file: {error}") from error
 
 # %% ../../nbs/frozen_weights/differences.ipynb #b4722b93

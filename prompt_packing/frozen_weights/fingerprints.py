@@ -9,7 +9,6 @@ __all__ = ['tensor_bytes', 'check_algorithm', 'tensor_hash', 'named_tensors', 't
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #6454de94
 import hashlib
 import json
-import os
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..foundation.folders import written
 from ..foundation.foreign import computed_buffers
 
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #e06344dd
@@ -120,20 +120,6 @@ def tensor_line(tensor: torch.Tensor, kind: str, algorithm: str, memo: dict):
     return {"hash": memo[place], **tensor_form(tensor), "kind": kind}
 
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #7498fb3e
-def _write_json(path, content):
-    "Write `content` to `path`, whole or not at all."
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            json.dump(content, file, indent=0)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    os.replace(part, path)
-    return path
-
 def _checked(content):
     "Tensors and algorithm of a fingerprint's dict, or `ValueError`."
     try:
@@ -185,7 +171,9 @@ class Fingerprint:
 
     def save(self, path: str | Path) -> Path:
         "Write as JSON, whole or not at all."
-        return _write_json(Path(path), self.to_dict())
+        with written(path) as file:
+            json.dump(self.to_dict(), file, indent=0)
+        return Path(path)
 
     @classmethod
     def load(cls, path: str | Path) -> "Fingerprint":
