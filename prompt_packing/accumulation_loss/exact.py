@@ -27,6 +27,7 @@ from .reading import number_of
 from .step import (
     Filler, Step, StepSum, Weightless, WeightsSeen, add_back, drop_gradients, filled_up,
     inverse, multiply_gradients, set_aside)
+from ..foundation.foreign import plain_forward
 from ..foundation.mixins import check_order, set_for_now
 from ..foundation.rows import (
     CannotJoin, join_rows, row_count, row_lengths, take_rows)
@@ -292,7 +293,7 @@ class ExactLossMixin:
         bare = self.accelerator.unwrap_model(model)
         sharded = is_sharded(bare)
         # without autocast, which accelerate puts around `forward`: the comparison is exact
-        plain = getattr(bare, "_original_forward", None)
+        plain = plain_forward(bare)
         exact = dict(forward=plain) if plain is not None else {}
         def ask(batch, num_items_in_batch, **options) -> Answer:
             def loss_of(batch):
