@@ -184,12 +184,13 @@ def ask_loss(
         answer = _answer(loss_of, model, batch, read, last, gradients)
         if not again:
             return answer
-        with torch.no_grad():
+        with torch.set_grad_enabled(read): # a loss may compute gradients itself
             _set_seeds(1)
-            other = float(loss_of(batch))
+            other = float(loss_of(batch).detach())
             if other != answer.value:
                 _set_seeds(0)
-                return replace(answer, with_other_seed=other, again=float(loss_of(batch)))
+                same = float(loss_of(batch).detach())
+                return replace(answer, with_other_seed=other, again=same)
         return replace(answer, with_other_seed=other, again=other)
 
 def _answer(loss_of, model, batch, read, last, gradients) -> Answer:

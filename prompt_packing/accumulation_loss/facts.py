@@ -115,16 +115,21 @@ class Examiner:
         count: torch.Tensor | int | None, # `num_items_in_batch` of the step
         parts_of: Callable, # batch -> the parts in which a step of these rows is computed
     ):
-        self.model, self.ask, self.count, self.parts_of = model, ask, count, parts_of
+        self.model, self.count, self.parts_of = model, count, parts_of
+        self._ask = ask
+
+    def ask(self, batch, count, **options) -> Answer:
+        "Without a graph, or with it where a loss computes gradients itself."
+        try:
+            return self._ask(batch, count, **options)
+        except RuntimeError:
+            if options.get("read"):
+                raise
+            return self._ask(batch, count, **options | dict(read=True))
 
     def near(self, first: float, second: float, *answers: Answer) -> bool:
         noise = max((answer.noise for answer in answers), default=0.0)
         return is_near(first, second, rounding_of(self.model, *answers), noise)
-
-    def agree(self, first: Answer, second: Answer) -> bool:
-        "Whether two answers have the same loss and the same gradient."
-        return self.near(first.value, second.value, first) and gradients_agree(
-            first.gradient, second.gradient, rounding_of(self.model, first))
 
     def first_look(self, facts: LossFacts, batch) -> LossFacts:
         "Of at most six rows: repeatable, draws, ordered, takes the count."
@@ -143,7 +148,8 @@ class Examiner:
             takes_count = not self.near(first.value, twice.value, first)
         if not draws: # or each place in the batch has a random number of its own
             other = self.ask(take_rows(few, order), self.count, last=first.last)
-            ordered = not self.agree(first, other)
+            ordered = not self.near(first.value, other.value, first) and not \
+                gradients_agree(first.gradient, other.gradient, rounding_of(self.model, first))
         return replace(facts, draws=draws, takes_count=takes_count, ordered=ordered)
 
     def answers(self, parts: list, last=None) -> list[Answer]:
@@ -155,6 +161,11 @@ class Examiner:
         return answers
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #35d32c27
+def _says_nothing(answer: Answer) -> bool:
+    "Whether neither a loss nor its gradient can be compared."
+    no_gradient = answer.gradient is None or not float(answer.gradient.norm()) > 1e-12
+    return answer.value != answer.value or abs(answer.value) < 1e-12 and no_gradient
+
 def _is_sum(examiner, answers: list, uncut: Answer, weights: list) -> bool:
     "Whether the uncut loss and its gradient are the weighted sum of the answers."
     pairs = [(a, float(w)) for a, w in zip(answers, weights) if float(w)]
@@ -179,9 +190,11 @@ def _way_that_fits(examiner, facts, parts, answers, uncut) -> tuple:
 
     The way is '' if none fits."""
     values = [answer.value for answer in answers]
-    if abs(uncut.value) < 1e-12 or uncut.value != uncut.value:
-        return facts.way, False, "", 0.0, "" # nothing to compare
-    if _is_sum(examiner, answers, uncut, [1.0] * len(parts)):
+    if _says_nothing(uncut):
+        return facts.way, False, "", 0.0, ""
+    several = sum(not _says_nothing(answer) for answer in answers) > 1
+    if (several or facts.way == "adds") and _is_sum(
+            examiner, answers, uncut, [1.0] * len(parts)):
         return "adds", True, "", 0.0, ""
     numbers = f"as one batch the loss is {uncut.value:.6g}, in parts " \
               + ", ".join(f"{value:.6g}" for value in values)
@@ -190,12 +203,14 @@ def _way_that_fits(examiner, facts, parts, answers, uncut) -> tuple:
     weights, reason = _shares(answers)
     if weights and _is_sum(examiner, answers, uncut, _normalized(weights)):
         return "weighs", _differ(weights), *_count_of(weights, parts), ""
-    if weights:
-        return "", False, "", 0.0, numbers
-    numbers += f", and its graph cannot be read ({reason})"
-    if reason[-1:].isdigit(): # an operation of torch, which is not linear
-        return "", False, "", 0.0, numbers
+    if not weights:
+        numbers += f", and its graph cannot be read ({reason})"
+        is_read = all(answer.terms is not None for answer in answers)
+        if is_read or reason[-1:].isdigit(): # several means, or not linear
+            return "", False, "", 0.0, numbers
     for name, counted in _counts_of(parts).items():
+        if weights and name != facts.mean_over: # which a clamp may have changed
+            continue
         if _is_sum(examiner, answers, uncut, _normalized(counted)):
             return "counts", _differ(counted), name, 1.0, ""
     return "", False, "", 0.0, numbers
@@ -319,8 +334,9 @@ def examine(
                 uncut = examiner.ask(whole, examiner.count, last=last)
             facts = _after_comparison(examiner, facts, dealt, answers, uncut, whole)
     except _FAILURES as error:
-        return cut_model(examiner, replace(facts, ordered=True), whole,
-                         f"a part of a step fails alone ({_short(error)})")
+        return said(replace(facts, way="weighs", ordered=True, told=True),
+                    f"a part of a step fails alone ({_short(error)}): each batch is kept "
+                    "as it is, and weighs by what its loss is a mean over", exact=False)
     return facts
 
 def _dealings(examiner, facts, parts: list, whole, number: int):
@@ -338,11 +354,12 @@ def _look_at_padding(facts, examiner, parts: list, answers: list, whole) -> Loss
     sizes = [max((tensor.numel() / row_count(part) for _, tensor in leaves(part)
                   if torch.is_tensor(tensor)), default=0) for part in parts]
     narrow = sizes.index(min(sizes))
-    if min(sizes) == max(sizes) or facts.draws:
+    usual = answers[narrow].value
+    if min(sizes) == max(sizes) or facts.draws or usual != usual:
         return facts
     wide = take_rows(whole, range(ends[narrow] - row_count(parts[narrow]), ends[narrow]))
     padded = examiner.ask(wide, examiner.count)
-    if examiner.near(answers[narrow].value, padded.value, answers[narrow]):
+    if examiner.near(usual, padded.value, answers[narrow]):
         return facts
     return said(facts, "the loss of a batch depends on how wide it is padded; it cannot "
                 "be checked that your collator pads a whole step as batches are joined "
@@ -357,10 +374,13 @@ def _after_comparison(examiner, facts, parts, answers, uncut, whole) -> LossFact
             return facts if terms == facts.terms else replace(facts, terms=terms)
     way, differed, mean_over, per_count, reason = _way_that_fits(
         examiner, facts, parts, answers, uncut)
+    if facts.draws:
+        facts = said(facts, "the loss draws random numbers, others for each part of a step "
+                     "than for the whole batch, as dropout does")
     if not way and facts.draws:
-        return said(replace(facts, way="weighs", told=True), "the loss draws random "
-                    "numbers, others for a part than for the whole batch: the weights "
-                    "of the parts are read, and cannot be checked", exact=None)
+        return said(replace(facts, way="weighs", told=True), "the loss of the parts is "
+                    "not that of the whole batch, which may be the random numbers: the "
+                    "weights of the parts are read, and cannot be checked", exact=None)
     if not way and facts.ordered: # chosen rows and then rejected ones, as DPO has them
         halves = examiner.ask(_joined_by_halves(parts), examiner.count, last=uncut.last)
         way, differed, *_ = _way_that_fits(examiner, facts, parts, answers, halves)
@@ -398,10 +418,6 @@ def cut_model(
     reason: str, # why parts will not do
 ) -> LossFacts:
     "The model in chunks from here on; weights by rows, said, where that cannot be."
-    if facts.ordered:
-        return said(replace(facts, way="weighs", told=True), f"{reason}; the order of "
-                    "rows means something, so each batch is kept as it is and weighs by "
-                    "what its loss is a mean over", exact=False)
     problem = "no module gives rows"
     for names, trims in _ways_to_chunk(examiner, whole):
         try:
@@ -409,7 +425,8 @@ def cut_model(
         except _FAILURES as error:
             problem = _short(error)
         if not problem:
-            facts = replace(facts, way="chunks", chunked=names, trims=trims, told=True)
+            facts = replace(facts, way="chunks", chunked=names, trims=trims, told=True,
+                            ordered=False) # rows keep the order of the micro-batches
             return said(facts, f"{reason}: the model runs in chunks of rows, once more in "
                         "the backward pass; head and loss see the whole step")
     return said(replace(facts, way="rows", told=True), f"{reason}; nor can the model be "
