@@ -26,7 +26,6 @@ from prompt_packing.cli.training import (
     predictions_json, sweep)
 
 # %% ../../nbs/cli/index.ipynb #8df520ef
-#| code-fold: true
 @dataclass(frozen=True)
 class _Command:
     function: Callable # does the work; its name is the command
@@ -39,7 +38,6 @@ def _add(function, text, json):
     _commands[function.__name__] = _Command(function, text, json)
 
 # %% ../../nbs/cli/index.ipynb #53febae2
-#| code-fold: true
 def _parsers():
     "The parser of the command line, and those of the commands by name."
     top = Parser(prog="prompt-packing", allow_abbrev=False, description=(
@@ -58,7 +56,6 @@ def _parsers():
     return top, parsers
 
 # %% ../../nbs/cli/index.ipynb #cce9ee1a
-#| code-fold: true
 def main(
     argv:Sequence[str]|None=None, # the words of the command line; None: of the shell
 )->int: # 0; 1 where `verify` lists a tensor; 2 for bad input; 130 after Ctrl-C
@@ -101,7 +98,6 @@ def _write(text):
             raise
 
 # %% ../../nbs/cli/index.ipynb #87224866
-#| code-fold: true
 def padding(
     files: TextFiles, # text (a line an example), csv, tsv, json(l) or parquet, or .gz
     *,
@@ -145,7 +141,6 @@ _add(padding, _padding_text, json.dumps)
 _add(tokenize, tokens_text, tokens_json)
 
 # %% ../../nbs/cli/index.ipynb #6e6e3ebc
-#| code-fold: true
 def audit(
     *,
     model: Model, # a backbone: smollm2-135m, minilm-l6, a hub name, or a folder
@@ -211,7 +206,6 @@ _add(predict, predictions_csv, predictions_json)
 _all_ = ["tokenize", "compare", "sweep", "predict"]
 
 # %% ../../nbs/cli/index.ipynb #c61131f8
-#| code-fold: true
 def verify(
     a: Checkpoint, # a folder, a safetensors file, or a fingerprint's .json
     b: Checkpoint, # the same
@@ -228,7 +222,6 @@ def _differences_text(table):
 _add(verify, _differences_text, _rows_json)
 
 # %% ../../nbs/cli/index.ipynb #f7f4fed9
-#| code-fold: true
 def tour(
     sentences: list[Sentences] = (), # of your own, about a film
     *,
