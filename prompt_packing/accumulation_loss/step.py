@@ -16,7 +16,7 @@ from .asking import is_sharded
 from .facts import LossFacts, check_is_due, target_counts
 from prompt_packing.accumulation_loss.reading import (
     Unreadable, WeighedTerms, number_of, read_terms, same_proportions, share_of,
-    without_nothing)
+    silence, without_nothing)
 from ..foundation.rows import row_count
 
 # %% auto #0
@@ -98,6 +98,8 @@ class StepSum:
         if terms and not same_proportions(terms, self.first):
             raise Unreadable("means over different things")
         weight, counted = share_of(terms), None
+        if not torch.is_tensor(weight) and not weight:
+            silence(terms)
         if facts.mean_over:
             counted = facts.per_count * number_of(target_counts(batch)[facts.mean_over])
         self.parts.append(PartWeight(weight, loss.detach(), batch, counted))
