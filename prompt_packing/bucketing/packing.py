@@ -82,7 +82,7 @@ _model_errors = (TypeError, ValueError, RuntimeError, IndexError, KeyError,
 def _trial_mode(model, autocast):
     "Evaluation under autocast, without gradients. Random state and modes are put back."
     device = _device(model)
-    devices = [device] if device.type == "cuda" else [] # besides the CPU
+    devices = [device] if device.type in ("cuda", "xpu") else [] # besides the CPU
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
