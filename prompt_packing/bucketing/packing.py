@@ -86,7 +86,7 @@ def _trial_mode(model, autocast):
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.random.fork_rng(devices), torch.no_grad(), \
+        with torch.random.fork_rng(devices, device_type=device.type), torch.no_grad(), \
                 torch.autocast(device.type, autocast, enabled=autocast is not None):
             yield
     finally:
