@@ -33,7 +33,6 @@ import pandas as pd
 import torch
 import transformers
 from accelerate import Accelerator
-from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
@@ -41,6 +40,7 @@ from transformers.trainer_callback import PrinterCallback
 from prompt_packing.accumulation_loss.conformance import (
     StepReader, compare_gradients)
 from .exact import ExactLossMixin
+from ..foundation.foreign import BatchNorm
 from prompt_packing.accumulation_loss.tiny_models import (
     WIDTH, CannotBuild, collate_rows, head_classes, head_kind, learnable_rows, reason,
     tiny_model)
@@ -179,7 +179,7 @@ def compared(name: str, right: dict, other: dict) -> dict[str, float]:
 # %% ../../nbs/accumulation_loss/heads.ipynb #9084cfde
 def facts_of_head(model: PreTrainedModel, even: Sequence[dict]) -> dict[str, bool]:
     "What there is to know of a head before a Trainer has it."
-    norms = (nn.modules.batchnorm._BatchNorm,)
+    norms = (BatchNorm,)
     first, again = own_gradient(model, even), own_gradient(model, even)
     in_parts = own_gradient(model, even, PARTS)
     batch = collator_of(model)(even)

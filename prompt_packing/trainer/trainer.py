@@ -15,6 +15,7 @@ from transformers.utils import logging
 
 from ..accumulation_loss.asking import is_sharded
 from ..accumulation_loss.exact import ExactLossMixin
+from ..accumulation_loss.processes import AllProcesses
 from ..accumulation_loss.means import NamedMeanMixin
 from ..bucketing.packing import way_to_pack
 from ..foundation.mixins import check_order, set_for_now
@@ -22,8 +23,9 @@ from ..foundation.rows import join_rows, row_count, row_lengths, take_rows
 from ..packed_sequence.mixin import PackedSequenceMixin
 from .collators import collator_for
 from .cutting import StepCutter, measure_pass_cost, rounded_cost
-from .loaders import (
-    StreamLoader, measured_lengths, planned_loader, ready_loader, stream_loader)
+from prompt_packing.trainer.loaders import (
+    StreamLoader, leave_on_host, measured_lengths, planned_loader, ready_loader,
+    sent_to_device, stream_loader)
 from .memory import measured_budget
 from .place import StreamPlace
 from .predictions import in_order, joined_predictions
@@ -44,6 +46,7 @@ class TokenBudgetMixin:
     Raises `TypeError` for another order, `ValueError` for a model that cannot be trained
     on packed rows, and for arguments that contradict each other."""
     _cutter = None # a `StepCutter`, once a step has been cut
+    _packing_way = None # how the model keeps packed rows apart, once training begins
     _resumed_cost = _resumed_budget = None # from a checkpoint
     _planned = None # the loader of planned steps
     _data_place = None # a `StreamPlace`, which checkpoints hold
@@ -77,9 +80,14 @@ class TokenBudgetMixin:
         if is_training and getattr(self.args, "plans_steps", False):
             return self._planned_loader(dataset, description)
         collate = self._collator_of(dataset)
-        with set_for_now(self, data_collator=collate):
-            return super()._get_dataloader(
+        pin = self.args.dataloader_pin_memory and not getattr(dataset, "on_device", False)
+        with set_for_now(self, data_collator=collate), \
+                set_for_now(self.args, dataloader_pin_memory=pin):
+            loader = super()._get_dataloader(
                 dataset, description, *args, is_training=is_training, **kwargs)
+        if self.cuts_steps():
+            leave_on_host(loader)
+        return loader
 
     def _collator_of(self, dataset):
         "The Trainer's collator, or one for rows of different lengths where those are cut."
@@ -125,6 +133,13 @@ class TokenBudgetMixin:
                 dataloader, args.process_index, args.world_size)
         return super().set_initial_training_values(args, dataloader, *rest)
 
+    def _prepare_for_training(self, *args, **kwargs):
+        "A model that cannot be trained on packed rows is refused before the first step."
+        prepared = super()._prepare_for_training(*args, **kwargs)
+        if getattr(self.args, "pack", None):
+            self._packing_way = self._way_to_pack()
+        return prepared
+
     # the cut
 
     def cuts_steps(self) -> bool:
@@ -141,20 +156,28 @@ class TokenBudgetMixin:
             return None
         if self._cutter is None:
             self._cutter = self._new_cutter(batches)
-        return self._cutter(batches)
+        parts = self._cutter(batches)
+        return parts and [self._sent(part) for part in parts]
+
+    def _sent(self, part):
+        "A part on its way to the device, from pinned memory where that is wanted."
+        return sent_to_device(part, self.args.device, self.args.dataloader_pin_memory,
+                              self.accelerator.non_blocking)
 
     def _new_cutter(self, batches) -> StepCutter:
-        args, way = self.args, None
-        if args.pack:
-            mixed = dict(bf16=torch.bfloat16, fp16=torch.float16)
-            way = way_to_pack(self.accelerator.unwrap_model(self.model),
-                              autocast=mixed.get(self.accelerator.mixed_precision))
-            _logger.info(str(way))
         budget = self._budget_of(batches)
-        cutter = StepCutter(budget, 0, args.pack or None, way, self._say_once,
+        cutter = StepCutter(budget, 0, self.args.pack or None, self._packing_way,
+                            self._say_once,
                             self._most_passes if self._is_sharded() else None)
         cutter.pass_cost = self._pass_cost(batches, budget)
         return cutter
+
+    def _way_to_pack(self):
+        mixed = dict(bf16=torch.bfloat16, fp16=torch.float16)
+        way = way_to_pack(self.accelerator.unwrap_model(self.model),
+                          autocast=mixed.get(self.accelerator.mixed_precision))
+        _logger.info(str(way))
+        return way
 
     def _budget_of(self, batches) -> int | None:
         budget = self.args.token_budget
@@ -165,8 +188,7 @@ class TokenBudgetMixin:
             model = self.accelerator.unwrap_model(self.model)
             budget = measured_budget(
                 batches, self.run_without_trace, model, self.args.device)
-            budgets = torch.tensor([budget], device=self.args.device)
-            return int(self.accelerator.gather(budgets).min())
+            return min(AllProcesses(self.accelerator).numbers(budget))
         if budget or not self.args.pack:
             return budget
         return self.args.pack * max(self.args.train_batch_size, 1)
@@ -185,14 +207,15 @@ class TokenBudgetMixin:
             self._say_once("what a pass costs could not be measured "
                            f"({type(error).__name__}: {error}); 256 tokens are assumed")
             cost = 256
-        cost, processes = self._sum_over_processes(cost, 1.0)
-        return rounded_cost(float(cost) / float(processes))
+        processes = AllProcesses(self.accelerator)
+        total, = processes.sum(float(cost))
+        return rounded_cost(float(total) / processes.number)
 
     def run_without_trace(self, batch):
         "Forward and backward of a batch; no gradient, no random number is left."
         model = self.accelerator.unwrap_model(self.model)
         kept = [(p, p.grad) for p in model.parameters()]
-        ask = self._examiner(self.model_wrapped, self._count_of(batch)).ask
+        ask = self.examiner(self.model_wrapped, self._count_of(batch)).ask
         ask(batch, self._count_of(batch), backward=True)
         for parameter, gradient in kept:
             parameter.grad = gradient
@@ -203,8 +226,7 @@ class TokenBudgetMixin:
         return self._get_num_items_in_batch([batch], self.args.device)
 
     def _most_passes(self, passes: int) -> int:
-        number = torch.tensor([passes], device=self.args.device)
-        return int(self.accelerator.gather(number).max())
+        return max(AllProcesses(self.accelerator).numbers(passes))
 
     def _is_sharded(self) -> bool:
         return is_sharded(self.model)
