@@ -341,6 +341,9 @@ def _check_takes_packed_rows(model):
     "Refuse what has no configuration of a text model, and encoder-decoders."
     if not hasattr(getattr(model, "config", None), "get_text_config"):
         raise _cannot_pack(model, {"reading its configuration": "there is none"})
+    if not hasattr(model.config.get_text_config(), "vocab_size"):
+        why = "its configuration has no vocab_size, so it takes no tokens"
+        raise _cannot_pack(model, {"drawing token ids": why})
     if getattr(model.config, "is_encoder_decoder", False):
         why = "the source and the target of a row have different lengths"
         raise _cannot_pack(model, {"an encoder and a decoder": why})

@@ -22,14 +22,28 @@ def _is_nest(value) -> bool:
         return False
     return any(isinstance(v, (torch.Tensor, PackedSequence, Mapping)) for v in value)
 
+def _rows_of_tensors(batch: Mapping) -> int | None:
+    sizes = {_leaf_rows(v) for v in batch.values() if not isinstance(v, list)} - {None}
+    return sizes.pop() if len(sizes) == 1 else None
+
+def _is_row_list(value, rows: int | None) -> bool:
+    "Whether a list holds the targets of each row, as those of object detection do."
+    if not isinstance(value, list) or not _is_nest(value) or len(value) != rows:
+        return False
+    return any(_leaf_rows(leaf) != rows for _, leaf in leaves(value))
+
 def leaves(
     nest: Any, # mappings, lists and tuples of anything
     path: tuple = (), # of the nest itself
 ) -> Iterator[tuple[tuple, object]]: # (path, leaf)
     "All leaves of a nest, each with the keys that lead to it."
     if isinstance(nest, Mapping):
+        rows = None if path else _rows_of_tensors(nest)
         for key, value in nest.items():
-            yield from leaves(value, (*path, key))
+            if _is_row_list(value, rows):
+                yield (*path, key), value
+            else:
+                yield from leaves(value, (*path, key))
     elif _is_nest(nest):
         for i, value in enumerate(nest):
             yield from leaves(value, (*path, i))
@@ -43,7 +57,10 @@ def map_leaves(
 ): # the same nest; mappings become dicts
     "A nest with every leaf replaced."
     if isinstance(nest, Mapping):
-        return {k: map_leaves(function, v, (*path, k)) for k, v in nest.items()}
+        rows = None if path else _rows_of_tensors(nest)
+        return {key: function((*path, key), value) if _is_row_list(value, rows)
+                else map_leaves(function, value, (*path, key))
+                for key, value in nest.items()}
     if not _is_nest(nest):
         return function(path, nest)
     values = [map_leaves(function, v, (*path, i)) for i, v in enumerate(nest)]

@@ -14,6 +14,7 @@ from accelerate.utils import broadcast_object_list
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from ..foundation.foreign import is_prepared, mark_prepared
+from ..foundation.mixins import set_for_now
 
 # %% ../../nbs/packed_sequence/dispatch.ipynb #958163fd
 def _filled_up(rows, first, world):
@@ -103,17 +104,19 @@ def dispatch_rows(
 ):
     "Let `accelerator` dispatch rows instead of the batches made of them."
     config, prepare = accelerator.dataloader_config, accelerator.prepare_data_loader
-    asked, config.dispatch_batches = config.dispatch_batches, False
 
     def prepare_data_loader(loader, *args, **kwargs):
-        if _wants_dispatch(loader, asked) and accelerator.num_processes > 1:
+        if not _wants_dispatch(loader, config.dispatch_batches):
+            return prepare(loader, *args, **kwargs)
+        if accelerator.num_processes > 1:
             device = accelerator.device if accelerator.device_placement else None
             _shuffle_by_epoch(loader, config)
             loader = _DispatchedLoader(
                 _RowsFromMain(loader, accelerator), device=device, batch_size=None,
                 collate_fn=_as_list, pin_memory=loader.pin_memory)
             mark_prepared(loader)
-        return prepare(loader, *args, **kwargs)
+        with set_for_now(config, dispatch_batches=False):
+            return prepare(loader, *args, **kwargs)
 
     accelerator.prepare_data_loader = prepare_data_loader
 

@@ -91,6 +91,12 @@ def _for_packed(smoother):
 # %% ../../nbs/packed_sequence/mixin.ipynb #a25ff1ab
 def _main_input(model): return getattr(model, "main_input_name", "input_ids")
 
+def _flat_main(inputs, model):
+    "`inputs` with a packed main input as a flat tensor; themselves without one."
+    name = _main_input(model)
+    packed = isinstance(inputs, Mapping) and isinstance(inputs.get(name), PackedSequence)
+    return flat_tokens(inputs, name) if packed else inputs
+
 def _rows_to_generate_from(
     model, # about to generate
     inputs, # a batch
@@ -171,6 +177,8 @@ class PackedSequenceMixin:
             self._signature_columns.append("attention_mask")
 
     def _prepare_input(self, data):
+        if torch.is_tensor(data) or isinstance(data, Mapping):
+            return super()._prepare_input(data)
         if isinstance(data, PackedSequence):
             return with_data(data, super()._prepare_input(data.data))
         if has_fields(data): return map_fields(self._prepare_input, data)
@@ -181,10 +189,10 @@ class PackedSequenceMixin:
         return super()._prepare_inputs(inputs)
 
     def _track_num_input_tokens(self, inputs):
-        return super()._track_num_input_tokens(flat_tokens(inputs, _main_input(self.model)))
+        return super()._track_num_input_tokens(_flat_main(inputs, self.model))
 
-    def floating_point_ops(self, inputs: Mapping):
-        return super().floating_point_ops(flat_tokens(inputs, _main_input(self.model)))
+    def floating_point_ops(self, inputs):
+        return super().floating_point_ops(_flat_main(inputs, self.model))
 
     def _get_num_items_in_batch(self, batch_samples, device):
         batches = [_pad_labels(batch) for batch in batch_samples]

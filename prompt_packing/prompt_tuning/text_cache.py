@@ -6,7 +6,6 @@
 __all__ = ['TextCacheCollator', 'TextCache']
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #afe5bef6
-import contextlib
 import hashlib
 import json
 import os
@@ -21,7 +20,7 @@ from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 from ..bucketing.collating import PaddedCollator
-from ..foundation.folders import FolderInUse, owned
+from ..foundation.folders import owned_in_turn
 from .backbone import real_positions
 from .facts import BackboneFacts, check_fits, find_facts
 from .frozen_text import frozen_view, text_pass
@@ -82,22 +81,13 @@ def _build_in_memory(passes, device, progress):
     return states, features
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #528ab886
-def _turn_at(path): # a context: the folder is this process's
-    while True:
-        stack = contextlib.ExitStack()
-        try:
-            stack.enter_context(owned(path, "a text cache"))
-            return stack
-        except FolderInUse: # its builder ends, or dies and frees it
-            time.sleep(0.2)
-
 def _build_on_disk(passes, store, max_bytes, progress):
     "Adds the missing batches to the store."
     store.path.mkdir(parents=True, exist_ok=True)
     store.read()
     if store.complete: # needs no right to write
         return
-    with _turn_at(store.path):
+    with owned_in_turn(store.path, "a text cache"):
         store.read() # another process may have built while this one waited
         there, count = sum(store.sizes), len(passes.plan.batches)
         check_room(passes.nbytes - there, store.path,
@@ -244,9 +234,9 @@ class TextCache(Dataset):
     ) -> "TextCache":
         """All texts of `dataset`; a cache that is in `path` is checked and used.
 
-        It is computed where the backbone is. A cache on a GPU needs
-        `dataloader_pin_memory=False` and no worker processes, since its batches are
-        there already. Raises `ValueError` where it would not be exact or not fit, for a
+        It is computed where the backbone is. A cache on a GPU needs no worker processes,
+        since its batches are there already; with transformers' own Trainer also
+        `dataloader_pin_memory=False`, which ours sets. Raises `ValueError` where it would not be exact or not fit, for a
         text longer than `token_budget` or the backbone's positions, and if `path` holds
         another cache; `OSError` for a full disk; `TypeError` if `dataset` is no
         `datasets.Dataset`."""
@@ -291,6 +281,10 @@ class TextCache(Dataset):
         row = {"text_states": self.states[start:start + n],
                "text_features": self.features[i], "text_made_by": self.made_by}
         return row if self.labels is None else row | {"labels": self.labels[i].tolist()}
+
+    @property
+    def on_device(self) -> bool: # its batches are there, and cannot be pinned
+        return self.states.device.type != "cpu"
 
     @property
     def nbytes(self) -> int: return self.states.nbytes + self.features.nbytes

@@ -12,14 +12,14 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock
 from huggingface_hub import constants
+from ..foundation.folders import (
+    aside_path, clean_leftovers, owned_in_turn, publish)
 from safetensors import SafetensorError
 from tqdm.auto import tqdm
 
@@ -135,27 +135,27 @@ def cached(
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{target}.lock"):
+    with owned_in_turn(target.parent, f"making {name} ready"):
         if target.is_dir():
             return target # another process was first
+        clean_leftovers(target.parent)
         _make_whole(target, name, package, make)
     return target
 
 def _make_whole(target, name, package, make):
-    root, part = target.parent, f"{target.name}.part-"
-    for stale in root.glob(f"{part}*"):
-        shutil.rmtree(stale, ignore_errors=True)
+    root, part = target.parent, aside_path(target)
     if shutil.disk_usage(root).free < package.disk:
         raise _disk_full(name, package, root)
-    with tempfile.TemporaryDirectory(
-            dir=root, prefix=part, ignore_cleanup_errors=True) as part:
-        try:
-            make(download(package, Path(part)), Path(part)/"whole")
-        except (OSError, RuntimeError, SafetensorError) as error: # a full disk, in words
-            if "No space left" not in str(error):
-                raise
-            raise _disk_full(name, package, root) from error
-        os.replace(Path(part)/"whole", target)
+    part.mkdir()
+    try:
+        make(download(package, part), part/"whole")
+        publish(part/"whole", target)
+    except (OSError, RuntimeError, SafetensorError) as error: # a full disk, in words
+        if "No space left" not in str(error):
+            raise
+        raise _disk_full(name, package, root) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 # %% ../../nbs/tasks/package_index.ipynb #0ef7093b
 def _disk_full(name, package, folder):
