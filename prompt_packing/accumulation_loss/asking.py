@@ -21,7 +21,7 @@ from .reading import (
 
 # %% auto #0
 __all__ = ['NoDropout', 'undisturbed', 'last_parameter', 'only_graph_of', 'is_sharded', 'Answer', 'ask_loss', 'rounding_of',
-           'is_near', 'gradients_agree']
+           'is_near', 'gradients_agree', 'all_gradients_agree']
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #43cfdfb6
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
@@ -150,6 +150,7 @@ class Answer:
     last: torch.Tensor | None = None # that parameter
     again: float | None = None # the loss when asked once more, buffers not put back
     with_other_seed: float | None = None # and with other random numbers
+    gradients: tuple = () # with respect to every parameter that trains, if wanted
 
     @property
     def noise(self) -> float: # absolute
@@ -171,6 +172,7 @@ def ask_loss(
     backward: bool = False, # compute the gradients, too
     gradients: bool = True, # of the last parameter; False for sharded models
     shares: list | None = None, # weigh each term of the loss by one of these
+    every: bool = False, # with the gradients of every parameter
 ) -> Answer:
     "The loss of a batch, as if nobody had asked."
     with undisturbed(model):
@@ -180,8 +182,8 @@ def ask_loss(
                 loss.backward()
             return Answer(float(loss.detach()))
         if shares is not None:
-            return _weighed_answer(loss_of, model, batch, last, shares)
-        answer = _answer(loss_of, model, batch, read, last, gradients)
+            return _weighed_answer(loss_of, model, batch, last, shares, every)
+        answer = _answer(loss_of, model, batch, read or every, last, gradients, every)
         if not again:
             return answer
         with torch.set_grad_enabled(read): # a loss may compute gradients itself
@@ -193,11 +195,14 @@ def ask_loss(
                 return replace(answer, with_other_seed=other, again=same)
         return replace(answer, with_other_seed=other, again=other)
 
-def _answer(loss_of, model, batch, read, last, gradients) -> Answer:
+def _trained(model: nn.Module) -> list:
+    return [p for p in model.parameters() if p.requires_grad]
+
+def _answer(loss_of, model, batch, read, last, gradients, every) -> Answer:
     keeps = torch.enable_grad() if read else torch.no_grad()
     if last is not None and not read:
         keeps = only_graph_of(model, last)
-    terms, why_not, gradient = None, "", None
+    terms, why_not, gradient, all_gradients = None, "", None, ()
     with keeps:
         loss = loss_of(batch)
         if read:
@@ -207,20 +212,24 @@ def _answer(loss_of, model, batch, read, last, gradients) -> Answer:
                 why_not = str(reason)
             if gradients and last is None and loss.grad_fn is not None:
                 last = last_parameter(loss)
-        if last is not None and loss.requires_grad:
+        if every:
+            all_gradients = torch.autograd.grad(loss, _trained(model), allow_unused=True)
+        elif last is not None and loss.requires_grad:
             gradient, = torch.autograd.grad(loss, last, allow_unused=True)
     value = float(loss.detach().cpu().double())
-    return Answer(value, terms, why_not, torch.finfo(loss.dtype).eps, gradient, last)
+    epsilon = torch.finfo(loss.dtype).eps
+    return Answer(value, terms, why_not, epsilon, gradient, last, gradients=all_gradients)
 
-def _weighed_answer(loss_of, model, batch, last, shares) -> Answer:
+def _weighed_answer(loss_of, model, batch, last, shares, every) -> Answer:
     "Value and gradient of the weighed sum of the terms. Raises `Unreadable`."
-    values, trained = [], [p for p in model.parameters() if p.requires_grad]
+    values, trained = [], _trained(model)
     with torch.enable_grad(), WeighedTerms() as terms:
         loss = loss_of(batch)
     terms.weigh(loss, read_terms(loss), shares, values.append)
     gradients = torch.autograd.grad(loss, trained, allow_unused=True)
     gradient = next((g for p, g in zip(trained, gradients) if p is last), None)
-    return Answer(float(sum(values)), None, "", torch.finfo(loss.dtype).eps, gradient, last)
+    return Answer(float(sum(values)), None, "", torch.finfo(loss.dtype).eps, gradient,
+                  last, gradients=gradients if every else ())
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #748cbeca
 def rounding_of(
@@ -255,3 +264,24 @@ def gradients_agree(
     most = min(max(20 * tolerance, 1e-6), 0.15)
     scale = max(float(first.norm()), float(second.norm()), 1e-10)
     return float((first - second).norm()) <= most * scale
+
+# %% ../../nbs/accumulation_loss/asking.ipynb #c7a1d0e4
+def all_gradients_agree(
+    whole: Answer, # of some rows, asked for every gradient
+    parts: list[Answer], # of parts of these rows
+    weights: list[float], # of these parts
+    tolerance: float, # of the losses, from `rounding_of`
+) -> bool:
+    "Whether the weighted sum of the parts' gradients is that of the whole."
+    difference = size = 0.0
+    for uncut, *cut in zip(whole.gradients, *(part.gradients for part in parts)):
+        terms = [g * w for g, w in zip(cut, weights) if g is not None and w]
+        together = sum(terms[1:], terms[0]) if terms else None
+        if uncut is None and together is None:
+            continue
+        zero = torch.zeros_like(together if uncut is None else uncut)
+        uncut, together = (zero if g is None else g for g in (uncut, together))
+        difference += float((uncut - together).square().sum())
+        size += float(uncut.square().sum())
+    most = min(max(20 * tolerance, 1e-6), 0.15)
+    return difference ** 0.5 <= most * max(size ** 0.5, 1e-10)

@@ -27,6 +27,7 @@ from .reading import number_of
 from .step import (
     Filler, Step, StepSum, Weightless, WeightsSeen, add_back, drop_gradients, filled_up,
     inverse, multiply_gradients, set_aside)
+from ..foundation.foreign import plain_forward
 from ..foundation.mixins import check_order, set_for_now
 from ..foundation.rows import (
     CannotJoin, join_rows, row_count, row_lengths, take_rows)
@@ -145,6 +146,7 @@ class ExactLossMixin:
         if alone and not self.cuts_steps():
             return False
         self._steps_begun += 1
+        model.train() # as transformers does before a step, and here before a look at it
         untold = not self.loss_facts.told # the same on all processes
         uneven = untold and self.processes.any(self._weights.differ)
         if self._is_resumed:
@@ -291,7 +293,7 @@ class ExactLossMixin:
         bare = self.accelerator.unwrap_model(model)
         sharded = is_sharded(bare)
         # without autocast, which accelerate puts around `forward`: the comparison is exact
-        plain = getattr(bare, "_original_forward", None)
+        plain = plain_forward(bare)
         exact = dict(forward=plain) if plain is not None else {}
         def ask(batch, num_items_in_batch, **options) -> Answer:
             def loss_of(batch):
@@ -301,7 +303,8 @@ class ExactLossMixin:
                         bare, dict(batch), num_items_in_batch=num_items_in_batch)
                 return made[0] if isinstance(made, tuple) else made
             return ask_loss(loss_of, bare, batch, **options, gradients=not sharded)
-        return Examiner(bare, ask, count, lambda batch: self.cut_step([batch]) or [batch])
+        def parts_of(batch): return self.cut_step([batch]) or [batch]
+        return Examiner(bare, ask, count, parts_of, asks_gradients=not sharded)
 
     def _sample(self, batches: list, number: int) -> list:
         "Batches to look at: this process's own, or some rows of every process."

@@ -13,7 +13,7 @@ from torch import nn
 from transformers.utils import logging
 
 from .asking import (
-    Answer, gradients_agree, is_near, rounding_of)
+    Answer, all_gradients_agree, gradients_agree, is_near, rounding_of)
 from .chunks import chunked_modules, in_chunks
 from .reading import Unreadable, same_proportions, share_of
 from ..foundation.rows import (
@@ -114,8 +114,10 @@ class Examiner:
         ask: Callable, # (batch, num_items_in_batch, **options of `ask_loss`) -> `Answer`
         count: torch.Tensor | int | None, # `num_items_in_batch` of the step
         parts_of: Callable, # batch -> the parts in which a step of these rows is computed
+        asks_gradients: bool = True, # False for sharded models
     ):
         self.model, self.count, self.parts_of = model, count, parts_of
+        self.asks_gradients = asks_gradients
         self._ask = ask
 
     def ask(self, batch, count, **options) -> Answer:
@@ -123,7 +125,7 @@ class Examiner:
         try:
             return self._ask(batch, count, **options)
         except RuntimeError:
-            if options.get("read"):
+            if options.get("read") or options.get("every"):
                 raise
             return self._ask(batch, count, **options | dict(read=True))
 
@@ -274,9 +276,11 @@ def _shares_of_terms(terms, parts: list) -> list[list[float]]:
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #28a12aba
 def _batches_to_join(batches: list, number: int) -> list:
-    "All batches of a small step at first, then two, others each time."
-    rows = [row_count(batch) or 0 for batch in batches]
-    if number == 0 and 1 < len(batches) <= 4 and sum(rows) <= 64:
+    "All batches of a small step; of a larger one two, others each time."
+    rows = [row_count(batch) for batch in batches]
+    if None in rows:
+        raise CannotJoin("the values of a batch do not agree on a number of rows")
+    if 1 < len(batches) <= 4 and sum(rows) <= 64:
         return batches
     if len(batches) == 1: # halves of one
         first = max(1, rows[0] // 3)
@@ -317,26 +321,32 @@ def examine(
         return said(replace(facts, way=way, told=True), "the weights of the parts are "
                     f"read, and not checked, since batches cannot be joined: {reason}",
                     exact=None)
+    dealt = list(_dealings(examiner, facts, parts, whole, number))
     try:
-        if number == 0:
-            facts = examiner.first_look(facts, whole)
-        if not facts.repeatable:
-            return said(replace(facts, way="weighs", told=True),
-                        "the same batch gives another loss each time: the weights of "
-                        "the parts are read, and cannot be checked", exact=None)
-        uncut = None
-        for dealt in _dealings(examiner, facts, parts, whole, number):
-            answers = examiner.answers(dealt, uncut and uncut.last)
-            if number == 0 and uncut is None:
-                facts = _look_at_padding(facts, examiner, parts, answers, whole)
-            if uncut is None:
-                last = next((a.last for a in answers if a.last is not None), None)
-                uncut = examiner.ask(whole, examiner.count, last=last)
-            facts = _after_comparison(examiner, facts, dealt, answers, uncut, whole)
+        return _looked_at(examiner, facts, dealt, parts, whole, number)
     except _FAILURES as error:
         return said(replace(facts, way="weighs", ordered=True, told=True),
                     f"a part of a step fails alone ({_short(error)}): each batch is kept "
                     "as it is, and weighs by what its loss is a mean over", exact=False)
+
+def _looked_at(examiner, facts, dealt, parts, whole, number: int) -> LossFacts:
+    if number == 0:
+        facts = examiner.first_look(facts, whole)
+    if not facts.repeatable:
+        return said(replace(facts, way="weighs", told=True),
+                    "the same batch gives another loss each time: the weights of the "
+                    "parts are read, and cannot be checked", exact=None)
+    uncut = None
+    for these in dealt[:1] if facts.ordered or facts.way == "chunks" else dealt:
+        answers = examiner.answers(these, uncut and uncut.last)
+        if uncut is None:
+            if number == 0:
+                facts = _look_at_padding(facts, examiner, parts, answers, whole)
+            last = next((a.last for a in answers if a.last is not None), None)
+            uncut = examiner.ask(whole, examiner.count, last=last)
+        facts = _after_comparison(examiner, facts, these, answers, uncut, whole)
+    if number == 0:
+        facts = _look_at_all_gradients(examiner, facts, whole)
     return facts
 
 def _dealings(examiner, facts, parts: list, whole, number: int):
@@ -347,6 +357,34 @@ def _dealings(examiner, facts, parts: list, whole, number: int):
         return
     first, second = _dealt_anew(whole, number)
     yield [*examiner.parts_of(first), *examiner.parts_of(second)]
+
+def _few_rows(whole) -> tuple:
+    "At most six rows, and two uneven parts of them."
+    few = take_rows(whole, range(min(row_count(whole), 6)), trim=True)
+    rows = row_count(few)
+    return few, [take_rows(few, range(rows // 3), trim=True),
+                 take_rows(few, range(rows // 3, rows), trim=True)]
+
+def _look_at_all_gradients(examiner, facts, whole) -> LossFacts:
+    "Once, of a few rows: gradients of every parameter, cut as steps will be."
+    few, parts = _few_rows(whole)
+    if facts.way in ("chunks", "rows", "unknown") or facts.ordered or facts.draws \
+            or not examiner.asks_gradients or row_count(few) < 3:
+        return facts
+    uncut = examiner.ask(few, examiner.count, every=True)
+    shares = _shares_of_terms(facts.terms, parts) if facts.way == "terms" else [None, None]
+    answers = [examiner.ask(part, examiner.count, every=True, shares=share)
+               for part, share in zip(parts, shares)]
+    weights = [1.0, 1.0]
+    if facts.way == "weighs":
+        weights = _normalized(_shares(answers)[0] or weights)
+    elif facts.way == "counts":
+        weights = _normalized(_counts_of(parts)[facts.mean_over])
+    rounding = rounding_of(examiner.model, uncut)
+    if all_gradients_agree(uncut, answers, weights, rounding):
+        return facts
+    return cut_model(examiner, facts, whole, "the gradients of some layers are not those "
+                     "of the parts, although the loss is")
 
 def _look_at_padding(facts, examiner, parts: list, answers: list, whole) -> LossFacts:
     "Say so if the loss of a batch depends on how wide it is padded."
@@ -444,9 +482,18 @@ def _problem_of_chunks(examiner, names, trims: bool, whole) -> str:
     tokens = max(int(lengths.max()), int(lengths.sum()) // 2)
     with in_chunks(examiner.model, names, tokens=tokens, trims=trims):
         cut = examiner.ask(whole, examiner.count)
-    if examiner.near(cut.value, usual.value, usual):
+    if not examiner.near(cut.value, usual.value, usual):
+        return f"in chunks the loss is {cut.value:.6g}, not {usual.value:.6g}"
+    if not examiner.asks_gradients:
         return ""
-    return f"in chunks the loss is {cut.value:.6g}, not {usual.value:.6g}"
+    few, _ = _few_rows(whole)
+    uncut = examiner.ask(few, examiner.count, every=True)
+    tokens = max(int(row_lengths(few).max()), int(row_lengths(few).sum()) // 2)
+    with in_chunks(examiner.model, names, tokens=tokens, trims=trims):
+        cut = examiner.ask(few, examiner.count, every=True)
+    if all_gradients_agree(uncut, [cut], [1.0], rounding_of(examiner.model, uncut)):
+        return ""
+    return "in chunks the gradient is another one"
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #0b8af3c8
 def said(

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ..foundation.foreign import input_shape
+
 # %% auto #0
 __all__ = ['Unreadable', 'Term', 'number_of', 'read_terms', 'silence', 'share_of', 'same_proportions', 'WeighedTerms',
            'without_nothing']
@@ -41,7 +43,7 @@ def _inputs(node) -> list:
     return [parent for parent, _ in node.next_functions]
 
 def _output_size(node) -> int:
-    return math.prod(node._input_metadata[0].shape)
+    return math.prod(input_shape(node))
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #965a39ab
 def _divisor(node, name: str) -> tuple:
@@ -156,6 +158,8 @@ def same_proportions(
     "Whether one number says how much more each term of one part weighs than another's."
     if not terms or not others:
         return True
+    if len(terms) != len(others):
+        return False
     if [t.is_mean for t in terms] != [t.is_mean for t in others]:
         return False
     if len(terms) == 1:

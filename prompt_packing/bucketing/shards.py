@@ -10,7 +10,6 @@ import functools
 import hashlib
 import itertools
 import json
-import logging
 import multiprocessing
 import os
 import pickle
@@ -24,6 +23,7 @@ from collections.abc import Sequence
 from concurrent.futures import (
     Executor, FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, wait)
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ from .collating import ListColumn
 from .files import blocks, token_encoder
 from .sources import FileSource
 from ..foundation.folders import (
-    DamagedFolder, FolderInUse, aside_path, clean_leftovers, owned, written)
+    DamagedFolder, aside_path, clean_leftovers, owned_in_turn, written)
 from ..foundation.text_files import BadRows, file_texts, row_name
 
 # %% auto #0
@@ -88,7 +88,9 @@ def _tokenize_file(task, encode):
     "Write the files of a shard under names of their own; their paths and the record."
     bad_rows = BadRows(task.bad_rows)
     parts = {ending: aside_path(f"{task.target}{ending}") for ending in _ENDINGS}
-    try:
+    with ExitStack() as leftovers, _said_if_full(task):
+        for part in parts.values():
+            leftovers.callback(part.unlink, missing_ok=True)
         ids = _id_blocks(task.path, task.column, encode, bad_rows)
         lengths, largest = _write_tokens(parts[".arrow"], ids)
         with open(parts[".npy"], "xb") as file:
@@ -104,16 +106,21 @@ def _tokenize_file(task, encode):
             "left out": bad_rows.count,
             "bytes": {ending: os.path.getsize(parts[ending]) for ending in _ENDINGS},
             "crc32": {ending: _crc32(parts[ending]) for ending in _ENDINGS}}
-    except BaseException as error:
-        for part in parts.values():
-            part.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:
-            raise OSError(
-                error.errno, f"no room for the tokens of {task.path} in {task.target}: "
-                f"{os.strerror(error.errno)}. Finished shards are kept: make room and "
-                "call again to go on with the others") from error
-        raise
+        leftovers.pop_all() # the files are whole, and stay
     return parts, record
+
+@contextmanager
+def _said_if_full(task):
+    "A full disk is reported with the file that was read and what to do."
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise OSError(
+            error.errno, f"no room for the tokens of {task.path} in {task.target}: "
+            f"{os.strerror(error.errno)}. Finished shards are kept: make room and "
+            "call again to go on with the others") from error
 
 _ENDINGS = (".arrow", ".npy")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -199,13 +206,23 @@ def _pickled(value):
             "functools.partial") from error
 
 # %% ../../nbs/bucketing/shards.ipynb #1436babc
+def _with_checksum(content):
+    "A dict for JSON, and in it the checksum of all the rest."
+    text = json.dumps(content, sort_keys=True)
+    return content | {"checksum": f"{zlib.crc32(text.encode()):08x}"}
+
+def _has_checksum(content):
+    "Whether a dict is as it was written: one flipped bit can be a word of a key."
+    rest = {key: value for key, value in content.items() if key != "checksum"}
+    return _with_checksum(rest) == content
+
 def _records(folder):
     "The records of shards whose files are there, as they were written."
     records = []
     for path in sorted(folder.glob("[0-9]*.json")):
         try:
             record = json.loads(path.read_text())
-            check_record(folder, record)
+            check_record(folder, record, path)
         except (ValueError, OSError):
             continue # damaged, or half removed: made again
         records.append(record)
@@ -214,6 +231,7 @@ def _records(folder):
 def check_record(
     folder: Path,
     record: dict, # of a shard, as it was read
+    path: Path, # of the file that holds it, for the message
 ):
     "Raise `DamagedFolder` if a shard is not as the record says."
     try:
@@ -222,12 +240,13 @@ def check_record(
         content = record["content"]["digest"], record["content"]["bytes"]
         usable = (re.fullmatch(r"\d{5,}", stem) and set(sizes) == set(_ENDINGS)
                   and all(type(n) is int and n > 0 for n in numbers)
-                  and set(record["crc32"]) == set(_ENDINGS) and all(content))
+                  and set(record["crc32"]) == set(_ENDINGS) and all(content)
+                  and _has_checksum(record))
     except (KeyError, TypeError, ValueError):
         usable = False
     if not usable:
-        raise DamagedFolder(f"{folder} has a record of a shard that is damaged, or was "
-                            "written by another version: call tokenize_corpus again")
+        raise DamagedFolder(f"{path}: a record of a shard is damaged, or was written "
+                            "by another version: call tokenize_corpus again")
     for ending, size in sizes.items():
         path = folder / f"{stem}{ending}"
         if not path.is_file():
@@ -294,7 +313,7 @@ def tokenize_corpus(
     digest = _tokenizer_digest(tokenizer, max_length)
     request = [files, column, digest, bad_rows]
     before = _read_text(folder / "manifest.json")
-    with _owned_in_turn(folder) as waited:
+    with owned_in_turn(folder, "tokenizing a corpus") as waited:
         if waited and _is_made(folder, request, before):
             return TokenShards(folder)
         clean_leftovers(folder)
@@ -310,36 +329,13 @@ def tokenize_corpus(
             tasks = list(todo.values())
             made = _run(tasks, tokenizer, digest, folder, executor, workers, progress)
             finished = _finished(records + made, files, contents)
-        _write_json(folder / "manifest.json", {
+        _write_json(folder / "manifest.json", _with_checksum({
             "request": request, "written": time.time_ns(), "tokenizer": digest,
-            "shards": finished})
+            "shards": finished}))
         _remove_others(folder, finished)
     return TokenShards(folder)
 
 # %% ../../nbs/bucketing/shards.ipynb #f7c39f08
-class _owned_in_turn:
-    "Own the folder, after all others that do; the value is whether there was one."
-    def __init__(self, folder):
-        self.folder, self.lock = folder, None
-
-    def __enter__(self):
-        waited = False
-        while True:
-            self.lock = owned(self.folder, "tokenizing a corpus")
-            try:
-                self.lock.__enter__()
-                return waited
-            except FolderInUse as error:
-                if not waited:
-                    _logger.warning("Waiting: %s", error)
-                waited = True
-                time.sleep(.2)
-
-    def __exit__(self, *error):
-        return self.lock.__exit__(*error)
-
-_logger = logging.getLogger(__name__)
-
 def _is_made(folder, request, before):
     "Whether the process that was waited for has made this corpus."
     now = _read_text(folder / "manifest.json")
@@ -377,8 +373,9 @@ def _run(tasks, tokenizer, digest, folder, executor, workers, progress):
     bar = _Bar(tasks, progress)
     records, errors = [], []
     try:
-        pending = {executor.submit(_tokenize_group, group, tokenizer)
-                   for group in groups}
+        places = {executor.submit(_tokenize_group, group, tokenizer): place
+                  for place, group in enumerate(groups)}
+        pending = set(places)
         while pending:
             done, pending = wait(pending, timeout=1, return_when=FIRST_COMPLETED)
             for future in done:
@@ -388,7 +385,7 @@ def _run(tasks, tokenizer, digest, folder, executor, workers, progress):
                     outcomes = [error]
                 for outcome in outcomes:
                     if isinstance(outcome, Exception):
-                        errors.append(outcome)
+                        errors.append((places[future], outcome))
                         continue
                     records.append(_publish(folder, digest, *outcome))
                     bar.add(records[-1])
@@ -397,8 +394,9 @@ def _run(tasks, tokenizer, digest, folder, executor, workers, progress):
         bar.close()
         if own:
             own.shutdown(cancel_futures=True)
-    if errors:
-        raise _readable(errors[0], len(records), len(tasks))
+    if errors: # that of the first file, whichever worker was first
+        _, error = min(errors, key=lambda place_and_error: place_and_error[0])
+        raise _readable(error, len(records), len(tasks))
     return records
 
 def _tokenize_group(tasks, tokenizer):
@@ -437,7 +435,7 @@ def _publish(folder, digest, parts, record):
     "Give the files of a shard their names, and write the record last."
     for ending, part in parts.items():
         os.replace(part, folder / f"{record['shard']}{ending}")
-    record = record | {"tokenizer": digest}
+    record = _with_checksum(record | {"tokenizer": digest})
     _write_json(folder / f"{record['shard']}.json", record)
     return record
 
@@ -534,7 +532,7 @@ class TokenShards:
         self.tokenizer: str = manifest["tokenizer"] # a digest
         self.shards: list[dict] = manifest["shards"] # a record of each
         for record in self.shards:
-            check_record(self.folder, record)
+            check_record(self.folder, record, self.folder / "manifest.json")
         self.first = np.cumsum([0] + [record["rows"] for record in self.shards])
         self._lengths = self._open = None
 
@@ -632,6 +630,8 @@ def _beyond(shards, n, vocab_size):
 def _read_manifest(folder):
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
+        if not _has_checksum(manifest):
+            raise ValueError
         return {"tokenizer": manifest["tokenizer"], "shards": list(manifest["shards"])}
     except FileNotFoundError:
         done = len(list(folder.glob("[0-9]*.json")))

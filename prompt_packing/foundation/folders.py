@@ -18,7 +18,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -34,8 +34,8 @@ except ImportError: # Windows
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['LOCK_NAME', 'MANIFEST_NAME', 'FolderInUse', 'owned', 'unique_name', 'aside_path', 'written', 'DamagedFolder',
-           'write_manifest', 'verify', 'sync_folder', 'publish', 'remove', 'clean_leftovers']
+__all__ = ['LOCK_NAME', 'MANIFEST_NAME', 'FolderInUse', 'owned', 'owned_in_turn', 'unique_name', 'aside_path', 'written',
+           'DamagedFolder', 'write_manifest', 'verify', 'sync_folder', 'publish', 'remove', 'clean_leftovers']
 
 # %% ../../nbs/foundation/folders.ipynb #6bd4c9f6
 LOCK_NAME = "_owner.lock" # transformers uploads no file that begins with _
@@ -172,6 +172,26 @@ def _release(path: Path, descriptor: int) -> None:
     except OSError:
         pass # Windows removes no open file; a file without a lock does no harm
     os.close(descriptor)
+
+# %% ../../nbs/foundation/folders.ipynb #efd23eb7
+@contextmanager
+def owned_in_turn(
+    folder: str | os.PathLike, # made if it does not exist
+    purpose: str, # what is written, for the message to others
+) -> Iterator[bool]: # whether another program had the folder before
+    "Lock `folder` as `owned` does, but wait for other programs that write there."
+    with ExitStack() as stack:
+        waited = False
+        while True:
+            try:
+                stack.enter_context(owned(folder, purpose))
+                break
+            except FolderInUse as error:
+                if not waited:
+                    _logger.warning(f"Waiting: {error}")
+                waited = True
+                time.sleep(0.2)
+        yield waited
 
 # %% ../../nbs/foundation/folders.ipynb #e93b7f33
 def unique_name() -> str:

@@ -6,12 +6,12 @@
 __all__ = ['TextCacheCollator', 'TextCache']
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #afe5bef6
-import contextlib
 import hashlib
 import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 from ..bucketing.collating import PaddedCollator
-from ..foundation.folders import FolderInUse, owned
+from ..foundation.folders import owned_in_turn
 from .backbone import real_positions
 from .facts import BackboneFacts, check_fits, find_facts
 from .frozen_text import frozen_view, text_pass
@@ -81,22 +81,13 @@ def _build_in_memory(passes, device, progress):
     return states, features
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #528ab886
-def _turn_at(path): # a context: the folder is this process's
-    while True:
-        stack = contextlib.ExitStack()
-        try:
-            stack.enter_context(owned(path, "a text cache"))
-            return stack
-        except FolderInUse: # its builder ends, or dies and frees it
-            time.sleep(0.2)
-
 def _build_on_disk(passes, store, max_bytes, progress):
     "Adds the missing batches to the store."
     store.path.mkdir(parents=True, exist_ok=True)
     store.read()
     if store.complete: # needs no right to write
         return
-    with _turn_at(store.path):
+    with owned_in_turn(store.path, "a text cache"):
         store.read() # another process may have built while this one waited
         there, count = sum(store.sizes), len(passes.plan.batches)
         check_room(passes.nbytes - there, store.path,
@@ -214,7 +205,10 @@ def _passes_of(model, dataset, dtype=None, token_budget=None, facts=None):
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #dc074419
 class TextCache(Dataset):
     "Keys and values of frozen texts: a data set for `Trainer(train_dataset=cache)`."
-    def __init__(self, passes, states, features, identity, path=None, seconds=0.0):
+    def __init__(
+            self, passes: TextPlan, states: np.ndarray | None,
+            features: np.ndarray | None, identity: dict, path: str | Path | None = None,
+            seconds: float = 0.0):
         plan = passes.plan
         self.starts, self.lengths, self.labels = plan.starts, plan.lengths, plan.labels
         self.states, self.features = states, features
@@ -226,22 +220,23 @@ class TextCache(Dataset):
     def build(
         cls,
         model:PreTrainedModel, # a prompt model or a causal decoder; serves every prompt
-        dataset, # columns `input_ids`, `labels` (and `attention_mask`, if padded)
+        dataset: Any, # columns `input_ids`, `labels` (and `attention_mask`, if padded)
         *,
-        path=None, # a folder, where building can be interrupted; None: in memory
+        # a folder, where building can be interrupted; None: in memory
+        path: str | Path | None = None,
         dtype:torch.dtype|None=None, # None: float16, or bfloat16 as the backbone
         token_budget:int|None=None, # tokens in a batch; None: 1,024. A GPU likes more
         max_bytes:int|None=None, # refuse a larger cache; None: what is free
-        tokenizer=None, # refuse a cache in `path` that was made with another
+        tokenizer: Any = None, # refuse a cache in `path` that was made with another
         progress:bool=True, # a bar that says the size
         device:torch.device|str|None=None, # keep the states there; None: on the CPU
         facts:BackboneFacts|None=None, # of the backbone; None: they are found
     ) -> "TextCache":
         """All texts of `dataset`; a cache that is in `path` is checked and used.
 
-        It is computed where the backbone is. A cache on a GPU needs
-        `dataloader_pin_memory=False` and no worker processes, since its batches are
-        there already. Raises `ValueError` where it would not be exact or not fit, for a
+        It is computed where the backbone is. A cache on a GPU needs no worker processes,
+        since its batches are there already; with transformers' own Trainer also
+        `dataloader_pin_memory=False`, which ours sets. Raises `ValueError` where it would not be exact or not fit, for a
         text longer than `token_budget` or the backbone's positions, and if `path` holds
         another cache; `OSError` for a full disk; `TypeError` if `dataset` is no
         `datasets.Dataset`."""
@@ -264,7 +259,7 @@ class TextCache(Dataset):
     @staticmethod
     def size(
         model:PreTrainedModel, # as in `build`
-        dataset, # as in `build`
+        dataset: Any, # as in `build`
         dtype:torch.dtype|None=None, # as in `build`
         facts:BackboneFacts|None=None, # as in `build`
     ) -> int: # bytes
@@ -288,6 +283,10 @@ class TextCache(Dataset):
         return row if self.labels is None else row | {"labels": self.labels[i].tolist()}
 
     @property
+    def on_device(self) -> bool: # its batches are there, and cannot be pinned
+        return self.states.device.type != "cpu"
+
+    @property
     def nbytes(self) -> int: return self.states.nbytes + self.features.nbytes
 
     @property
@@ -305,7 +304,7 @@ class TextCache(Dataset):
         states = self.states
         return self.__dict__ | {"states": (states.shape, states.dtype, states.device)}
 
-    def __setstate__(self, state):
+    def __setstate__(self, state: dict):
         self.__dict__.update(state)
         if self.path is not None:
             shape, dtype, device = self.states

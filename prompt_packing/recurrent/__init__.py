@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['Layout', 'RecurrentConfig', 'RecurrentEncoderDecoder', 'RecurrentForCausalLM', 'RecurrentForSequenceClassification',
-           'RecurrentForTokenClassification', 'RecurrentModel', 'RecurrentPreTrainedModel', 'RecurrentState',
-           'on_tokens']
+           'RecurrentForTokenClassification', 'RecurrentModel', 'RecurrentState', 'on_tokens']
 
 # %% ../../nbs/recurrent/index.ipynb #1ccf5b74
 from .encoder_decoder import RecurrentEncoderDecoder
@@ -14,9 +13,10 @@ from .heads import RecurrentForSequenceClassification
 from .heads import RecurrentForTokenClassification
 from .layout import Layout, on_tokens
 from .model import RecurrentConfig, RecurrentModel
-from .model import RecurrentPreTrainedModel, RecurrentState
+from .model import RecurrentState
 
 # %% ../../nbs/recurrent/index.ipynb #recu0003
-_all_ = ["Layout", "RecurrentConfig", "RecurrentEncoderDecoder", "RecurrentForCausalLM",
-         "RecurrentForSequenceClassification", "RecurrentForTokenClassification",
-         "RecurrentModel", "RecurrentPreTrainedModel", "RecurrentState", "on_tokens"]
+_all_ = ["Layout", "RecurrentConfig", "RecurrentEncoderDecoder",
+         "RecurrentForCausalLM", "RecurrentForSequenceClassification",
+         "RecurrentForTokenClassification", "RecurrentModel", "RecurrentState",
+         "on_tokens"]

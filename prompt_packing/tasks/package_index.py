@@ -12,13 +12,15 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock
 from huggingface_hub import constants
+from ..foundation.folders import (
+    aside_path, clean_leftovers, owned_in_turn, publish)
+from safetensors import SafetensorError
 from tqdm.auto import tqdm
 
 # %% ../../nbs/tasks/package_index.ipynb #975851a4
@@ -52,7 +54,8 @@ def _run_with_bar(command, env, package, folder):
     "Run pip to its end with a progress bar; its exit status and what it said."
     bar = tqdm(total=package.size, unit="B", unit_scale=True, desc=package.requirement)
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with bar, subprocess.Popen(command, env=env, **how) as process:
+    with bar, subprocess.Popen(command, env=env, **how) as process, ExitStack() as stack:
+        stack.callback(process.kill) # after Ctrl-C; nothing happens to one that has ended
         while True:
             try:
                 said, _ = process.communicate(timeout=0.1)
@@ -60,9 +63,6 @@ def _run_with_bar(command, env, package, folder):
             except subprocess.TimeoutExpired:
                 arrived = min(package.size, _bytes_in(folder/"temporary"))
                 bar.update(max(0, arrived - bar.n))
-            except BaseException:
-                process.kill()
-                raise
         if process.returncode == 0:
             bar.update(package.size - bar.n)
     return process.returncode, said
@@ -135,27 +135,27 @@ def cached(
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{target}.lock"):
+    with owned_in_turn(target.parent, f"making {name} ready"):
         if target.is_dir():
             return target # another process was first
+        clean_leftovers(target.parent)
         _make_whole(target, name, package, make)
     return target
 
 def _make_whole(target, name, package, make):
-    root, part = target.parent, f"{target.name}.part-"
-    for stale in root.glob(f"{part}*"):
-        shutil.rmtree(stale, ignore_errors=True)
+    root, part = target.parent, aside_path(target)
     if shutil.disk_usage(root).free < package.disk:
         raise _disk_full(name, package, root)
-    with tempfile.TemporaryDirectory(
-            dir=root, prefix=part, ignore_cleanup_errors=True) as part:
-        try:
-            make(download(package, Path(part)), Path(part)/"whole")
-        except Exception as error:
-            if "No space left" not in str(error):
-                raise
-            raise _disk_full(name, package, root) from error
-        os.replace(Path(part)/"whole", target)
+    part.mkdir()
+    try:
+        make(download(package, part), part/"whole")
+        publish(part/"whole", target)
+    except (OSError, RuntimeError, SafetensorError) as error: # a full disk, in words
+        if "No space left" not in str(error):
+            raise
+        raise _disk_full(name, package, root) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 # %% ../../nbs/tasks/package_index.ipynb #0ef7093b
 def _disk_full(name, package, folder):

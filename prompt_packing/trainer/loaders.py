@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from accelerate.data_loader import DataLoaderShard
 from torch.utils.data import DataLoader, IterableDataset
 from tqdm.auto import tqdm
 from transformers.trainer_utils import seed_worker
@@ -21,12 +22,14 @@ from transformers.utils import logging
 from ..bucketing.collating import PaddedCollator, TokenRows, dataset_lengths
 from ..bucketing.cut import deal_packed_rows, deal_rows
 from ..bucketing.steps import StepPlan, plan_steps
+from ..foundation.rows import map_leaves
 
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
 __all__ = ['same_random_numbers', 'measured_lengths', 'StepSampler', 'PlannedSteps', 'reading_options', 'data_seed',
-           'planned_loader', 'in_memory', 'ReadyBatches', 'ready_loader', 'StreamLoader', 'stream_loader']
+           'planned_loader', 'in_memory', 'ReadyBatches', 'ready_loader', 'StreamLoader', 'stream_loader',
+           'leave_on_host', 'sent_to_device']
 
 # %% ../../nbs/trainer/loaders.ipynb #adf4ff51
 @contextmanager
@@ -287,3 +290,27 @@ def stream_loader(stream, args, is_training: bool) -> DataLoader:
 class _OnePass(IterableDataset):
     def __init__(self, stream): self.stream = stream
     def __iter__(self): return iter(self.stream)
+
+# %% ../../nbs/trainer/loaders.ipynb #aec231af
+def leave_on_host(
+    loader: DataLoader, # as accelerate has prepared it
+) -> None:
+    "Batches of this loader are not moved to the device."
+    if isinstance(loader, DataLoaderShard):
+        loader.device = None
+
+def sent_to_device(
+    batch, # of tensors on the CPU
+    device: torch.device,
+    pin: bool, # copy by way of pinned memory, where the device can read it
+    non_blocking: bool, # go on before the copy has arrived
+): # the batch on the device; packed sequences stay where they are
+    "A batch is sent to the device."
+    pin = pin and device.type not in ("cpu", "mps")
+    def sent(path, leaf):
+        if not torch.is_tensor(leaf) or leaf.device == device:
+            return leaf
+        if pin and leaf.device.type == "cpu":
+            leaf = leaf.pin_memory()
+        return leaf.to(device, non_blocking=non_blocking)
+    return map_leaves(sent, batch)

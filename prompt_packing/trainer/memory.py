@@ -49,12 +49,12 @@ def peak_of(
     device: torch.device,
 ) -> int: # bytes
     "Bytes that one pass needs besides the parameters."
-    if device.type == "cpu":
+    memory = torch.get_device_module(device)
+    if not hasattr(memory, "reset_peak_memory_stats"): # the CPU's, and Apple's GPUs'
         with kept_bytes() as kept:
             run(batch)
         return kept.besides(model)
     torch.accelerator.synchronize()
-    memory = torch.get_device_module(device)
     memory.reset_peak_memory_stats(device)
     before = memory.memory_allocated(device)
     run(batch)
@@ -93,6 +93,8 @@ def free_bytes(
     "Memory for activations."
     if device.type == "cpu":
         free = psutil.virtual_memory().available
+    elif device.type == "mps":
+        free = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
     else:
         memory = torch.get_device_module(device)
         free, _ = memory.mem_get_info(device)
