@@ -19,7 +19,8 @@ from .. import __version__
 from .corpus import tokenize, tokens_json, tokens_text
 from prompt_packing.cli.options import (
     Checkpoint, Column, CsvFile, Folder, Head, Model, OutputDir, Parser, Picture,
-    Sentences, Text, TextFiles, Tokenizer, Whole, add_options, chapter, check_words, in_option_names, prepare,
+    Sentences, Text, TextFiles, Tokenizer, Whole, add_options, chapter, check_words,
+    in_option_names, prepare,
     remove_empty)
 from prompt_packing.cli.training import (
     compare, comparison_json, comparison_text, predict, predictions_csv,
