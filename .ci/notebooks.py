@@ -2,7 +2,13 @@
 
     python .ci/notebooks.py                                  # test all
     python .ci/notebooks.py nbs/bucketing/plan.ipynb         # test one
+    python .ci/notebooks.py nbs/bucketing/plan.ipynb::3f2a  # test one as far as the cell of this id (its beginning is enough)
     python .ci/notebooks.py --keep [--flags slow] [--force] nbs/stories/a_story.ipynb
+
+A test fails at the first exception, and at the end where a cell's output differs from the stored one: words must be
+alike, numbers within 2% (`outputs.py` has the rule). A cell that begins with `#| varies` prints what differs from
+run to run or from machine to machine, such as seconds; a notebook with `varies: true` in its front matter prints
+little else. `--any-output` compares nothing, for other releases of the libraries.
 
 A server imports the heavy libraries once; every notebook runs in a fork of it. Notebooks whose front matter says
 `skip_exec: true` run only with `--force`, cells with a flag of `tst_flags` in settings.ini only when `--flags` names it.
@@ -16,11 +22,13 @@ import multiprocessing
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from outputs import difference
 from PIL import Image
 
 root = Path(__file__).resolve().parent.parent
@@ -28,8 +36,10 @@ SHARED = ["torch", "transformers", "transformers.trainer", "transformers.models.
           "matplotlib.pyplot", "sklearn.linear_model", "nbdev.process", "execnb.shell", "fastcore.all"]
 
 
-def run(fname, skip_flags, force, keep, log, temp):
-    "Run one notebook in this process; exits with 1 at the first exception, with 3 where its front matter skips it."
+def run(fname, until, skip_flags, force, keep, compare, log, temp):
+    """Run one notebook in this process, as far as the cell whose id begins with `until`.
+
+    Exits with 1 at the first exception or where outputs differ, with 3 where its front matter skips it."""
     sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2): os.dup2(sink, stream)
     gc.freeze()  # what the server imported need not be searched at each of transformers' gc.collect()
@@ -38,13 +48,15 @@ def run(fname, skip_flags, force, keep, log, temp):
     from nbdev.frontmatter import FrontmatterProc
     from nbdev.process import NBProcessor
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell ignores it, and so would its children
     multiprocessing.set_start_method("fork", force=True)  # as scripts have it; a forkserver would import all again for a DataLoader's workers
     os.environ.update(IN_TEST="1", TMPDIR=temp)
     tempfile.tempdir = temp
     sys.path.insert(0, str(root))
     os.chdir(fname.parent)
     processed = NBProcessor(fname, procs=FrontmatterProc, process=True).nb
-    skip = str(getattr(processed, "frontmatter_", {}).get("skip_exec", False)).lower() == "true"
+    front = {key: str(value).lower() == "true" for key, value in getattr(processed, "frontmatter_", {}).items()}
+    skip = front.get("skip_exec", False)
     if skip and not force: sys.exit(3)
     directives = {c.id: getattr(c, "directives_", None) or {} for c in processed.cells if c.cell_type == "code"}
 
@@ -53,15 +65,27 @@ def run(fname, skip_flags, force, keep, log, temp):
         return cell.cell_type != "code" or found.get("eval:", [""])[0].lower() == "false" or bool(skip_flags & found.keys())
 
     shell, nb = CaptureShell(fname), read_nb(fname)
+    if until: del nb.cells[last_cell(nb.cells, until) + 1:]
     ran = [c for c in nb.cells if not passed_over(c)]
+    stored = {c.id: c.get("outputs", []) for c in ran if "varies" not in directives[c.id]}
     for cell in ran: cell.outputs = []
     try: shell.run_all(nb, exc_stop=True, preproc=passed_over)
     except BaseException:
         print(shell.prettytb(fname=fname))
         sys.exit(1)
-    if not keep: return
     for cell in ran: cell.outputs = [o for o in map(tidy, cell.get("outputs", [])) if o.get("output_type") != "stream" or "".join(o["text"]).strip()]
-    write_nb(nb, fname)
+    if keep: return write_nb(nb, fname)
+    if not compare or front.get("varies"): return
+    differ = [(cell, words) for cell in ran if cell.id in stored and (words := difference(stored[cell.id], cell.outputs))]
+    for cell, words in differ: print(f"cell {fname.relative_to(root)}::{cell.id} {words}")
+    sys.exit(bool(differ))
+
+
+def last_cell(cells, until):
+    "Index of the cell whose id begins with `until`."
+    found = [i for i, cell in enumerate(cells) if cell.get("id", "").startswith(until)]
+    if len(found) != 1: raise SystemExit(f"{len(found)} cells have an id that begins with {until}")
+    return found[0]
 
 
 def tidy(output):
@@ -87,10 +111,12 @@ def few_colors(png):
 
 class Job:
     "One notebook under way."
-    def __init__(self, context, fname, *settings):
+    def __init__(self, context, place, *settings):
+        name, _, until = str(place).partition("::")
+        fname = Path(name).resolve()
         self.fname, self.start, self.log = fname, time.time(), root / f".ci.{os.getpid()}.{'.'.join(fname.relative_to(root).parts)}.log"
         self.temp = tempfile.mkdtemp()  # what a notebook leaves there is gone with it
-        self.process = context.Process(target=run, args=(fname, *settings, self.log, self.temp))
+        self.process = context.Process(target=run, args=(fname, until, *settings, self.log, self.temp))
         self.process.start()
 
     def ended(self, limit):
@@ -111,8 +137,9 @@ class Job:
         return outcome
 
 
-def order(fname):
+def order(place):
     "Notebooks with processes of their own and long trainings first, so that two workers end together."
+    fname = Path(str(place).partition("::")[0]).resolve()
     return "reliability" not in fname.parts, -fname.stat().st_size
 
 
@@ -124,15 +151,17 @@ def main():
     parser.add_argument("--force", action="store_true", help="run notebooks that say skip_exec too")
     parser.add_argument("--workers", type=int, default=int(os.environ.get("WORKERS", 2)))
     parser.add_argument("--limit", type=float, default=900, help="seconds that one notebook may take")
+    parser.add_argument("--any-output", action="store_true", help="compare no outputs")
     args = parser.parse_args()
+    settings = args.force, args.keep, not args.any_output
     from nbdev.config import get_config
     skip_flags = set(get_config().tst_flags.split()) - set(args.flags.split())
     found = args.notebooks or [p for p in (root / "nbs").rglob("*.ipynb") if not any(part.startswith(".") for part in p.parts)]
-    waiting, running, outcomes = sorted({p.resolve() for p in found}, key=order), [], []
+    waiting, running, outcomes = sorted(set(found), key=order), [], []
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(SHARED)
     while waiting or running:
-        while waiting and len(running) < args.workers: running.append(Job(context, waiting.pop(0), skip_flags, args.force, args.keep))
+        while waiting and len(running) < args.workers: running.append(Job(context, waiting.pop(0), skip_flags, *settings))
         for job in [j for j in running if j.ended(args.limit)]:
             running.remove(job)
             outcomes.append(job.report())

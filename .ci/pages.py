@@ -2,12 +2,18 @@
 import ast
 import re
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+import nbformat
 from execnb.nbio import read_nb
 
 root = Path(__file__).resolve().parent.parent
 LONGEST_LINE, MOST_CELLS = 100, 72
+RETURNED = {  # public names that users get from a call, or that transformers calls for them, and never type
+    "BackboneFacts", "LossFacts", "Task"}
+USED_AT_HOME = {  # public names that no other page uses yet: this list may only become shorter
+    "create_wiki_dataloader", "pad_nest", "prompt_features", "register_loss", "tour", "use_named_loss"}
 
 
 def directives(cell): return re.findall(r"^#\s*\|\s*(\w+)", cell.source, flags=re.M)
@@ -50,6 +56,55 @@ def look(path):
     return row, [f"{row[0]}: {fault}" for fault in faults]
 
 
+def invalid(path):
+    "Why nbformat refuses a notebook, or nothing; Quarto and nbdev drop what is invalid without a word, or stop at it."
+    try: nbformat.validate(nbformat.read(path, as_version=nbformat.NO_CONVERT))
+    except (nbformat.ValidationError, ValueError, KeyError, AttributeError) as error:
+        return [f"{path.relative_to(root / 'nbs')}: is no valid notebook: {str(error).splitlines()[0]}"]
+    return []
+
+
+def public_names():
+    "name -> folders whose `__all__` holds it."
+    found = {}
+    for file in sorted((root / "prompt_packing").glob("*/__init__.py")):
+        lists = [node.value for node in ast.parse(file.read_text()).body
+                 if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"]
+        for name in (element.value for each in lists for element in each.elts): found.setdefault(name, set()).add(file.parent.name)
+    return found
+
+
+def homes():
+    "name -> pages that define it, of functions and classes."
+    spec = spec_from_file_location("modidx", root / "prompt_packing/_modidx.py")
+    spec.loader.exec_module(index := module_from_spec(spec))
+    found = {}
+    for module, names in index.d["syms"].items():
+        page = module.removeprefix("prompt_packing.").replace(".", "/")
+        for name in names: found.setdefault(name.split(".")[-1], set()).add(page)
+    return found
+
+
+def used_text(path):
+    "What a page runs or shows in a block of code, its imports aside."
+    parts = []
+    for cell in read_nb(path).cells:
+        if cell.cell_type == "markdown": parts += re.findall(r"```.*?```", cell.source, flags=re.S)
+        elif not {"export", "exports", "exporti"} & set(directives(cell)):
+            parts.append(re.sub(r"^(from|import) [^(\n]*(\([^)]*\))?$", "", cell.source, flags=re.M))
+    return "\n".join(parts)
+
+
+def only_at_home(paths):
+    "Public names that no page uses but their chapter and the page that defines them."
+    texts = {str(path.relative_to(root / "nbs").with_suffix("")): used_text(path) for path in paths}
+    places, found = homes(), []
+    for name, folders in public_names().items():
+        own = {f"{folder}/index" for folder in folders} | places.get(name, set())
+        if not any(re.search(rf"\b{name}\b", text) for page, text in texts.items() if page not in own): found.append(name)
+    return found
+
+
 def main():
     paths = sorted(p for p in (root / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
     rows, faults = zip(*map(look, paths))
@@ -59,7 +114,11 @@ def main():
         print(f"{name:38}{cells:6}{prose:7.0%}{lines:9}{shown:>7}{longest:8}")
     exported, visible = sum(r[3] for r in rows), sum(r[3] * r[4] for r in rows if r[4] is not None)
     print(f"{len(rows)} pages, {exported} exported lines, {visible / exported:.0%} of them shown")
-    broken = [fault for found in faults for fault in found]
+    alone, names = set(only_at_home(paths)), public_names()
+    print(f"{len(names)} public names, {len(alone)} of them used on no other page: {', '.join(sorted(alone))}")
+    broken = [fault for found in faults for fault in found] + [fault for path in paths for fault in invalid(path)]
+    broken += [f"{name}: public, and no page but its own uses it" for name in sorted(alone - RETURNED - USED_AT_HOME)]
+    broken += [f"{name}: used elsewhere now, so drop it from USED_AT_HOME" for name in sorted(USED_AT_HOME - alone)]
     print(*broken, sep="\n")
     sys.exit(bool(broken))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,11 +16,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
-from .reading import Term, Unreadable, read_terms
+from .reading import (
+    Term, Unreadable, WeighedTerms, read_terms)
 
 # %% auto #0
 __all__ = ['NoDropout', 'undisturbed', 'last_parameter', 'only_graph_of', 'is_sharded', 'Answer', 'ask_loss', 'rounding_of',
-           'is_near', 'gradients_agree']
+           'is_near', 'gradients_agree', 'all_gradients_agree']
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #43cfdfb6
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
@@ -55,6 +56,11 @@ def _restore_buffers(model: nn.Module, before: dict[str, torch.Tensor]):
             if kept is not None and kept.shape == buffer.shape:
                 buffer.copy_(kept)
 
+def _set_seeds(seed: int):
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
 @contextmanager
 def undisturbed(
     model: nn.Module, # its modules keep their modes
@@ -68,9 +74,7 @@ def undisturbed(
     kind = {} if device.type == "cpu" else dict(device_type=device.type)
     try:
         with torch.random.fork_rng(several, **kind), NoDropout():
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed)
+            _set_seeds(seed)
             yield
     finally:
         random.setstate(python)
@@ -144,6 +148,19 @@ class Answer:
     epsilon: float = 0.0 # of the loss's dtype: what rounding can change
     gradient: torch.Tensor | None = None # with respect to the last parameter
     last: torch.Tensor | None = None # that parameter
+    again: float | None = None # the loss when asked once more, buffers not put back
+    with_other_seed: float | None = None # and with other random numbers
+    gradients: tuple = () # with respect to every parameter that trains, if wanted
+
+    @property
+    def noise(self) -> float: # absolute
+        """What rounding can change in a loss whose summands cancel.
+
+        Their size is about that of the gradient times the parameter."""
+        if self.gradient is None:
+            return 0.0
+        size = float(self.gradient.norm()) * float(self.last.detach().norm())
+        return 10 * self.epsilon * size
 
 def ask_loss(
     loss_of: Callable, # batch -> loss, one number
@@ -151,28 +168,41 @@ def ask_loss(
     batch, # what `loss_of` takes
     read: bool = False, # with the whole graph: read what the loss is a mean over
     last: torch.Tensor | None = None, # the last parameter; None: found where `read`
-    again: bool = False, # ask twice without putting buffers back; the second answer
+    again: bool = False, # ask twice more, without putting buffers back in between
     backward: bool = False, # compute the gradients, too
     gradients: bool = True, # of the last parameter; False for sharded models
+    shares: list | None = None, # weigh each term of the loss by one of these
+    every: bool = False, # with the gradients of every parameter
 ) -> Answer:
     "The loss of a batch, as if nobody had asked."
     with undisturbed(model):
-        if again:
-            with torch.no_grad():
-                loss_of(batch)
-            torch.manual_seed(0)
         if backward:
             with torch.enable_grad():
                 loss = loss_of(batch)
                 loss.backward()
             return Answer(float(loss.detach()))
-        return _answer(loss_of, model, batch, read, last, gradients)
+        if shares is not None:
+            return _weighed_answer(loss_of, model, batch, last, shares, every)
+        answer = _answer(loss_of, model, batch, read or every, last, gradients, every)
+        if not again:
+            return answer
+        with torch.set_grad_enabled(read): # a loss may compute gradients itself
+            _set_seeds(1)
+            other = float(loss_of(batch).detach())
+            if other != answer.value:
+                _set_seeds(0)
+                same = float(loss_of(batch).detach())
+                return replace(answer, with_other_seed=other, again=same)
+        return replace(answer, with_other_seed=other, again=other)
 
-def _answer(loss_of, model, batch, read, last, gradients) -> Answer:
+def _trained(model: nn.Module) -> list:
+    return [p for p in model.parameters() if p.requires_grad]
+
+def _answer(loss_of, model, batch, read, last, gradients, every) -> Answer:
     keeps = torch.enable_grad() if read else torch.no_grad()
     if last is not None and not read:
         keeps = only_graph_of(model, last)
-    terms, why_not, gradient = None, "", None
+    terms, why_not, gradient, all_gradients = None, "", None, ()
     with keeps:
         loss = loss_of(batch)
         if read:
@@ -182,10 +212,24 @@ def _answer(loss_of, model, batch, read, last, gradients) -> Answer:
                 why_not = str(reason)
             if gradients and last is None and loss.grad_fn is not None:
                 last = last_parameter(loss)
-        if last is not None and loss.requires_grad:
+        if every:
+            all_gradients = torch.autograd.grad(loss, _trained(model), allow_unused=True)
+        elif last is not None and loss.requires_grad:
             gradient, = torch.autograd.grad(loss, last, allow_unused=True)
     value = float(loss.detach().cpu().double())
-    return Answer(value, terms, why_not, torch.finfo(loss.dtype).eps, gradient, last)
+    epsilon = torch.finfo(loss.dtype).eps
+    return Answer(value, terms, why_not, epsilon, gradient, last, gradients=all_gradients)
+
+def _weighed_answer(loss_of, model, batch, last, shares, every) -> Answer:
+    "Value and gradient of the weighed sum of the terms. Raises `Unreadable`."
+    values, trained = [], _trained(model)
+    with torch.enable_grad(), WeighedTerms() as terms:
+        loss = loss_of(batch)
+    terms.weigh(loss, read_terms(loss), shares, values.append)
+    gradients = torch.autograd.grad(loss, trained, allow_unused=True)
+    gradient = next((g for p, g in zip(trained, gradients) if p is last), None)
+    return Answer(float(sum(values)), None, "", torch.finfo(loss.dtype).eps, gradient,
+                  last, gradients=gradients if every else ())
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #748cbeca
 def rounding_of(
@@ -202,9 +246,11 @@ def is_near(
     first: float,
     second: float,
     tolerance: float, # relative
+    noise: float = 0.0, # absolute, of a loss whose summands cancel
 ) -> bool:
     "Whether two losses are the same but for rounding; never where one is not a number."
-    return abs(first - second) <= tolerance * max(abs(first), abs(second), 1e-12)
+    size = max(abs(first), abs(second), 1e-12)
+    return abs(first - second) <= max(tolerance * size, noise)
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #ef4c7cd4
 def gradients_agree(
@@ -218,3 +264,24 @@ def gradients_agree(
     most = min(max(20 * tolerance, 1e-6), 0.15)
     scale = max(float(first.norm()), float(second.norm()), 1e-10)
     return float((first - second).norm()) <= most * scale
+
+# %% ../../nbs/accumulation_loss/asking.ipynb #c7a1d0e4
+def all_gradients_agree(
+    whole: Answer, # of some rows, asked for every gradient
+    parts: list[Answer], # of parts of these rows
+    weights: list[float], # of these parts
+    tolerance: float, # of the losses, from `rounding_of`
+) -> bool:
+    "Whether the weighted sum of the parts' gradients is that of the whole."
+    difference = size = 0.0
+    for uncut, *cut in zip(whole.gradients, *(part.gradients for part in parts)):
+        terms = [g * w for g, w in zip(cut, weights) if g is not None and w]
+        together = sum(terms[1:], terms[0]) if terms else None
+        if uncut is None and together is None:
+            continue
+        zero = torch.zeros_like(together if uncut is None else uncut)
+        uncut, together = (zero if g is None else g for g in (uncut, together))
+        difference += float((uncut - together).square().sum())
+        size += float(uncut.square().sum())
+    most = min(max(20 * tolerance, 1e-6), 0.15)
+    return difference ** 0.5 <= most * max(size ** 0.5, 1e-10)

@@ -21,6 +21,7 @@ from transformers import PretrainedConfig, TrainingArguments
 from .asking import Answer, ask_loss, undisturbed
 from .exact import ExactLossMixin
 from .facts import Examiner, LossFacts, examine
+from ..foundation.foreign import set_sync
 from ..foundation.mixins import set_for_now
 from ..foundation.rows import (
     join_rows, row_count, row_lengths, take_rows)
@@ -44,10 +45,10 @@ def _step(trainer, batches: list, accumulation: int, processes: int) -> tuple:
                                              trainer.args.device)
     with set_for_now(accelerator.state, num_processes=processes):
         for number, batch in enumerate(found):
-            accelerator.gradient_state._set_sync_gradients(number == len(found) - 1)
+            set_sync(accelerator, number == len(found) - 1)
             trainer.current_gradient_accumulation_steps = accumulation
             loss += float(trainer.training_step(trainer.model, batch, items))
-    accelerator.gradient_state._set_sync_gradients(True)
+    set_sync(accelerator, True)
     scaler = accelerator.scaler
     scale = processes * (scaler.get_scale() if scaler else 1)
     return loss / processes, _taken_gradient(trainer.model, scale), items
@@ -148,7 +149,7 @@ def audit_loss(
         steps = steps or max(4, trainer.args.gradient_accumulation_steps)
         batches = _taken_batches(trainer, given, batches, steps)
         trainer.model.zero_grad(set_to_none=True)
-        trainer.accelerator.gradient_state._set_sync_gradients(True)
+        set_sync(trainer.accelerator, True)
         with _eval_mode_stays(trainer):
             return _audit(trainer, [trainer._prepare_inputs(b) for b in batches])
 

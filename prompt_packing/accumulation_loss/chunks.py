@@ -12,11 +12,11 @@ from contextlib import contextmanager, nullcontext
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from .asking import NoDropout
+from ..foundation.foreign import (
+    BatchNorm, tree_flatten, tree_map, tree_unflatten)
 from ..foundation.rows import row_count, row_lengths, take_rows
 
 # %% auto #0
@@ -37,7 +37,7 @@ def _gives_rows(inputs, outputs) -> bool:
 def _topmost(module: nn.Module, name: str, cuttable: dict) -> list[str]:
     if not any(True for _ in module.parameters()):
         return []
-    couples = any(isinstance(part, _BatchNorm) for part in module.modules())
+    couples = any(isinstance(part, BatchNorm) for part in module.modules())
     if cuttable.get(module) and not couples:
         return [name]
     return [found for child, part in module.named_children()

@@ -23,6 +23,8 @@ import torch
 from torch import multiprocessing, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ..foundation.foreign import forget_processes
+
 # %% ../../nbs/accumulation_loss/conformance.ipynb #fd5e7c08
 class StepReader:
     "Copies the gradient of a model at every optimizer step, whatever loop takes it."
@@ -152,8 +154,7 @@ def run_in_group(rank, make_trainer, setting, port, file):
     os.environ.update({key: str(value) for key, value in place.items()})
     os.environ["ACCELERATE_USE_CPU"] = "true"
     if "accelerate" in sys.modules: # knows from its parent that there is one process
-        from accelerate.state import AcceleratorState
-        AcceleratorState._reset_state(reset_partial_state=True)
+        forget_processes()
     run = run_here(make_trainer, setting)
     if rank == 0:
         torch.save(dict(gradients=run.gradients, losses=run.losses), file)

@@ -26,8 +26,8 @@ class EvaluationMean:
         reads: bool = True, # False for sharded models, whose parameters are elsewhere
     ):
         self.is_sum = way == "adds" and not takes_count
-        self.reads, self.filters = reads and way not in ("chunks", "rows"), filters
-        self.value = self.weight = 0.0
+        self.reads, self.filters = reads and way not in ("chunks", "rows", "terms"), filters
+        self.parts = [] # (loss, weight), where they were computed
         self.last = None # the parameter from which a graph is kept
         self.paused = False # rows that are copies of others do not count
 
@@ -38,7 +38,7 @@ class EvaluationMean:
                 return compute_loss(model, inputs, *args, **kwargs)
             batch = dict(inputs) # compute_loss may take the labels out
             made, loss, weight = self._made(compute_loss, model, inputs, batch, args, kwargs)
-            self.add(loss, weight)
+            self.parts.append((loss.detach(), weight))
             return made
         return compute_and_note
 
@@ -51,7 +51,10 @@ class EvaluationMean:
                 if self.last is None and loss.grad_fn is not None:
                     self.last = last_parameter(loss)
             try:
-                return _detached(made), loss.detach(), share_of(read_terms(loss))
+                terms = read_terms(loss)
+                weight = share_of(terms)
+                self.is_sum = self.is_sum or any(not term.is_mean for term in terms)
+                return _detached(made), loss.detach(), weight
             except Unreadable:
                 self.reads = False
                 made = _detached(made)
@@ -61,22 +64,34 @@ class EvaluationMean:
         count = kwargs.get("num_items_in_batch")
         return made, loss, float(row_count(batch) or 1) if count is None else count
 
-    def add(self, loss: torch.Tensor, weight):
-        loss = loss.detach().double().cpu()
-        weight = 1.0 if self.is_sum else float(weight)
-        if self.filters and not torch.isfinite(loss) or not weight:
-            return
-        self.value += float(loss) * weight
-        self.weight += weight
+    def sums(self) -> tuple[float, float]:
+        "Losses times weights, and weights, in float64 and with one copy from a device."
+        losses = _numbers([loss for loss, _ in self.parts])
+        weights = _numbers([weight for _, weight in self.parts])
+        if self.is_sum:
+            weights = torch.ones_like(weights)
+        used = weights != 0
+        if self.filters:
+            used &= losses.isfinite()
+        return float((losses * weights)[used].sum()), float(weights[used].sum())
 
     def mean(self, sum_over_processes: Callable | None = None) -> float | None:
         "The loss of the whole data set; None where nothing was added."
-        value, weight = self.value, self.weight
+        value, weight = self.sums()
         if sum_over_processes is not None:
             value, weight = map(float, sum_over_processes(value, weight))
         if not weight:
             return None
         return value if self.is_sum else value / weight
+
+def _numbers(values: list) -> torch.Tensor:
+    "Numbers and tensors of one number, as float64 on the CPU."
+    if not any(map(torch.is_tensor, values)):
+        return torch.tensor(values, dtype=torch.float64)
+    tensors = [value for value in values if torch.is_tensor(value)]
+    like = next((t for t in tensors if t.is_floating_point()), tensors[0].float())
+    return torch.stack([torch.as_tensor(value).to(like).reshape(()) for value in values]
+                       ).cpu().double()
 
 def _detached(nest):
     "Outputs without a graph."

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -22,8 +22,12 @@ from .custom import check_was_called, use_named_loss
 from .evaluation import EvaluationMean
 from .facts import (
     Examiner, LossFacts, check_is_due, cut_model, examine, said, target_counts)
-from .reading import (
-    Unreadable, number_of, read_terms, same_proportions, share_of)
+from .processes import AllProcesses
+from .reading import number_of
+from .step import (
+    Filler, Step, StepSum, Weightless, WeightsSeen, add_back, drop_gradients, filled_up,
+    inverse, multiply_gradients, set_aside)
+from ..foundation.foreign import plain_forward
 from ..foundation.mixins import check_order, set_for_now
 from ..foundation.rows import (
     CannotJoin, join_rows, row_count, row_lengths, take_rows)
@@ -31,115 +35,7 @@ from ..foundation.rows import (
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['StepSum', 'Filler', 'Weightless', 'ExactLossMixin']
-
-# %% ../../nbs/accumulation_loss/exact.ipynb #2f79672f
-class StepSum:
-    "Weights and weighed losses of the parts of one optimizer step on this process."
-    def __init__(self, facts: LossFacts, processes: int, unit, targets=None):
-        self.facts, self.processes, self.targets = facts, processes, targets
-        self.unit = unit # near the weight of the step, or the weight itself
-        self.empty = None # a part with a loss of 0, although it weighs something
-        self.weight = self.value = 0.0 # numbers, or tensors on the device
-        self.first = None # terms of the first part that had any
-        self.largest, self.smallest = -math.inf, math.inf # weights that were numbers
-
-    def weighed(self, loss: torch.Tensor, batch) -> torch.Tensor:
-        "The loss of a part times its weight. Raises `Unreadable`."
-        way = self.facts.way
-        if way == "adds":
-            self.value += loss.detach() * self.processes
-            return loss * self.processes
-        weight = self._weight_of(loss, batch) / self.unit
-        if loss.device.type == "cpu":
-            self._note(float(weight), loss, batch)
-        loss = _without_nothing(loss, weight)
-        self.weight += weight
-        self.value += loss.detach() * weight
-        return loss * weight
-
-    def _note(self, weight: float, loss, batch):
-        "What asks for a check: weights that differ, and means over nothing."
-        self.largest = max(self.largest, weight)
-        self.smallest = min(self.smallest, weight)
-        if weight and float(loss.detach()) == 0 and self.facts.way == "weighs":
-            self.empty = batch
-
-    def _weight_of(self, loss, batch):
-        if self.targets is not None: # the user says it
-            return self.targets(batch)
-        if self.facts.way in ("rows", "chunks"):
-            return float(row_count(batch) or 1)
-        if self.facts.way == "counts":
-            return number_of(target_counts(batch)[self.facts.mean_over])
-        terms = read_terms(loss)
-        self.first = self.first or terms
-        if terms and not same_proportions(terms, self.first):
-            raise Unreadable("means over different things")
-        return share_of(terms)
-
-    @property
-    def is_uneven(self) -> bool: # as far as it costs nothing to know
-        return self.largest - self.smallest > 1e-5 * abs(self.largest)
-
-def _without_nothing(loss: torch.Tensor, weight) -> torch.Tensor:
-    "A mean over nothing is not a number; with weight 0 it must not spoil the sum."
-    if not torch.is_tensor(weight):
-        return loss if weight else torch.zeros_like(loss) + 0 * loss.nan_to_num(0.)
-    return torch.where(weight == 0, loss.nan_to_num(0.), loss)
-
-# %% ../../nbs/accumulation_loss/exact.ipynb #4e27d0f3
-def _set_aside(model) -> list[tuple]:
-    "Parameters with their gradients, which they no longer have."
-    kept = [(p, p.grad) for p in model.parameters() if p.grad is not None]
-    for parameter, _ in kept:
-        parameter.grad = None
-    return kept
-
-def _add_back(kept: list[tuple]):
-    for parameter, gradient in kept:
-        parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-
-def _drop_gradients(model):
-    for parameter in model.parameters():
-        parameter.grad = None
-
-def _multiply_gradients(model, factor):
-    "In place; the factor may be a tensor on the device."
-    if not torch.is_tensor(factor) and factor == 1.0:
-        return
-    if is_sharded(model):
-        factor = float(factor) # a shard is not multiplied by a tensor that is none
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            parameter.grad.mul_(factor)
-
-# %% ../../nbs/accumulation_loss/exact.ipynb #1b22df1b
-class Filler(dict):
-    "Stands in for a batch that the data set did not have."
-
-class Weightless(dict):
-    "A batch computed with weight 0."
-
-def _filled_up(batches: list, width: int, last: Mapping, main_input: str) -> list:
-    "`width` micro-batches."
-    if not batches and last is None:
-        raise RuntimeError("this process has no batch and others have: give each some")
-    batches = batches or [Weightless(last)]
-    nothing = torch.zeros(0, dtype=torch.long) # of which transformers counts tokens
-    filler = Filler(batches[0] | {main_input: nothing, "attention_mask": nothing})
-    return [filler] * (width - len(batches)) + batches
-
-class _Step:
-    "One optimizer step: its micro-batches as collated, and how far it has come."
-    def __init__(self, batches: list, count):
-        self.batches, self.count = batches, count # count: `num_items_in_batch`
-        self.sum = None # a `StepSum` once it has begun
-        self.parts = self.failure = None
-        self.kept, self.whole, self.seen = [], False, False
-
-    def holds(self, inputs) -> bool:
-        return any(batch is inputs for batch in self.batches)
+__all__ = ['ExactLossMixin']
 
 # %% ../../nbs/accumulation_loss/exact.ipynb #97ff56c7
 class ExactLossMixin:
@@ -160,15 +56,19 @@ class ExactLossMixin:
         check_order(cls, ExactLossMixin)
 
     def __init__(self, *args, **kwargs):
-        self.loss_facts, self._step, self._steps_begun = LossFacts(), None, 0
-        self._last_batch = self._ended = self._eval_mean = None
-        self._was_uneven = False # weights of a step, as far as it costs nothing to know
-        self._is_resumed = False # and the facts of the checkpoint are not yet verified
+        self.loss_facts, self._eval_mean = LossFacts(), None
+        self._begin_run()
         super().__init__(*args, **kwargs)
         self._named_loss = use_named_loss(self.model) if self.model is not None else None
         self._exact_off = _why_not_exact(self)
         if self._exact_off:
             self._say(f"losses are those of transformers' Trainer: {self._exact_off}")
+
+    def _begin_run(self):
+        self._step = None # the `Step` under way
+        self._steps_begun, self._weights = 0, WeightsSeen()
+        self._last_batch = self._ended = None # of this process; an iterator without more
+        self._is_resumed = False # and the facts of the checkpoint are not yet verified
 
     def cuts_steps(self) -> bool:
         "Whether a step may be computed in other parts than its micro-batches."
@@ -179,6 +79,10 @@ class ExactLossMixin:
         "The parts in which a step is computed; None: its micro-batches as they are."
         behind = getattr(super(), "cut_step", None) # of `TokenBudgetMixin`
         return None if behind is None or self.loss_facts.ordered else behind(batches)
+
+    @property
+    def processes(self) -> AllProcesses:
+        return AllProcesses(self.accelerator)
 
     # training
 
@@ -193,17 +97,17 @@ class ExactLossMixin:
         with set_for_now(self.args, average_tokens_across_devices=False):
             batches, count = super().get_batch_samples(
                 epoch_iterator, num_batches, *args, **kwargs)
-        count = self._count_of_all(count)
-        if self._step is not None and not self._step.seen:
+        count = self.processes.count(count)
+        if self._step is not None and not self._step.was_seen:
             self._say(f"{type(self).__name__}.training_step does not call the one of "
                       "ExactLossMixin, so gradients are its own")
-        if not self._any_process(bool(batches)):
+        if not self.processes.any(bool(batches)):
             self._ended = epoch_iterator
             return [], None
         main_input = getattr(self.model, "main_input_name", "input_ids")
-        filled = _filled_up(batches, num_batches, self._last_batch, main_input)
+        filled = filled_up(batches, num_batches, self._last_batch, main_input)
         self._last_batch = filled[-1]
-        self._step = _Step([b for b in filled if not isinstance(b, Filler)], count)
+        self._step = Step([b for b in filled if not isinstance(b, Filler)], count)
         return filled, count
 
     def training_step(self, model, inputs, num_items_in_batch=None):
@@ -224,214 +128,189 @@ class ExactLossMixin:
             return nothing
         step = self._step
         if step is None or not step.holds(inputs): # a loop of the user's own
-            step = self._step = _Step([inputs], num_items_in_batch)
-        step.seen = True
+            step = self._step = Step([inputs], num_items_in_batch)
+        step.was_seen = True
         is_last = self.accelerator.sync_gradients
         if step.sum is None:
             if not self._begin_step(model, step):
                 return super().training_step(model, inputs, num_items_in_batch)
-        if not step.whole:
+        if not step.is_whole:
             self._compute_parts(model, step, self.cut_step([inputs]) or [inputs])
         elif is_last:
             self._compute_whole(model, step)
         return self._end_step(model, step) if is_last else nothing
 
-    def _begin_step(self, model, step: _Step) -> bool:
+    def _begin_step(self, model, step: Step) -> bool:
         "Look at the loss if that is due; False if the step is one batch anyway."
-        alone = self.accelerator.num_processes == 1 and len(step.batches) == 1
+        alone = self.processes.number == 1 and len(step.batches) == 1
         if alone and not self.cuts_steps():
             return False
         self._steps_begun += 1
+        model.train() # as transformers does before a step, and here before a look at it
         untold = not self.loss_facts.told # the same on all processes
-        uneven = untold and self._any_process(self._was_uneven)
+        uneven = untold and self.processes.any(self._weights.differ)
         if self._is_resumed:
             self._verify(model, step)
         if check_is_due(self._steps_begun) or uneven:
             self._examine(model, step)
         reads = _overrides_training_step(type(self)) # perhaps gradients in between
         step.parts = None if reads else self.cut_step(step.batches)
-        step.whole = self.loss_facts.way == "chunks" or step.parts is not None
-        if step.whole and reads:
+        step.is_whole = self.loss_facts.way == "chunks" or step.parts is not None
+        if step.is_whole and reads:
             self._set_facts(said(self.loss_facts, _gradients_come_last, exact=None))
-        step.kept = _set_aside(model)
+        step.kept = set_aside(model)
         step.sum = self._new_sum(step)
         return True
 
-    def _compute_part(self, model, step, part):
+    def _compute_part(self, model, step: Step, part):
         "Backward of one part, with its weight."
-        def weighed(*args, **kwargs):
-            made = compute_loss(*args, **kwargs)
-            loss, *outputs = made if isinstance(made, tuple) else (made,)
-            try:
-                loss = step.sum.weighed(loss, part)
-            except Unreadable as reason:
-                step.failure = step.failure or str(reason)
-                loss = 0 * loss # the others wait for this backward pass
-            return (loss, *outputs) if outputs else loss
-        if isinstance(part, Weightless):
-            return self._compute_weightless(model, part, step)
         compute_loss = self.compute_loss
+        def weighed(*args, **kwargs):
+            with step.sum.listening():
+                made = compute_loss(*args, **kwargs)
+            if not isinstance(made, tuple):
+                return step.weighed(made, part)
+            return (step.weighed(made[0], part), *made[1:])
         with self._as_one_step(), set_for_now(self, compute_loss=weighed):
             super().training_step(model, dict(part), step.count)
 
-    def _compute_weightless(self, model, part, step):
-        compute_loss = self.compute_loss
-        def nothing(*args, **kwargs):
-            made = compute_loss(*args, **kwargs)
-            return 0 * (made[0] if isinstance(made, tuple) else made).nan_to_num(0.)
-        with self._as_one_step(), set_for_now(self, compute_loss=nothing):
-            super().training_step(model, dict(part), step.count)
-
-    def _compute_whole(self, model, step):
-        "All parts of the step; only the last one synchronizes processes."
-        if self.loss_facts.way == "chunks":
-            return self._compute_in_chunks(model, step)
-        self._compute_parts(model, step, step.parts or step.batches)
-
-    def _compute_parts(self, model, step, parts: list):
+    def _compute_parts(self, model, step: Step, parts: list):
+        "Backward of some parts; only the last one synchronizes processes."
         for part in parts[:-1]:
             with self.accelerator.no_sync(model):
                 self._compute_part(model, step, part)
         self._compute_part(model, step, parts[-1])
 
-    def _compute_in_chunks(self, model, step):
+    def _compute_whole(self, model, step: Step):
+        if self.loss_facts.way == "chunks":
+            self._compute_in_chunks(model, step)
+        else:
+            self._compute_parts(model, step, step.parts or step.batches)
+
+    def _compute_in_chunks(self, model, step: Step):
         batches, gather = step.batches, None
-        if self.accelerator.num_processes > 1:
-            batches, sizes = self._rows_of_all(batches)
-            gather = RowsOfAll(sizes, self.accelerator.process_index)
+        if self.processes.number > 1:
+            batches, sizes = self.processes.rows(batches)
+            gather = RowsOfAll(sizes, self.processes.rank)
         try:
             whole = join_rows([self._prepare_inputs(batch) for batch in batches])
         except CannotJoin as reason:
             step.failure = f"its batches cannot be joined: {reason}"
             return
-        tokens, rows = self._chunk_size(step.batches)
-        bare = self.accelerator.unwrap_model(model)
+        tokens, rows = _chunk_size(step.batches, getattr(self, "token_budget", None))
+        facts, bare = self.loss_facts, self.accelerator.unwrap_model(model)
         try:
-            with in_chunks(bare, list(self.loss_facts.chunked), tokens, rows, gather,
-                           self.loss_facts.trims):
+            with in_chunks(bare, list(facts.chunked), tokens, rows, gather, facts.trims):
                 self._compute_part(model, step, whole)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             step.failure = f"in chunks the model fails ({type(error).__name__}: {error})"
 
-    def _chunk_size(self, batches) -> tuple[int | None, int]:
-        "Most tokens in a chunk, as many as the largest micro-batch holds; its rows."
-        rows = max(row_count(batch) or 1 for batch in batches)
-        tokens = getattr(self, "token_budget", None)
-        if not tokens:
-            widths = [row_lengths(batch).max() for batch in batches if row_count(batch)]
-            tokens = rows * int(max(widths, default=1))
-        return tokens, rows
-
-    def _end_step(self, model, step) -> torch.Tensor:
+    def _end_step(self, model, step: Step) -> torch.Tensor:
         "Divide the gradients by the weight of the step; the loss of the step."
-        empty = step.sum.empty is not None and not self.loss_facts.zero_told
-        if self._any_process(step.failure is not None or empty):
+        odd = self._weights.odd_part(step.sum.parts)
+        if self.processes.any(bool(step.failure) or odd is not None):
             way = self.loss_facts.way
-            self._look_again(model, step)
-            if step.failure is not None or self.loss_facts.way != way:
+            self._look_again(model, step, odd)
+            if step.failure or self.loss_facts.way != way:
                 return self._compute_again(model, step)
         total, value = step.sum.weight, step.sum.value
-        self._was_uneven |= step.sum.is_uneven
-        if self.loss_facts.way != "adds":
-            total, value = self._sum_over_processes(total, value)
-            _multiply_gradients(model, _inverse(total, self.accelerator.num_processes))
-            value = value * _inverse(total, 1)
-        _add_back(step.kept)
+        if self.loss_facts.way in ("adds", "terms"):
+            total = 1.0
+            value = value * self.processes.number # the Trainer logs the mean of them
+        else:
+            total, value = self.processes.sum(total, value)
+            value = value * inverse(total)
+        multiply_gradients(model, inverse(total, self.processes.number))
+        add_back(step.kept)
         self._step = None
         return torch.as_tensor(value, dtype=torch.float32, device=self.args.device)
 
-    def _look_again(self, model, step):
-        "After a step that was not computed as was thought."
+    def _look_again(self, model, step: Step, odd):
+        "After a step whose weights may be wrong, or that could not be computed."
         facts, reason = self.loss_facts, step.failure
-        if not self._any_process(reason is not None):
-            part = step.sum.empty if step.sum.empty is not None else step.batches[0]
-            self._examine(model, step, part)
-            self.loss_facts = replace(self.loss_facts, zero_told=True)
-        elif facts.way == "chunks":
-            self._set_facts(said(replace(facts, way="rows"),
-                                 reason or "on another process", exact=False))
-        else:
-            self._examine(model, step, why_cut="the graph of the loss cannot be read "
-                          f"({reason or 'on another process'})")
-            if self.loss_facts.way == facts.way: # it was kept as it is
-                self._set_facts(replace(self.loss_facts, way="rows"))
+        if not self.processes.any(bool(reason)):
+            self._examine(model, step, odd if odd is not None else step.batches[0])
+            return
+        step.failure = reason = reason or "on another process"
+        if facts.way == "chunks":
+            self._set_facts(said(replace(facts, way="rows"), reason, exact=False))
+            return
+        self._examine(model, step, why_cut=f"the graph of the loss cannot be read ({reason})")
+        if self.loss_facts.way == facts.way: # each batch is kept as it is
+            self._set_facts(replace(self.loss_facts, way="rows"))
 
-    def _compute_again(self, model, step):
+    def _compute_again(self, model, step: Step):
         "The step from its beginning, in another way."
-        _drop_gradients(model)
-        step.failure = None
+        drop_gradients(model)
+        step.failure = ""
         step.parts, step.sum = self.cut_step(step.batches), self._new_sum(step)
         self._compute_whole(model, step)
         return self._end_step(model, step)
 
-    def _new_sum(self, step) -> StepSum:
-        processes, facts = self.accelerator.num_processes, self.loss_facts
-        unit = 1.0
-        if facts.way in ("weighs", "counts") and facts.mean_over:
-            counted = [number_of(target_counts(b)[facts.mean_over])
-                       for b in step.batches if not isinstance(b, Weightless)]
-            unit, = self._sum_over_processes(facts.per_count * sum(counted))
-        elif facts.way in ("weighs", "counts", "rows"):
-            rows = sum(row_count(b) or 1 for b in step.batches)
-            unit, = self._sum_over_processes(float(rows))
-            unit = 2.0 ** round(math.log2(max(float(unit), 1.0))) # costs no rounding
-        if torch.is_tensor(unit):
-            unit = torch.where(unit == 0, 1.0, unit) # a step without any target
-        elif not unit:
-            unit = 1.0
-        return StepSum(facts, processes, unit, self._user_count())
+    def _new_sum(self, step: Step) -> StepSum:
+        "With what is known of the weight of the whole step."
+        facts, targets = self.loss_facts, None
+        batches = [b for b in step.batches if not isinstance(b, Weightless)]
+        if facts.way == "terms":
+            counts = [_total(batches, name) for name, _ in facts.terms]
+            unit = [inverse(inverse(count)) for count in self.processes.sum(*counts)]
+        else:
+            name = facts.mean_over or "rows"
+            total, = self.processes.sum((facts.per_count or 1.0) * _total(batches, name))
+            unit = _power_of_two(total)
+        if self.count_targets is not None:
+            targets = lambda batch: self.count_targets(self.model, batch)
+        return StepSum(facts, self.processes.number, unit, targets)
 
     # finding out
 
-    def _examine(self, model, step, batch=None, why_cut: str = ""):
+    def _examine(self, model, step: Step, batch=None, why_cut: str = ""):
         "What is known of the loss after a look at rows of this step, `batch` among them."
-        examiner = self._examiner(model, step.count)
-        batches = step.batches
-        if batch is not None: # it stays as it is, beside another one
+        batches, facts = step.batches, self.loss_facts
+        if batch is not None: # as it is, beside another one
             others = [b for b in batches if b is not batch]
             batches = [batch, *others[-1:]]
-            facts = self.loss_facts
-            self.loss_facts = replace(facts, checks=facts.checks + facts.checks % 2)
-        batches = self._sample(batches)
+            facts = replace(facts, checks=facts.checks + facts.checks % 2)
+        batches = self._sample(batches, 0 if batch is not None else facts.checks // 2)
+        examiner = self.examiner(model, step.count)
         with set_for_now(self, is_asking=True):
             if why_cut:
-                facts = _cut_if_joined(examiner, self.loss_facts, batches[:2], why_cut)
+                self._set_facts(_cut_if_joined(examiner, facts, batches[:2], why_cut))
             else:
-                facts = examine(examiner, self.loss_facts, batches)
-        self._set_facts(facts)
+                self._set_facts(examine(examiner, facts, batches))
 
-    def _verify(self, model, step):
+    def _verify(self, model, step: Step):
         "After a resume: facts that hold stay as they are, so that sums round as before."
         before, self._is_resumed = self.loss_facts, False
         self._examine(model, step)
         if self.loss_facts.way == before.way:
             self.loss_facts = before
 
-    def _examiner(self, model, count) -> Examiner:
+    def examiner(self, model, count) -> Examiner:
+        "What asks the loss of a batch without a trace, told of `count` items."
         bare = self.accelerator.unwrap_model(model)
-        # without autocast, which accelerate puts around `forward`: the comparison is exact
-        plain = getattr(bare, "_original_forward", None)
-        exact = dict(forward=plain) if plain is not None else {}
-        def loss_of(batch):
-            with self._as_one_step(), self.compute_loss_context_manager(), \
-                    set_for_now(bare, **exact):
-                made = self.compute_loss(bare, dict(batch), num_items_in_batch=given)
-            return made[0] if isinstance(made, tuple) else made
-        def ask(batch, num_items_in_batch, **options) -> Answer:
-            nonlocal given
-            given = num_items_in_batch
-            return ask_loss(loss_of, bare, batch, **options, gradients=not sharded)
         sharded = is_sharded(bare)
-        given = count
-        return Examiner(bare, ask, count, lambda b: self.cut_step([b]) or [b])
+        # without autocast, which accelerate puts around `forward`: the comparison is exact
+        plain = plain_forward(bare)
+        exact = dict(forward=plain) if plain is not None else {}
+        def ask(batch, num_items_in_batch, **options) -> Answer:
+            def loss_of(batch):
+                with self._as_one_step(), self.compute_loss_context_manager(), \
+                        set_for_now(bare, **exact):
+                    made = self.compute_loss(
+                        bare, dict(batch), num_items_in_batch=num_items_in_batch)
+                return made[0] if isinstance(made, tuple) else made
+            return ask_loss(loss_of, bare, batch, **options, gradients=not sharded)
+        def parts_of(batch): return self.cut_step([batch]) or [batch]
+        return Examiner(bare, ask, count, parts_of, asks_gradients=not sharded)
 
-    def _sample(self, batches: list) -> list:
+    def _sample(self, batches: list, number: int) -> list:
         "Batches to look at: this process's own, or some rows of every process."
         batches = [b for b in batches if not isinstance(b, Weightless)] or batches
-        if self.accelerator.num_processes > 1:
-            batch = batches[self.loss_facts.checks // 2 % len(batches)]
+        if self.processes.number > 1:
+            batch = batches[number % len(batches)]
             rows = row_count(batch)
             few = take_rows(batch, range(min(rows, 8))) if rows else batch
             batches = gather_object([send_to_device(few, "cpu")])
@@ -449,13 +328,6 @@ class ExactLossMixin:
         if self.strict_loss:
             raise ValueError(text)
         self.loss_facts = said(self.loss_facts, text, exact=False)
-
-    def _user_count(self):
-        if self.count_targets is None:
-            return None
-        return lambda batch: self.count_targets(self.model, batch)
-
-    # as one batch on one process
 
     @contextmanager
     def _as_one_step(self) -> Iterator[None]:
@@ -481,7 +353,7 @@ class ExactLossMixin:
                 *args, metric_key_prefix=metric_key_prefix, **kwargs)
         finally:
             self._eval_mean = None
-        loss, name = mean.mean(self._sum_over_processes), f"{metric_key_prefix}_loss"
+        loss, name = mean.mean(self.processes.sum), f"{metric_key_prefix}_loss"
         if name in output.metrics and loss is not None:
             output.metrics[name] = loss
         return output
@@ -492,7 +364,7 @@ class ExactLossMixin:
         if mean is None:
             return super().prediction_step(
                 model, inputs, prediction_loss_only, *args, **kwargs)
-        copies = self._copied_rows(inputs)
+        copies = _copied_rows(self.accelerator, row_count(inputs))
         mean.paused = copies > 0
         noted = mean.noted(self.compute_loss)
         with self._as_one_step(), set_for_now(self, compute_loss=noted):
@@ -505,50 +377,10 @@ class ExactLossMixin:
                 super().prediction_step(model, rows, True, *args, **kwargs)
         return made
 
-    def _copied_rows(self, inputs) -> int:
-        "Rows at the end of this batch that accelerate copied to have even batches."
-        state, rows = self.accelerator.gradient_state, row_count(inputs)
-        several = self.accelerator.num_processes > 1 and rows
-        if not several or not state.end_of_dataloader or state.remainder <= 0:
-            return 0
-        left = state.remainder - self.accelerator.process_index * rows
-        return rows - min(max(left, 0), rows)
-
-    # processes
-
-    def _any_process(self, condition: bool) -> bool:
-        if self.accelerator.num_processes == 1:
-            return condition
-        flag = torch.tensor(float(condition), device=self.args.device)
-        return bool(self.accelerator.reduce(flag, "sum"))
-
-    def _sum_over_processes(self, *numbers) -> list:
-        if self.accelerator.num_processes == 1:
-            return list(numbers)
-        device = self.args.device
-        exact = torch.float32 if device.type == "mps" else torch.float64
-        parts = [torch.as_tensor(n, dtype=exact, device=device).reshape(()) for n in numbers]
-        return list(self.accelerator.reduce(torch.stack(parts), "sum"))
-
-    def _count_of_all(self, count):
-        "`num_items_in_batch` over all processes; None where none has counted."
-        if self.accelerator.num_processes == 1:
-            return count
-        counted, number = self._sum_over_processes(
-            float(count is not None), 0.0 if count is None else count)
-        return number.float() if counted else None
-
-    def _rows_of_all(self, batches: list) -> tuple[list, list[int]]:
-        "Batches of all processes, and how many rows each process has."
-        mine = send_to_device(join_rows(batches), "cpu")
-        everyones = gather_object([mine])
-        return everyones, [row_count(batch) for batch in everyones]
-
     # checkpoints
 
     def _inner_training_loop(self, *args, **kwargs):
-        self._step = self._last_batch = self._ended = None
-        self._steps_begun, self._was_uneven, self._is_resumed = 0, False, False
+        self._begin_run()
         return super()._inner_training_loop(*args, **kwargs)
 
     def _run_epoch(self, *args, **kwargs):
@@ -560,7 +392,7 @@ class ExactLossMixin:
         super()._save_optimizer_and_scheduler(output_dir)
         if self.args.should_save:
             state = {"facts": self.loss_facts.state_dict(), "steps": self._steps_begun,
-                     "uneven": self._was_uneven}
+                     "weights": asdict(self._weights)}
             Path(output_dir, "loss_facts.json").write_text(json.dumps(state))
 
     def _load_optimizer_and_scheduler(self, checkpoint):
@@ -569,7 +401,7 @@ class ExactLossMixin:
         if checkpoint is not None and file.is_file():
             state = json.loads(file.read_text())
             self.loss_facts = LossFacts.from_state_dict(state["facts"])
-            self._steps_begun, self._was_uneven = state["steps"], state["uneven"]
+            self._steps_begun, self._weights = state["steps"], WeightsSeen(**state["weights"])
             self._is_resumed = True
 
 # %% ../../nbs/accumulation_loss/exact.ipynb #cfddfd5b
@@ -609,11 +441,32 @@ def _rows_within(batches: list, budget: int, seed: int) -> list:
     first, second = order[:number:2], order[1:number:2]
     return [take_rows(whole, rows, trim=True) for rows in (first, second) if len(rows)]
 
-def _inverse(total, times: int):
-    "`times / total`, and 0 where the total is 0."
-    if torch.is_tensor(total):
-        return torch.where(total == 0, 0.0, times / total)
-    return times / total if total else 0.0
+def _total(batches: list, name: str):
+    "How many of these there are in some batches; 1 for the name ''."
+    return sum(number_of(target_counts(batch)[name]) for batch in batches) if name else 1.0
+
+def _power_of_two(number):
+    "One near a number; to divide by it costs no rounding."
+    if torch.is_tensor(number):
+        return torch.exp2(torch.log2(number.clamp(min=2.0 ** -100)).round())
+    return 2.0 ** round(math.log2(max(number, 2.0 ** -100)))
+
+def _chunk_size(batches: list, token_budget: int | None) -> tuple[int, int]:
+    "Most tokens in a chunk, as many as the largest micro-batch holds; its rows."
+    rows = max(row_count(batch) or 1 for batch in batches)
+    if token_budget:
+        return token_budget, rows
+    widths = [int(row_lengths(batch).max()) for batch in batches if row_count(batch)]
+    return rows * max(widths, default=1), rows
+
+def _copied_rows(accelerator, rows: int | None) -> int:
+    "Rows at the end of a batch that accelerate copied to have even batches."
+    state = accelerator.gradient_state
+    several = accelerator.num_processes > 1 and rows
+    if not several or not state.end_of_dataloader or state.remainder <= 0:
+        return 0
+    left = state.remainder - accelerator.process_index * rows
+    return rows - min(max(left, 0), rows)
 
 def _why_not_exact(trainer) -> str:
     "What keeps losses as transformers computes them; '' if nothing does."

@@ -13,7 +13,7 @@ from torch import nn
 from transformers.utils import logging
 
 from .asking import (
-    Answer, gradients_agree, is_near, rounding_of)
+    Answer, all_gradients_agree, gradients_agree, is_near, rounding_of)
 from .chunks import chunked_modules, in_chunks
 from .reading import Unreadable, same_proportions, share_of
 from ..foundation.rows import (
@@ -30,6 +30,7 @@ WAYS = {
     "adds": "the losses of the parts are added",
     "weighs": "parts weigh by what their loss is a mean over, read from its graph",
     "counts": "parts weigh by what is counted in them",
+    "terms": "each term of the loss weighs by what it is a mean over, counted in its part",
     "chunks": "the model runs in chunks of rows; head and loss see the whole step",
     "rows": "parts weigh by their rows, which is not exact",
 }
@@ -40,13 +41,14 @@ class LossFacts:
     way: str = "unknown" # one of `WAYS`
     takes_count: bool = False # divides by `num_items_in_batch`
     repeatable: bool = True # the same batch gives the same loss
+    draws: bool = False # with other random numbers it gives another one, dropout aside
     ordered: bool = False # the order of the rows in a batch changes the loss
     told: bool = False # a check has passed in which parts weighed differently
     mean_over: str = "" # in words, where a count of the batch is what was read
     chunked: tuple[str, ...] = () # modules that run in chunks
     trims: bool = True # chunks may be only as wide as their longest row
     per_count: float = 0.0 # weight for each thing of `mean_over`; 0: unknown
-    zero_told: bool = False # a check has passed with a part whose loss was 0
+    terms: tuple[tuple[str, float], ...] = () # the same for each term; '': it adds up
     checks: int = 0
     messages: tuple[str, ...] = () # what was said, once each
 
@@ -54,10 +56,13 @@ class LossFacts:
         lines = [f"{WAYS[self.way]}"]
         if self.mean_over:
             lines.append(f"mean over {self.mean_over}")
+        if self.terms:
+            names = [name or "the whole step" for name, _ in self.terms]
+            lines.append("mean over " + ", mean over ".join(names))
         if self.chunked:
             lines.append("in chunks: " + ", ".join(n or "the model" for n in self.chunked))
         lines += [f"{f.name} = {getattr(self, f.name)}" for f in fields(self)
-                  if f.name in ("takes_count", "repeatable", "ordered", "checks")]
+                  if f.name in ("takes_count", "repeatable", "draws", "ordered", "checks")]
         return "\n".join(lines + [f"said: {text}" for text in self.messages])
 
     @property
@@ -70,7 +75,8 @@ class LossFacts:
     @classmethod
     def from_state_dict(cls, state: dict) -> LossFacts:
         lists = {k: tuple(v) for k, v in state.items() if isinstance(v, (list, tuple))}
-        return cls(**state | lists)
+        terms = tuple(map(tuple, state.get("terms", ())))
+        return cls(**state | lists | {"terms": terms})
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #a136e60d
 def check_is_due(
@@ -108,40 +114,60 @@ class Examiner:
         ask: Callable, # (batch, num_items_in_batch, **options of `ask_loss`) -> `Answer`
         count: torch.Tensor | int | None, # `num_items_in_batch` of the step
         parts_of: Callable, # batch -> the parts in which a step of these rows is computed
+        asks_gradients: bool = True, # False for sharded models
     ):
-        self.model, self.ask, self.count, self.parts_of = model, ask, count, parts_of
+        self.model, self.count, self.parts_of = model, count, parts_of
+        self.asks_gradients = asks_gradients
+        self._ask = ask
+
+    def ask(self, batch, count, **options) -> Answer:
+        "Without a graph, or with it where a loss computes gradients itself."
+        try:
+            return self._ask(batch, count, **options)
+        except RuntimeError:
+            if options.get("read") or options.get("every"):
+                raise
+            return self._ask(batch, count, **options | dict(read=True))
 
     def near(self, first: float, second: float, *answers: Answer) -> bool:
-        return is_near(first, second, rounding_of(self.model, *answers))
+        noise = max((answer.noise for answer in answers), default=0.0)
+        return is_near(first, second, rounding_of(self.model, *answers), noise)
 
     def first_look(self, facts: LossFacts, batch) -> LossFacts:
-        "Of at most six rows: repeatable, ordered, takes the count."
-        rows = min(row_count(batch), 6)
-        few = take_rows(batch, range(rows))
-        rolled = take_rows(few, [*range(1, rows), 0])
-        first, other = self.ask(few, self.count), self.ask(rolled, self.count)
-        again = self.ask(few, self.count, again=True)
+        "Of at most six rows: repeatable, draws, ordered, takes the count."
+        order = [row for row in (1, 3, 0, 5, 2, 4) if row < row_count(batch)]
+        few = take_rows(batch, sorted(order))
+        first = self.ask(few, self.count, read=True, again=True)
         if first.value != first.value: # not a number: there is nothing to compare
             return facts
-        repeatable = self.near(first.value, again.value, first)
-        takes_count = False
-        if self.count is not None and repeatable:
+        repeatable = self.near(first.value, first.again, first)
+        draws = not self.near(first.value, first.with_other_seed, first)
+        if not repeatable:
+            return replace(facts, repeatable=False)
+        takes_count = ordered = False
+        if self.count is not None:
             twice = self.ask(few, 2 * self.count + 1)
             takes_count = not self.near(first.value, twice.value, first)
-        ordered = repeatable and not self.near(first.value, other.value, first)
-        return replace(facts, repeatable=repeatable, takes_count=takes_count,
-                       ordered=ordered)
+        if not draws: # or each place in the batch has a random number of its own
+            other = self.ask(take_rows(few, order), self.count, last=first.last)
+            ordered = not self.near(first.value, other.value, first) and not \
+                gradients_agree(first.gradient, other.gradient, rounding_of(self.model, first))
+        return replace(facts, draws=draws, takes_count=takes_count, ordered=ordered)
 
-    def compare(self, facts: LossFacts, parts: list, whole) -> tuple:
-        """(way, whether weights differed, what is counted, weight for each, reason).
-
-        The way is '' if none fits."""
-        answers = [self.ask(part, self.count, read=True) for part in parts]
-        last = next((a.last for a in answers if a.last is not None), None)
-        uncut = self.ask(whole, self.count, last=last)
-        return _way_that_fits(self, facts, parts, answers, uncut)
+    def answers(self, parts: list, last=None) -> list[Answer]:
+        "With what was read; gradients are those of one and the same parameter."
+        answers = []
+        for part in parts:
+            answers.append(self.ask(part, self.count, read=True, last=last))
+            last = last if last is not None else answers[-1].last
+        return answers
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #35d32c27
+def _says_nothing(answer: Answer) -> bool:
+    "Whether neither a loss nor its gradient can be compared."
+    no_gradient = answer.gradient is None or not float(answer.gradient.norm()) > 1e-12
+    return answer.value != answer.value or abs(answer.value) < 1e-12 and no_gradient
+
 def _is_sum(examiner, answers: list, uncut: Answer, weights: list) -> bool:
     "Whether the uncut loss and its gradient are the weighted sum of the answers."
     pairs = [(a, float(w)) for a, w in zip(answers, weights) if float(w)]
@@ -162,10 +188,15 @@ def _differ(weights: list) -> bool:
     return max(weights) - min(weights) > 1e-5 * max(map(abs, weights))
 
 def _way_that_fits(examiner, facts, parts, answers, uncut) -> tuple:
+    """(way, whether weights differed, what is counted, weight for each, reason).
+
+    The way is '' if none fits."""
     values = [answer.value for answer in answers]
-    if abs(uncut.value) < 1e-12 or uncut.value != uncut.value:
-        return facts.way, False, "", 0.0, "" # nothing to compare
-    if _is_sum(examiner, answers, uncut, [1.0] * len(parts)):
+    if _says_nothing(uncut):
+        return facts.way, False, "", 0.0, ""
+    several = sum(not _says_nothing(answer) for answer in answers) > 1
+    if (several or facts.way == "adds") and _is_sum(
+            examiner, answers, uncut, [1.0] * len(parts)):
         return "adds", True, "", 0.0, ""
     numbers = f"as one batch the loss is {uncut.value:.6g}, in parts " \
               + ", ".join(f"{value:.6g}" for value in values)
@@ -174,12 +205,14 @@ def _way_that_fits(examiner, facts, parts, answers, uncut) -> tuple:
     weights, reason = _shares(answers)
     if weights and _is_sum(examiner, answers, uncut, _normalized(weights)):
         return "weighs", _differ(weights), *_count_of(weights, parts), ""
-    if weights:
-        return "", False, "", 0.0, numbers
-    numbers += f", and its graph cannot be read ({reason})"
-    if reason[-1:].isdigit(): # an operation of torch, which is not linear
-        return "", False, "", 0.0, numbers
+    if not weights:
+        numbers += f", and its graph cannot be read ({reason})"
+        is_read = all(answer.terms is not None for answer in answers)
+        if is_read or reason[-1:].isdigit(): # several means, or not linear
+            return "", False, "", 0.0, numbers
     for name, counted in _counts_of(parts).items():
+        if weights and name != facts.mean_over: # which a clamp may have changed
+            continue
         if _is_sum(examiner, answers, uncut, _normalized(counted)):
             return "counts", _differ(counted), name, 1.0, ""
     return "", False, "", 0.0, numbers
@@ -210,11 +243,44 @@ def _count_of(weights: list, parts: list) -> tuple[str, float]:
             return name, ratios[0]
     return "", 0.0
 
+# %% ../../nbs/accumulation_loss/facts.ipynb #e9f0a002
+def _terms_that_fit(examiner, facts, parts, answers, uncut) -> tuple:
+    "What each term of a loss is a mean over, if that makes the uncut loss; or ()."
+    numbers_of_terms = {len(answer.terms or ()) for answer in answers}
+    if facts.ordered or uncut.last is None or numbers_of_terms in ({0}, {1}) \
+            or len(numbers_of_terms) > 1:
+        return ()
+    terms = []
+    for same_term in zip(*(answer.terms for answer in answers)):
+        denominators = [term.denominator for term in same_term]
+        adds = facts.takes_count and not _differ(denominators)
+        if adds or not same_term[0].is_mean:
+            terms.append(("", 1.0))
+        else:
+            terms.append(_count_of(denominators, parts))
+    if any(not per_count for _, per_count in terms):
+        return ()
+    try:
+        weighed = [examiner.ask(part, examiner.count, last=uncut.last, shares=shares)
+                   for part, shares in zip(parts, _shares_of_terms(terms, parts))]
+    except Unreadable:
+        return ()
+    fits = _is_sum(examiner, weighed, uncut, [1.0] * len(weighed))
+    return tuple(terms) if fits else ()
+
+def _shares_of_terms(terms, parts: list) -> list[list[float]]:
+    "For each part, the share of each term."
+    columns = [_normalized(_counts_of(parts)[name]) if name else [1.0] * len(parts)
+               for name, _ in terms]
+    return [list(shares) for shares in zip(*columns)]
+
 # %% ../../nbs/accumulation_loss/facts.ipynb #28a12aba
 def _batches_to_join(batches: list, number: int) -> list:
-    "All batches of a small step at first, then two, others each time."
-    rows = [row_count(batch) or 0 for batch in batches]
-    if number == 0 and 1 < len(batches) <= 4 and sum(rows) <= 64:
+    "All batches of a small step; of a larger one two, others each time."
+    rows = [row_count(batch) for batch in batches]
+    if None in rows:
+        raise CannotJoin("the values of a batch do not agree on a number of rows")
+    if 1 < len(batches) <= 4 and sum(rows) <= 64:
         return batches
     if len(batches) == 1: # halves of one
         first = max(1, rows[0] // 3)
@@ -255,19 +321,32 @@ def examine(
         return said(replace(facts, way=way, told=True), "the weights of the parts are "
                     f"read, and not checked, since batches cannot be joined: {reason}",
                     exact=None)
+    dealt = list(_dealings(examiner, facts, parts, whole, number))
     try:
-        if number == 0:
-            facts = _look_at_padding(examiner.first_look(facts, whole), examiner,
-                                     parts, whole)
-        if not facts.repeatable:
-            return said(replace(facts, way="weighs", told=True),
-                        "the same batch gives another loss each time: the weights of "
-                        "the parts are read, and cannot be checked", exact=None)
-        for parts in _dealings(examiner, facts, parts, whole, number):
-            facts = _after_comparison(examiner, facts, parts, whole)
+        return _looked_at(examiner, facts, dealt, parts, whole, number)
     except _FAILURES as error:
-        return cut_model(examiner, replace(facts, ordered=True), whole,
-                         f"a part of a step fails alone ({_short(error)})")
+        return said(replace(facts, way="weighs", ordered=True, told=True),
+                    f"a part of a step fails alone ({_short(error)}): each batch is kept "
+                    "as it is, and weighs by what its loss is a mean over", exact=False)
+
+def _looked_at(examiner, facts, dealt, parts, whole, number: int) -> LossFacts:
+    if number == 0:
+        facts = examiner.first_look(facts, whole)
+    if not facts.repeatable:
+        return said(replace(facts, way="weighs", told=True),
+                    "the same batch gives another loss each time: the weights of the "
+                    "parts are read, and cannot be checked", exact=None)
+    uncut = None
+    for these in dealt[:1] if facts.ordered or facts.way == "chunks" else dealt:
+        answers = examiner.answers(these, uncut and uncut.last)
+        if uncut is None:
+            if number == 0:
+                facts = _look_at_padding(facts, examiner, parts, answers, whole)
+            last = next((a.last for a in answers if a.last is not None), None)
+            uncut = examiner.ask(whole, examiner.count, last=last)
+        facts = _after_comparison(examiner, facts, these, answers, uncut, whole)
+    if number == 0:
+        facts = _look_at_all_gradients(examiner, facts, whole)
     return facts
 
 def _dealings(examiner, facts, parts: list, whole, number: int):
@@ -279,32 +358,78 @@ def _dealings(examiner, facts, parts: list, whole, number: int):
     first, second = _dealt_anew(whole, number)
     yield [*examiner.parts_of(first), *examiner.parts_of(second)]
 
-def _look_at_padding(facts, examiner, parts: list, whole) -> LossFacts:
+def _few_rows(whole) -> tuple:
+    "At most six rows, and two uneven parts of them."
+    few = take_rows(whole, range(min(row_count(whole), 6)), trim=True)
+    rows = row_count(few)
+    return few, [take_rows(few, range(rows // 3), trim=True),
+                 take_rows(few, range(rows // 3, rows), trim=True)]
+
+def _look_at_all_gradients(examiner, facts, whole) -> LossFacts:
+    "Once, of a few rows: gradients of every parameter, cut as steps will be."
+    few, parts = _few_rows(whole)
+    if facts.way in ("chunks", "rows", "unknown") or facts.ordered or facts.draws \
+            or not examiner.asks_gradients or row_count(few) < 3:
+        return facts
+    uncut = examiner.ask(few, examiner.count, every=True)
+    shares = _shares_of_terms(facts.terms, parts) if facts.way == "terms" else [None, None]
+    answers = [examiner.ask(part, examiner.count, every=True, shares=share)
+               for part, share in zip(parts, shares)]
+    weights = [1.0, 1.0]
+    if facts.way == "weighs":
+        weights = _normalized(_shares(answers)[0] or weights)
+    elif facts.way == "counts":
+        weights = _normalized(_counts_of(parts)[facts.mean_over])
+    rounding = rounding_of(examiner.model, uncut)
+    if all_gradients_agree(uncut, answers, weights, rounding):
+        return facts
+    return cut_model(examiner, facts, whole, "the gradients of some layers are not those "
+                     "of the parts, although the loss is")
+
+def _look_at_padding(facts, examiner, parts: list, answers: list, whole) -> LossFacts:
     "Say so if the loss of a batch depends on how wide it is padded."
     ends = torch.tensor(list(map(row_count, parts))).cumsum(0).tolist()
     sizes = [max((tensor.numel() / row_count(part) for _, tensor in leaves(part)
                   if torch.is_tensor(tensor)), default=0) for part in parts]
     narrow = sizes.index(min(sizes))
+    usual = answers[narrow].value
+    if min(sizes) == max(sizes) or facts.draws or usual != usual:
+        return facts
     wide = take_rows(whole, range(ends[narrow] - row_count(parts[narrow]), ends[narrow]))
-    usual, padded = (examiner.ask(batch, examiner.count)
-                     for batch in (parts[narrow], wide))
-    if not facts.repeatable or examiner.near(usual.value, padded.value, usual):
+    padded = examiner.ask(wide, examiner.count)
+    if examiner.near(usual, padded.value, answers[narrow]):
         return facts
     return said(facts, "the loss of a batch depends on how wide it is padded; it cannot "
                 "be checked that your collator pads a whole step as batches are joined "
                 "here, with masks of 0", exact=None)
 
-def _after_comparison(examiner, facts, parts, whole) -> LossFacts:
+def _after_comparison(examiner, facts, parts, answers, uncut, whole) -> LossFacts:
     if facts.way in ("chunks", "rows"):
         return facts # nothing is claimed of parts
-    way, differed, mean_over, per_count, reason = examiner.compare(facts, parts, whole)
+    if facts.way == "terms":
+        terms = _terms_that_fit(examiner, facts, parts, answers, uncut)
+        if terms:
+            return facts if terms == facts.terms else replace(facts, terms=terms)
+    way, differed, mean_over, per_count, reason = _way_that_fits(
+        examiner, facts, parts, answers, uncut)
+    if facts.draws:
+        facts = said(facts, "the loss draws random numbers, others for each part of a step "
+                     "than for the whole batch, as dropout does")
+    if not way and facts.draws:
+        return said(replace(facts, way="weighs", told=True), "the loss of the parts is "
+                    "not that of the whole batch, which may be the random numbers: the "
+                    "weights of the parts are read, and cannot be checked", exact=None)
     if not way and facts.ordered: # chosen rows and then rejected ones, as DPO has them
-        way, differed, *_ = examiner.compare(facts, parts, _joined_by_halves(parts))
+        halves = examiner.ask(_joined_by_halves(parts), examiner.count, last=uncut.last)
+        way, differed, *_ = _way_that_fits(examiner, facts, parts, answers, halves)
         if way:
             facts = said(facts, "the rows of a batch seem to come in two halves, and it "
                          "cannot be checked that your collator puts them so; each batch "
                          "is kept as it is", exact=None)
     if not way:
+        terms = _terms_that_fit(examiner, facts, parts, answers, uncut)
+        if terms:
+            return replace(facts, way="terms", terms=terms, told=True)
         return cut_model(examiner, facts, whole, reason)
     facts = replace(facts, way=way, told=facts.told or differed)
     if mean_over and differed or not facts.mean_over:
@@ -331,10 +456,6 @@ def cut_model(
     reason: str, # why parts will not do
 ) -> LossFacts:
     "The model in chunks from here on; weights by rows, said, where that cannot be."
-    if facts.ordered:
-        return said(replace(facts, way="weighs", told=True), f"{reason}; the order of "
-                    "rows means something, so each batch is kept as it is and weighs by "
-                    "what its loss is a mean over", exact=False)
     problem = "no module gives rows"
     for names, trims in _ways_to_chunk(examiner, whole):
         try:
@@ -342,7 +463,8 @@ def cut_model(
         except _FAILURES as error:
             problem = _short(error)
         if not problem:
-            facts = replace(facts, way="chunks", chunked=names, trims=trims, told=True)
+            facts = replace(facts, way="chunks", chunked=names, trims=trims, told=True,
+                            ordered=False) # rows keep the order of the micro-batches
             return said(facts, f"{reason}: the model runs in chunks of rows, once more in "
                         "the backward pass; head and loss see the whole step")
     return said(replace(facts, way="rows", told=True), f"{reason}; nor can the model be "
@@ -360,9 +482,18 @@ def _problem_of_chunks(examiner, names, trims: bool, whole) -> str:
     tokens = max(int(lengths.max()), int(lengths.sum()) // 2)
     with in_chunks(examiner.model, names, tokens=tokens, trims=trims):
         cut = examiner.ask(whole, examiner.count)
-    if examiner.near(cut.value, usual.value, usual):
+    if not examiner.near(cut.value, usual.value, usual):
+        return f"in chunks the loss is {cut.value:.6g}, not {usual.value:.6g}"
+    if not examiner.asks_gradients:
         return ""
-    return f"in chunks the loss is {cut.value:.6g}, not {usual.value:.6g}"
+    few, _ = _few_rows(whole)
+    uncut = examiner.ask(few, examiner.count, every=True)
+    tokens = max(int(row_lengths(few).max()), int(row_lengths(few).sum()) // 2)
+    with in_chunks(examiner.model, names, tokens=tokens, trims=trims):
+        cut = examiner.ask(few, examiner.count, every=True)
+    if all_gradients_agree(uncut, [cut], [1.0], rounding_of(examiner.model, uncut)):
+        return ""
+    return "in chunks the gradient is another one"
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #0b8af3c8
 def said(

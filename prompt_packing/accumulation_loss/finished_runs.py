@@ -74,13 +74,16 @@ SETTINGS = {
 }
 
 def read_json(path: Path) -> dict:
-    "A JSON object, or an empty one where there is no such file. `ValueError`: damaged."
+    "A JSON object, empty where there is no such file. `ValueError`: not one."
     if not path.is_file():
         return {}
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds a {type(value).__name__}, not an object")
+    return value
 
 def settings_of(folder: Path) -> dict:
     "The training arguments that a folder holds, as JSON or in the pickle."

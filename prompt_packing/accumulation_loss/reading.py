@@ -6,12 +6,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
+from torch.overrides import TorchFunctionMode
+
+from ..foundation.foreign import input_shape
 
 # %% auto #0
-__all__ = ['Unreadable', 'Term', 'number_of', 'read_terms', 'share_of', 'same_proportions']
+__all__ = ['Unreadable', 'Term', 'number_of', 'read_terms', 'silence', 'share_of', 'same_proportions', 'WeighedTerms',
+           'without_nothing']
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #930c47d5
 class Unreadable(ValueError):
@@ -24,6 +29,7 @@ class Term:
     "A part of a loss, reduced over `denominator` things."
     is_mean: bool # divided by the denominator, or a bare sum
     denominator: float | torch.Tensor # times a constant that is the same in all parts
+    path: tuple = field(default=(), compare=False, repr=False) # nodes from the loss down
 
 _PASSES_ON = (
     "ToCopy", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Clone",
@@ -37,7 +43,7 @@ def _inputs(node) -> list:
     return [parent for parent, _ in node.next_functions]
 
 def _output_size(node) -> int:
-    return math.prod(node._input_metadata[0].shape)
+    return math.prod(input_shape(node))
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #965a39ab
 def _divisor(node, name: str) -> tuple:
@@ -57,18 +63,19 @@ def _divisor(node, name: str) -> tuple:
         return math.inf, divided
     return 1 / constant, divided
 
-def _reduction_terms(node, name: str, divisor, is_mean: bool) -> list[Term] | None:
+def _reduction_terms(path: tuple, name: str, divisor, is_mean: bool) -> list[Term] | None:
     "The term of a loss that torch reduces itself; None if the node is none."
+    node = path[-1]
     reduction = getattr(node, "_saved_reduction", None) # 0: none, 1: mean, 2: sum
     if reduction is None:
         return None
     if reduction == 2:
-        return [Term(is_mean, divisor)]
+        return [Term(is_mean, divisor, path)]
     if reduction == 0:
         raise Unreadable(f"{name} without a reduction")
     if hasattr(node, "_saved_total_weight"): # of cross-entropy: targets or their weights
-        return [Term(True, number_of(node._saved_total_weight) * divisor)]
-    return [Term(True, node._saved_target.numel() * divisor)]
+        return [Term(True, number_of(node._saved_total_weight) * divisor, path)]
+    return [Term(True, node._saved_target.numel() * divisor, path)]
 
 def number_of(
     value, # a number, or a tensor of one
@@ -78,40 +85,41 @@ def number_of(
     return value.detach() if on_device else float(value)
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #bf34730d
-def _walk(node, divisor, is_mean: bool) -> list[Term]:
+def _walk(node, divisor, is_mean: bool, above: tuple = ()) -> list[Term]:
     if node is None: # a constant
         return []
-    name = _operation(node)
+    name, path = _operation(node), (*above, node)
     if _output_size(node) != 1:
         raise Unreadable(node.name())
-    if (terms := _reduction_terms(node, name, divisor, is_mean)) is not None:
+    if (terms := _reduction_terms(path, name, divisor, is_mean)) is not None:
         return terms
     if name in ("Sum", "Nansum", "Mean"):
-        return _summed_terms(node, name, divisor, is_mean)
+        return _summed_terms(path, name, divisor, is_mean)
     if name in ("Add", "Sub"):
-        return [t for parent in _inputs(node) for t in _walk(parent, divisor, is_mean)]
+        return [t for parent in _inputs(node) for t in _walk(parent, divisor, is_mean, path)]
     if name in ("Mul", "Div"):
         factor, divided = _divisor(node, name)
         if isinstance(factor, float) and math.isinf(factor):
             return []
-        return _walk(divided, divisor * factor, is_mean or name == "Div")
+        return _walk(divided, divisor * factor, is_mean or name == "Div", path)
     if name in _PASSES_ON:
-        return _walk(_inputs(node)[0], divisor, is_mean)
+        return _walk(_inputs(node)[0], divisor, is_mean, path)
     raise Unreadable(node.name())
 
-def _summed_terms(node, name: str, divisor, is_mean: bool) -> list[Term]:
+def _summed_terms(path: tuple, name: str, divisor, is_mean: bool) -> list[Term]:
     "Terms of a sum or mean over a tensor, or over a stack of scalar losses."
+    node = path[-1]
     count = math.prod(node._saved_self_sym_sizes) if name == "Mean" else 1
     below = _inputs(node)[0]
     if below is not None and _operation(below) == "Stack":
         try:
             return [t for loss in _inputs(below)
-                    for t in _walk(loss, divisor * count, is_mean)]
+                    for t in _walk(loss, divisor * count, is_mean, path)]
         except Unreadable:
             pass # a stack of something else: its size is the denominator
     if name == "Mean":
-        return [Term(True, divisor * count)]
-    return [Term(is_mean, divisor)]
+        return [Term(True, divisor * count, path)]
+    return [Term(is_mean, divisor, path)]
 
 def read_terms(
     loss: torch.Tensor, # one number, with its graph
@@ -120,6 +128,16 @@ def read_terms(
     if loss.numel() != 1:
         raise Unreadable(f"a loss of shape {tuple(loss.shape)}")
     return _walk(loss.grad_fn, 1.0, False)
+
+# %% ../../nbs/accumulation_loss/reading.ipynb #a7e0b001
+def silence(
+    terms: list[Term], # of a part that weighs nothing
+):
+    "Let the gradient of these terms be 0, and never not a number."
+    def zeros(gradients, _):
+        return tuple(g if g is None else torch.zeros_like(g) for g in gradients)
+    for term in terms:
+        term.path[-1].register_hook(zeros)
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #6ee10b2e
 def share_of(
@@ -140,10 +158,68 @@ def same_proportions(
     "Whether one number says how much more each term of one part weighs than another's."
     if not terms or not others:
         return True
+    if len(terms) != len(others):
+        return False
     if [t.is_mean for t in terms] != [t.is_mean for t in others]:
         return False
     if len(terms) == 1:
         return True
     ratios = [float(a.denominator) / float(b.denominator)
               for a, b in zip(terms, others) if float(b.denominator)]
+    if not ratios: # neither part has any target
+        return True
     return max(ratios) - min(ratios) <= tolerance * max(map(abs, ratios))
+
+# %% ../../nbs/accumulation_loss/reading.ipynb #d7e0a002
+class WeighedTerms(TorchFunctionMode):
+    """While it lasts, notes the scalars of a loss; then weighs the terms of it.
+
+    A backward pass afterwards gives the gradient of the weighed sum."""
+    def __init__(self):
+        super().__init__()
+        self.values = {} # of scalars, by their nodes
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if torch.is_tensor(made) and made.grad_fn is not None and made.numel() == 1:
+            self.values[made.grad_fn] = made.detach()
+        return made
+
+    def weigh(self,
+        loss: torch.Tensor,
+        terms: list[Term], # of this loss
+        shares: list, # of each term, numbers or tensors of one number
+        add: Callable, # takes the weighed value of each term in the backward pass
+    ):
+        "Raises `Unreadable` if one operation of torch makes terms of different shares."
+        seen, share_by_node = {}, {}
+        for term, share in zip(terms, shares):
+            # what an operation of torch computes inside is not seen, what it returns is
+            node = next((n for n in reversed(term.path) if n in self.values), None)
+            if node is None:
+                raise Unreadable("several means in a compiled region")
+            if share_by_node.setdefault(node, share) is not share and \
+                    float(share_by_node[node]) != float(share):
+                raise Unreadable("several means inside one operation")
+        loss.grad_fn.register_prehook(lambda gradients: seen.update(whole=gradients[0]))
+        for node, share in share_by_node.items():
+            node.register_prehook(_weighing(self.values[node], share, seen, add))
+        self.values = {}
+
+def _weighing(value: torch.Tensor, share, seen: dict, add: Callable) -> Callable:
+    "A hook that weighs the gradient at a node, and adds what its value is worth."
+    def weighed(gradients):
+        gradient, = gradients
+        whole = seen["whole"] # of the loss: a gradient scaler and others multiply it
+        add(share * without_nothing(value, share) * gradient / whole)
+        return (gradient * share,)
+    return weighed
+
+def without_nothing(
+    value: torch.Tensor, # of a loss or a term
+    weight, # a number or a tensor of one number
+) -> torch.Tensor:
+    "A mean over nothing is not a number; with weight 0 it must not spoil the sum."
+    if torch.is_tensor(weight):
+        return torch.where(weight == 0, value.nan_to_num(0.), value)
+    return value if weight else 0 * value.nan_to_num(0.)

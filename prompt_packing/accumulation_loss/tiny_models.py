@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['WIDTH_NAMES', 'INNER_NAMES', 'HEAD_WIDTH_NAMES', 'LAYER_NAMES', 'HEAD_NAMES', 'LENGTH_NAMES', 'OTHER_SIZES',
-           'SPECIAL_TOKENS', 'EVEN_IF_NONE', 'MOST_WEIGHTS', 'WIDTH', 'VOCABULARY', 'KINDS', 'PICTURE_KEYS',
+           'VOCABULARY', 'SPECIAL_TOKENS', 'EVEN_IF_NONE', 'MOST_WEIGHTS', 'WIDTH', 'KINDS', 'PICTURE_KEYS',
            'SOUND_KEYS', 'PADDING', 'modeling_modules', 'takes_targets', 'head_classes', 'small_sizes', 'is_number',
-           'small_value', 'shrink_config', 'shrink_lists', 'CannotBuild', 'reason', 'tiny_config', 'without_dropout',
-           'tiny_model', 'tokens', 'some_masked', 'head_kind', 'target_makers', 'frame_targets', 'pixel_targets',
-           'image_sizes', 'picture_makers', 'sound_makers', 'input_makers', 'padded', 'collate_rows', 'check_loss',
-           'row_maker', 'learnable_rows']
+           'small_value', 'shrink_config', 'tiny_resnet', 'shrink_lists', 'CannotBuild', 'reason', 'tiny_config',
+           'without_dropout', 'sized_model', 'tiny_model', 'tokens', 'some_masked', 'head_kind', 'target_makers',
+           'frame_targets', 'pixel_targets', 'image_sizes', 'picture_makers', 'sound_makers', 'input_makers', 'padded',
+           'collate_rows', 'check_loss', 'row_maker', 'learnable_rows']
 
 # %% ../../nbs/accumulation_loss/tiny_models.ipynb #36db3e2a
 import inspect
@@ -24,7 +24,7 @@ import torch
 import transformers
 from torch import nn
 from torch.nn.functional import pad
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, ResNetConfig
 
 # %% ../../nbs/accumulation_loss/tiny_models.ipynb #3b47925b
 def modeling_modules(
@@ -63,7 +63,7 @@ def head_classes(
                 classes[name] = value
     if not classes:
         raise ValueError(
-            f"family {family!r}: transformers {transformers.__version__} has no folder "
+            f"family={family!r}: transformers {transformers.__version__} has no folder "
             "of this name with a head in transformers/models; take one such as 'bert'"
         )
     return classes
@@ -76,18 +76,20 @@ WIDTH_NAMES = """
     encoder_embed_dim decoder_embed_dim pooler_hidden_size text_embed_dim""".split()
 INNER_NAMES = """
     intermediate_size ffn_dim encoder_ffn_dim decoder_ffn_dim d_ff dim_feedforward
-    n_inner mlp_dim hidden_dim moe_intermediate_size
-    shared_expert_intermediate_size""".split()
+    n_inner mlp_dim hidden_dim moe_intermediate_size ffn_hidden_size
+    expert_ffn_hidden_size shared_expert_intermediate_size""".split()
 HEAD_WIDTH_NAMES = """
     head_dim d_kv d_head dim_head qk_nope_head_dim qk_rope_head_dim v_head_dim
-    kv_lora_rank q_lora_rank hidden_size_per_layer_input""".split()
+    kv_lora_rank q_lora_rank hidden_size_per_layer_input attention_head_size
+    mamba_d_head""".split()
 LAYER_NAMES = """
     num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers
     num_decoder_layers num_encoder_layers depth num_block""".split()
 HEAD_NAMES = """
     num_attention_heads n_head n_heads num_heads num_key_value_heads
     encoder_attention_heads decoder_attention_heads num_encoder_attention_heads
-    num_decoder_attention_heads attention_heads""".split()
+    num_decoder_attention_heads attention_heads num_self_attention_heads
+    num_cross_attention_heads""".split()
 LENGTH_NAMES = """
     max_position_embeddings n_positions n_ctx max_seq_len max_source_positions
     max_target_positions""".split()
@@ -99,13 +101,18 @@ OTHER_SIZES = dict(
     mask_time_prob=0.0, mask_feature_prob=0.0, classifier_proj_size=16,
     num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2, conv_dim=(16, 16),
     conv_stride=(5, 4), conv_kernel=(10, 8), num_feat_extract_layers=2,
-    output_router_logits=False, use_cache=False,
+    output_router_logits=False, use_cache=False, moe_topk=2, zero_expert_num=2,
+    mamba_d_state=16, mamba_n_groups=1, mamba_chunk_size=16, n_groups=1, expand=1,
+    chunk_size=16, num_latents=8, num_self_attends_per_block=2,
+    axial_pos_embds=False,
 )
+VOCABULARY = 64 # tokens
 SPECIAL_TOKENS = dict(
     pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1
 )
 # needed where the default is None and the real value is computed from other sizes
-EVEN_IF_NONE = ("head_dim", "num_key_value_heads")
+EVEN_IF_NONE = ("head_dim", "num_key_value_heads", "num_experts_per_tok",
+                "n_routed_experts", "vocab_size")
 
 # %% ../../nbs/accumulation_loss/tiny_models.ipynb #418d3a1c
 def small_sizes(
@@ -119,6 +126,11 @@ def small_sizes(
     sizes |= dict.fromkeys(LAYER_NAMES, 2)
     sizes |= dict.fromkeys(HEAD_NAMES, heads)
     sizes |= dict.fromkeys(LENGTH_NAMES, 64)
+    # four of one and two of the other are a width
+    sizes |= dict(coordinate_size=width // 8, shape_size=width // 4)
+    # a state-space layer is twice as wide, and a head of it as wide as elsewhere
+    sizes |= dict(mamba_d_ssm=2 * width, mamba_n_heads=2 * heads, d_latents=width,
+                  qk_head_dim=2 * (width // heads))
     return sizes | OTHER_SIZES | SPECIAL_TOKENS
 
 def is_number(value) -> bool: # any value
@@ -129,8 +141,9 @@ def small_value(name: str, old, sizes: dict):
     "The small value of an attribute, or the old one."
     if isinstance(old, float) and "drop" in name:
         return 0.0
-    if name.endswith("vocab_size") and name not in sizes and is_number(old):
-        return 64
+    unknown = old is None and name in EVEN_IF_NONE
+    if name.endswith("vocab_size") and (is_number(old) or unknown):
+        return VOCABULARY
     if name not in sizes:
         return old
     new = sizes[name]
@@ -150,7 +163,9 @@ def shrink_config(
     "Make a configuration small by the names of its attributes."
     sizes = small_sizes() if sizes is None else sizes
     for name, old in list(vars(config).items()):
-        if isinstance(old, PretrainedConfig):
+        if getattr(old, "model_type", None) == "timm_backbone":
+            setattr(config, name, tiny_resnet(old))
+        elif isinstance(old, PretrainedConfig):
             shrink_config(old, sizes)
         elif name != "rope_parameters":
             new = small_value(name, old, sizes)
@@ -158,6 +173,14 @@ def shrink_config(
                 setattr(config, name, new)
     shrink_lists(config, sizes)
     return config
+
+def tiny_resnet(
+    config: PretrainedConfig, # of a backbone from the package timm
+) -> ResNetConfig: # of transformers' own, with as many feature maps
+    "A backbone that needs no further package, in place of one that does."
+    return ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1],
+        layer_type="basic", out_indices=config.out_indices)
 
 def shrink_lists(config: PretrainedConfig, sizes: dict):
     "What is said layer by layer, or for each half of a head, is cut to its size."
@@ -203,32 +226,46 @@ def without_dropout(model: PreTrainedModel) -> PreTrainedModel: # the same
             module.p = 0.0
     return model.train()
 
+def sized_model(model_class: type, sizes: dict, seed: int) -> PreTrainedModel:
+    "A model of these sizes. Whatever the code of a class raises is raised."
+    with torch.device("meta"):
+        empty = model_class(tiny_config(model_class, sizes))
+    weights = sum(p.numel() for p in empty.parameters())
+    if weights > MOST_WEIGHTS:
+        raise CannotBuild(f"still has {weights:,} weights")
+    torch.manual_seed(seed)
+    return without_dropout(model_class(tiny_config(model_class, sizes)))
+
 def tiny_model(
     model_class: type, # of transformers
     seed: int = 0, # of its random weights
 ) -> PreTrainedModel: # in training mode, without dropout
-    "A small model of this class with random weights. `CannotBuild` says why not."
-    failure = None
+    """A small model of this class with random weights. `CannotBuild` says why not.
+
+    Of two sets of sizes it has the first with which it can learn from a row."""
+    first, failure = None, None
     for sizes in (small_sizes(), small_sizes(width=64, heads=4)):
         try:
-            with torch.device("meta"):
-                empty = model_class(tiny_config(model_class, sizes))
-            weights = sum(p.numel() for p in empty.parameters())
-            if weights > MOST_WEIGHTS:
-                raise CannotBuild(f"still has {weights:,} weights")
-            torch.manual_seed(seed)
-            return without_dropout(model_class(tiny_config(model_class, sizes)))
+            model = sized_model(model_class, sizes, seed)
         # code of hundreds of authors, with sizes that it has never seen: whatever it
         # raises is the reason that is listed
         except Exception as error:
             failure = failure or error
+            continue
+        try:
+            with torch.random.fork_rng(devices=[]):
+                row_maker(model)
+            return model
+        except CannotBuild:
+            first = first or model
+    if first is not None:
+        return first
     if isinstance(failure, CannotBuild):
         raise failure
     raise CannotBuild(reason(failure)) from failure
 
 # %% ../../nbs/accumulation_loss/tiny_models.ipynb #c4f017ea
 WIDTH = 12 # of a padded text, in tokens
-VOCABULARY = 64
 
 def tokens(length: int) -> torch.Tensor:
     "Token ids that are no special ones, and at the end that of the end."
@@ -443,7 +480,9 @@ def input_makers(model_class: type, config: PretrainedConfig) -> list[Callable]:
     # two towers need both; a model that can look at pictures can do without them
     makers = joined + with_text if "return_loss" in names else with_text + joined
     makers = makers + pictures + [bytes_of_text] * ("inputs" in names)
-    first = sounds if model_class.main_input_name in SOUND_KEYS else []
+    main = model_class.main_input_name
+    main = {main} if isinstance(main, str) else set(main)
+    first = sounds if main & SOUND_KEYS else []
     return first + makers + [m for m in sounds if m not in first]
 
 PICTURE_KEYS = {"pixel_values", "pixel_values_videos"}
@@ -515,6 +554,10 @@ def row_maker(
                 raise CannotBuild(reason(failure)) from failure
             try:
                 check_loss(model, collate_rows([make_row(6), make_row(WIDTH)]))
+                # the last micro-batch of a step may have one row, which batch
+                # normalization refuses where a picture shrinks to one pixel
+                with torch.no_grad():
+                    model(**collate_rows([make_row(WIDTH)]))
                 return make_row
             # as in `tiny_model`: whatever it raises is the reason that is listed
             except Exception as error:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,8 @@ __all__ = ['as_lengths', 'epoch_random', 'stable_order', 'BatchPlan', 'plot_plan
 
 # %% ../../nbs/bucketing/batches.ipynb #d9e6722a
 def as_lengths(
-    lengths,  # one integer per row: a list, numpy or Arrow array, tensor or column
+    # one integer per row: a list, numpy or Arrow array, tensor or column
+    lengths: Sequence[int] | np.ndarray,
     dtype: type | None = np.int64,  # None: as stored, so a memory map is not copied
 ) -> np.ndarray:  # shape (rows,), each at least 1
     """Lengths as one numpy array.
@@ -155,7 +157,7 @@ class BatchPlan(Sequence):
                 "cost_spread": float(computed.std() / computed.mean()),
                 "length_correlation": self.length_correlation}
 
-    def plot(self, ax=None):
+    def plot(self, ax: Any = None):
         "`plot_plan` of this plan."
         return plot_plan(self, ax)
 
@@ -195,7 +197,7 @@ def _new_mates(plan, following):
 # %% ../../nbs/bucketing/batches.ipynb #8eaf1c21
 def plot_plan(
     plan: BatchPlan,  # from any planner
-    ax=None,  # matplotlib axes; None: a new figure
+    ax: Any = None,  # matplotlib axes; None: a new figure
     most: int = 200,  # draw only the first so many batches
 ):  # the axes
     "Text and padding of each batch, in the order of the plan."

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
 from .batches import as_lengths
+from ..foundation.foreign import picked_rows
 
 # %% auto #0
 __all__ = ['column_fills', 'ListColumn', 'list_column', 'dataset_lengths', 'TokenRows', 'pad_rows', 'torch_dtype_array',
@@ -53,11 +55,11 @@ def _concatenated(arrays):
 
 # %% ../../nbs/bucketing/collating.ipynb #f141924a
 def list_column(
-    dataset, # a `datasets.Dataset`
+    dataset: Any, # a `datasets.Dataset`
     name:str, # of a column of lists of numbers
 ) -> ListColumn:
     "A column, read in place. Raises `TypeError` for columns of other types."
-    chunked, picked = dataset.data.column(name), dataset._indices
+    chunked, picked = dataset.data.column(name), picked_rows(dataset)
     if pa.types.is_fixed_size_list(chunked.type): # without offsets: give it some
         chunked = chunked.cast(pa.large_list(chunked.type.value_type))
     kind = chunked.type
@@ -69,7 +71,7 @@ def list_column(
 
 # %% ../../nbs/bucketing/collating.ipynb #a40d91ed
 def dataset_lengths(
-    dataset, # a `datasets.Dataset`, a list of features, or what has `lengths`
+    dataset: Any, # a `datasets.Dataset`, a list of features, or what has `lengths`
     column:str="length", # name of a column that holds lengths
 ) -> np.ndarray: # shape (rows,), int64
     """Tokens in each row: from `lengths`, the column, the masks, or `input_ids`.
@@ -109,7 +111,7 @@ def _shown_lengths(ids, masks=None):
 class TokenRows:
     "A `datasets.Dataset` that gives whole batches of numpy views, column by column."
     def __init__(self,
-        dataset, # columns of numbers or lists of numbers, without a transform
+        dataset: Any, # columns of numbers or lists of numbers, without a transform
     ):
         if dataset.format["type"] == "custom":
             raise TypeError("the data set has a transform: its columns cannot be "
@@ -215,7 +217,7 @@ def without_padding(
             if all(map(has_entries, rows, sizes)) else rows
             for name, rows in columns.items()}
 
-def has_entries(row, number:int) -> bool:
+def has_entries(row: Any, number:int) -> bool:
     "Whether a row of a column has so many entries, as one for each token."
     return not isinstance(row, str) and hasattr(row, "__len__") and len(row) == number
 
@@ -227,7 +229,7 @@ class PaddedCollator:
     that rows bring along is cut off. Raises `ValueError` if there is no padding token,
     and `TypeError` for a column of text."""
     def __init__(self,
-        tokenizer=None, # its `pad_token_id` and `padding_side` are taken
+        tokenizer: Any = None, # its `pad_token_id` and `padding_side` are taken
         *,
         pad_token_id:int | None=None, # fills `input_ids`
         padding_side:str | None=None, # "right" or "left"

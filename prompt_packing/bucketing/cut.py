@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -133,7 +134,7 @@ def _split(longest_first, ends, passes):
 
 # %% ../../nbs/bucketing/cut.ipynb #fb420a38
 def cut_rows(
-    lengths,  # tokens in each row of the step: integers
+    lengths: Sequence[int] | np.ndarray,  # tokens in each row of the step: integers
     token_budget: int | None = None,  # most tokens of a micro-batch, padding included
     *,
     pass_cost: float = 0,  # what a pass costs besides its tokens, in tokens
@@ -282,7 +283,8 @@ def _deal_free(longest_first, row_limits, world_size, token_budget, pass_cost):
 
 # %% ../../nbs/bucketing/cut.ipynb #b4ca9c46
 def deal_rows(
-    lengths,  # tokens in each row of the step, over all processes: integers
+    # tokens in each row of the step, over all processes: integers
+    lengths: Sequence[int] | np.ndarray,
     world_size: int,  # number of processes
     token_budget: int | None = None,  # most tokens of a micro-batch, padding included
     *,
@@ -313,7 +315,7 @@ def deal_rows(
 
 # %% ../../nbs/bucketing/cut.ipynb #0b966a9e
 def pack_rows(
-    lengths,  # tokens in each row of the step: integers
+    lengths: Sequence[int] | np.ndarray,  # tokens in each row of the step: integers
     capacity: int,  # most tokens of a packed row
     *,
     multiple: int = 1,  # the number of packed rows is a multiple, if there are enough
@@ -361,7 +363,7 @@ def _fills(packed, lengths):
     return np.array([lengths[rows].sum() for rows in packed], np.int64)
 
 def cut_packed_rows(
-    lengths,  # tokens in each row of the step: integers
+    lengths: Sequence[int] | np.ndarray,  # tokens in each row of the step: integers
     capacity: int,  # most tokens of a packed row
     token_budget: int | None = None,  # most tokens of a micro-batch, padding included
     *,
@@ -375,7 +377,8 @@ def cut_packed_rows(
     return [[packed[place] for place in places] for places in cut]
 
 def deal_packed_rows(
-    lengths,  # tokens in each row of the step, over all processes: integers
+    # tokens in each row of the step, over all processes: integers
+    lengths: Sequence[int] | np.ndarray,
     world_size: int,  # number of processes
     capacity: int,  # most tokens of a packed row
     token_budget: int | None = None,  # most tokens of a micro-batch, padding included

@@ -22,6 +22,7 @@ from .packed_rows import (
 from .plan import (
     deal_batches, narrow_integers, sort_rows, take_batches)
 from .varlen import is_fast_on
+from ..foundation.foreign import attention_of
 
 # %% auto #0
 __all__ = ['pack_sequences', 'packing_errors', 'way_to_pack', 'collator_for_packing']
@@ -209,7 +210,7 @@ def _first_line(error): return next(iter(str(error).splitlines()), "")[:200]
 # %% ../../nbs/bucketing/packing.ipynb #3c5934e3
 def _possible_ways(model, facts, autocast):
     "What the attention implementation may take, the cheapest first."
-    attention = getattr(model.config, "_attn_implementation", None) or "eager"
+    attention = attention_of(model.config) or "eager"
     kinds = {"eager": ["positions", "seq_idx", "float"],
              "flex_attention": ["positions", "seq_idx", "flex"],
              "sdpa": ["positions", "seq_idx", "bool"]}
@@ -318,7 +319,7 @@ def _dynamic_rotary(model):
 
 def _attention_of(way, model):
     "Switches the model to the attention of a way; leaving it switches back."
-    stack, before = ExitStack(), getattr(model.config, "_attn_implementation", None)
+    stack, before = ExitStack(), attention_of(model.config)
     if way.kind == "sdpa_varlen" != before:
         model.set_attn_implementation("sdpa_varlen")
         stack.callback(model.set_attn_implementation, before)
@@ -340,13 +341,16 @@ def _check_takes_packed_rows(model):
     "Refuse what has no configuration of a text model, and encoder-decoders."
     if not hasattr(getattr(model, "config", None), "get_text_config"):
         raise _cannot_pack(model, {"reading its configuration": "there is none"})
+    if not hasattr(model.config.get_text_config(), "vocab_size"):
+        why = "its configuration has no vocab_size, so it takes no tokens"
+        raise _cannot_pack(model, {"drawing token ids": why})
     if getattr(model.config, "is_encoder_decoder", False):
         why = "the source and the target of a row have different lengths"
         raise _cannot_pack(model, {"an encoder and a decoder": why})
 
 def _cannot_pack(model, faults):
     "A `ValueError` that says what was tried, what came of it, and what to do."
-    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    attention = attention_of(getattr(model, "config", None))
     tried = "".join(f"\n* {way}: {fault}" for way, fault in faults.items())
     return ValueError(
         f"{type(model).__name__} with attention {attention!r} cannot be trained on "

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -162,7 +163,7 @@ def _shape_plan(longest_first, rows_at, windows, multiple, step):
 
 # %% ../../nbs/bucketing/plan.ipynb #5b6c3842
 def plan_batches(
-    lengths,  # tokens in each row: integers of at least 1
+    lengths: Sequence[int] | np.ndarray,  # tokens in each row: integers of at least 1
     *,
     token_budget: int | None = None,  # most tokens in a batch: rows x longest row
     batch_size: int | None = None,  # rows in a batch; with a budget, at most so many
@@ -243,7 +244,7 @@ class ResumableSampler:
         if drawn is not None:
             drawn.append(after_epoch)
 
-    def used(self, loader) -> UsedBatches:
+    def used(self, loader: Iterable) -> UsedBatches:
         "Batches of a loader that draws from this sampler, counted when they are used."
         return UsedBatches(self, loader)
 
@@ -272,7 +273,7 @@ class UsedBatches:
     def __init__(
         self,
         sampler: ResumableSampler,
-        loader,  # draws from the sampler, ahead of use or not
+        loader: Iterable,  # draws from the sampler, ahead of use or not
     ):
         self.sampler = sampler
         self.loader = loader
@@ -307,11 +308,12 @@ class PlannedBatchSampler(ResumableSampler):
 
     def __init__(
         self,
-        lengths,  # tokens in each row
+        lengths: Sequence[int] | np.ndarray,  # tokens in each row
         planner: Callable[..., BatchPlan] = plan_batches,  # or `pack_sequences`
         *,
         epoch: int = 0,  # to begin with
-        **options,  # of the planner: token_budget, window, seed, rank, world_size, ...
+        # of the planner: token_budget, window, seed, rank, world_size, ...
+        **options: Any,
     ):
         self.lengths = as_lengths(lengths)
         self.planner = planner

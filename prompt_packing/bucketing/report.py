@@ -5,7 +5,8 @@
 # %% ../../nbs/bucketing/report.ipynb #imporepo
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +23,8 @@ __all__ = ['plot_lengths', 'compare_plans', 'plot_tradeoff', 'padding_report']
 
 # %% ../../nbs/bucketing/report.ipynb #7c81083d
 def plot_lengths(
-    lengths,  # tokens in each row
-    ax=None,  # matplotlib axes; None: a new figure
+    lengths: Sequence[int] | np.ndarray,  # tokens in each row
+    ax: Any = None,  # matplotlib axes; None: a new figure
 ):  # the axes
     "Histogram of lengths, and the fraction of all tokens in rows up to each length."
     import matplotlib.pyplot as plt
@@ -187,7 +188,7 @@ def _line(steps, batches, next_steps):
 
 # %% ../../nbs/bucketing/report.ipynb #4919cd16
 def compare_plans(
-    lengths,  # tokens in each row
+    lengths: Sequence[int] | np.ndarray,  # tokens in each row
     *,
     token_budget: int = 16_384,  # most tokens in a batch, padding included
     batch_size: int = 32,  # rows in a batch, where rows are counted
@@ -237,10 +238,10 @@ def _two_epochs(lengths, token_budget, window):
 
 # %% ../../nbs/bucketing/report.ipynb #6c5c00d3
 def plot_tradeoff(
-    lengths,  # tokens in each row
+    lengths: Sequence[int] | np.ndarray,  # tokens in each row
     *,
     token_budget: int = 16_384,  # tokens in a batch
-    ax=None,  # matplotlib axes; None: a new figure
+    ax: Any = None,  # matplotlib axes; None: a new figure
 ):  # the axes
     "Padding, and the fraction of new batch-mates in each epoch, over the window."
     import matplotlib.pyplot as plt
@@ -285,7 +286,7 @@ def _advice(table, token_budget, batch_size):
 
 # %% ../../nbs/bucketing/report.ipynb #e0b7f1aa
 def padding_report(
-    lengths,  # tokens in each row
+    lengths: Sequence[int] | np.ndarray,  # tokens in each row
     *,
     token_budget: int = 16_384,  # most tokens in a batch
     batch_size: int = 32,  # rows in a batch, for the plans that count rows

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from concurrent.futures import (
     Executor, FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, wait)
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,7 +88,9 @@ def _tokenize_file(task, encode):
     "Write the files of a shard under names of their own; their paths and the record."
     bad_rows = BadRows(task.bad_rows)
     parts = {ending: aside_path(f"{task.target}{ending}") for ending in _ENDINGS}
-    try:
+    with ExitStack() as leftovers, _said_if_full(task):
+        for part in parts.values():
+            leftovers.callback(part.unlink, missing_ok=True)
         ids = _id_blocks(task.path, task.column, encode, bad_rows)
         lengths, largest = _write_tokens(parts[".arrow"], ids)
         with open(parts[".npy"], "xb") as file:
@@ -103,16 +106,21 @@ def _tokenize_file(task, encode):
             "left out": bad_rows.count,
             "bytes": {ending: os.path.getsize(parts[ending]) for ending in _ENDINGS},
             "crc32": {ending: _crc32(parts[ending]) for ending in _ENDINGS}}
-    except BaseException as error:
-        for part in parts.values():
-            part.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:
-            raise OSError(
-                error.errno, f"no room for the tokens of {task.path} in {task.target}: "
-                f"{os.strerror(error.errno)}. Finished shards are kept: make room and "
-                "call again to go on with the others") from error
-        raise
+        leftovers.pop_all() # the files are whole, and stay
     return parts, record
+
+@contextmanager
+def _said_if_full(task):
+    "A full disk is reported with the file that was read and what to do."
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise OSError(
+            error.errno, f"no room for the tokens of {task.path} in {task.target}: "
+            f"{os.strerror(error.errno)}. Finished shards are kept: make room and "
+            "call again to go on with the others") from error
 
 _ENDINGS = (".arrow", ".npy")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

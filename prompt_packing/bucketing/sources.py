@@ -10,13 +10,14 @@ import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from infinibatch.iterators import CheckpointableIterator
 from torch.utils.data import get_worker_info
 
 from .batches import epoch_random
+from ..foundation.foreign import inner_iterable
 from prompt_packing.foundation.text_files import (
     BadRows, cell_text, check_columns, file_format, file_texts, files_in, find_text,
     row_name, text_column)
@@ -149,7 +150,7 @@ class FileSource:
     def place(self):
         return None # a row number is all there is to know
 
-    def go_to(self, place):
+    def go_to(self, place: Any):
         pass
 
     def row_name(self, name: str, number: int) -> str:
@@ -158,7 +159,7 @@ class FileSource:
 # %% ../../nbs/bucketing/sources.ipynb #ab3f9312
 def _has_place(dataset):
     "Whether the data set's own state restores it exactly."
-    return _is_hf(dataset) and not _has_buffer(dataset._ex_iterable)
+    return _is_hf(dataset) and not _has_buffer(inner_iterable(dataset))
 
 def _is_hf(dataset):
     "Whether it is a `datasets.IterableDataset`; the library is imported only if it is."
@@ -177,7 +178,7 @@ def _has_buffer(iterable):
 class DatasetSource:
     "An iterable data set of texts, of dicts with a text, or of dicts with `input_ids`."
     def __init__(self,
-        dataset, # of torch or of `datasets`
+        dataset: Any, # of torch or of `datasets`
         column: str | None = None, # of the text; None: found in the first row
         columns: Sequence[str] = (), # that rows must have
         bad_rows: BadRows | None = None,
@@ -380,7 +381,7 @@ def _rest_of(unread, rows, done):
 
 # %% ../../nbs/bucketing/sources.ipynb #4722d7aa
 def open_source(
-    source, # a folder, paths, or an iterable data set
+    source: Any, # a folder, paths, or an iterable data set
     column: str | None = None, # of the text; None: found
     columns: Sequence[str] = (), # further ones
     seed: int = 0, # of the order of the files

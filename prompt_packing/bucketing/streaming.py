@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -145,8 +146,9 @@ class StreamingBatches(IterableDataset):
     batch_size = None # batches come ready-made
 
     def __init__(self,
-        source, # paths, a folder of text in any format, or an iterable data set
-        tokenizer=None, # of transformers, or a function; None: rows have `input_ids`
+        source: Any, # paths, a folder of text in any format, or an iterable data set
+        # of transformers, or a function; None: rows have `input_ids`
+        tokenizer: Any = None,
         *,
         token_budget: int | None = None, # most tokens in a batch: rows x longest row
         pack: int | None = None, # lay rows end to end, in rows of so many tokens
@@ -423,12 +425,12 @@ def _unread_of(state):
 
 # %% ../../nbs/bucketing/streaming.ipynb #f0da1fdc
 def create_wiki_dataloader(
-    shards, # a folder of shards, or their paths
-    tokenizer, # of transformers
+    shards: Any, # a folder of shards, or their paths
+    tokenizer: Any, # of transformers
     *,
     token_budget: int = 16_384, # most tokens in a batch: its rows x its longest row
     max_length: int | None = 512, # longer examples are cut to this
-    **options, # of `StreamingBatches`: window, shuffle, seed, collator, ...
+    **options: Any, # of `StreamingBatches`: window, shuffle, seed, collator, ...
 ) -> DataLoader: # of ready batches
     "Shards as batches under a token budget; `state_dict` is that of `loader.dataset`."
     max_length = max_length and min(max_length, token_budget)

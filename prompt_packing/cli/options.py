@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['Backbone', 'TaskName', 'Method', 'Head', 'ProblemType', 'Whole', 'Seed', 'Positive', 'Text', 'Model', 'SavedModel',
-           'Tokenizer', 'TaskOrFile', 'Source', 'TextFile', 'TextFiles', 'Checkpoint', 'Column', 'TextColumns', 'Names',
-           'Sentences', 'OutputDir', 'Picture', 'Parser', 'nearest', 'check_words', 'Shell', 'add_options', 'prepare',
-           'remove_empty', 'chapter', 'worker_processes', 'in_option_names']
+           'Tokenizer', 'TaskOrFile', 'Source', 'TextFile', 'TextFiles', 'Checkpoint', 'Folder', 'Column',
+           'TextColumns', 'Names', 'Sentences', 'OutputDir', 'Picture', 'CsvFile', 'Parser', 'nearest', 'check_words',
+           'Shell', 'add_options', 'prepare', 'remove_empty', 'chapter', 'worker_processes', 'in_option_names']
 
 # %% ../../nbs/cli/options.ipynb #e7d456e2
 import argparse
@@ -190,6 +190,14 @@ def _picture(text):
         raise _Wrong(f"{text} is a folder; name a file")
     return text
 
+# %% ../../nbs/cli/options.ipynb #6b0d9c1e
+def _csv(text):
+    if Path(text).suffix != ".csv":
+        raise _Wrong(f"{text} must end in .csv")
+    if Path(text).is_dir():
+        raise _Wrong(f"{text} is a folder; name a file")
+    return text
+
 # %% ../../nbs/cli/options.ipynb #c5cd6ee2
 def _try_writing(folder, option):
     "OSError, in words, for a folder that cannot be made or written."
@@ -204,7 +212,7 @@ def _try_writing(folder, option):
 def _try_folder(text, option):
     _try_writing(Path(text), option)
 
-def _try_picture(text, option):
+def _try_file(text, option):
     _try_writing(Path(text).parent, option)
     if Path(text).exists() and not os.access(text, os.W_OK):
         raise OSError(f"{option}: cannot write {text}: Permission denied")
@@ -250,12 +258,14 @@ Source = Annotated[str, Shell(_source, "SOURCE")]
 TextFile = Annotated[str, Shell(_file_or_input, "FILE")]
 TextFiles = list[Annotated[str, Shell(_file, "FILE")]]
 Checkpoint = Annotated[str, Shell(_checkpoint)]
+Folder = Annotated[str, Shell(_folder, "FOLDER")]
 Column = Annotated[str, Shell(_text, "NAME", ("--column", "--text-column"))]
 TextColumns = list[Annotated[str, Shell(_text, "NAME", ("--text-column",))]]
 Names = list[Annotated[str, Shell(_text, "NAME")]]
 Sentences = Annotated[str, Shell(_text, "SENTENCE")]
 OutputDir = Annotated[str, Shell(_output_dir, "FOLDER", try_writing=_try_folder)]
-Picture = Annotated[str, Shell(_picture, "PNG", try_writing=_try_picture)]
+Picture = Annotated[str, Shell(_picture, "PNG", try_writing=_try_file)]
+CsvFile = Annotated[str, Shell(_csv, "CSV", try_writing=_try_file)]
 
 # %% ../../nbs/cli/options.ipynb #884622c2
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import json
 import logging
 import sys
 from importlib import import_module
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from typing_extensions import Unpack
 
@@ -105,7 +105,7 @@ def _scored_on(records):
             "rows, 95% from low to high")
 
 def comparison_text(
-    comparison, # `Comparison`
+    comparison: Any, # `Comparison`
 )->str:
     "The table and what it means, in sentences."
     runs = comparison.runs
@@ -127,7 +127,7 @@ def comparison_text(
 
 # %% ../../nbs/cli/training.ipynb #390f9ebb
 def comparison_json(
-    comparison, # `Comparison`
+    comparison: Any, # `Comparison`
 )->str:
     "The table's rows, each with the folder of its best model."
     rows = json.loads(comparison.table().reset_index().to_json(orient="records"))
@@ -233,7 +233,7 @@ def _texts(table, file): # one of a pair may be missing
 
 # %% ../../nbs/cli/training.ipynb #89906f88
 def predictions_csv(
-    table, # that `predict` returns
+    table: Any, # that `predict` returns
 )->str:
     "The table as csv that can be read back, also where a text holds a bare \\r."
     strings = (value for column in table for value in table[column]
@@ -243,7 +243,7 @@ def predictions_csv(
     return table.to_csv(index=False, quoting=quoting).rstrip("\n")
 
 def predictions_json(
-    table, # that `predict` returns
+    table: Any, # that `predict` returns
 )->str:
     "A JSON object for each row, a line each."
     return table.to_json(orient="records", lines=True, double_precision=15,

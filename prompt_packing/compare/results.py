@@ -22,7 +22,7 @@ from transformers import (
 
 from .methods import METHODS
 from ..prompt_tuning import PromptForSequenceClassification
-from ..tasks import METRICS
+from ..tasks.task import METRICS
 from ..tasks.backbones import read_config
 
 # %% ../../nbs/compare/results.ipynb #94ad51dd

@@ -24,7 +24,8 @@ from ..bucketing import PaddedCollator, plan_batches
 from .methods import METHODS, Kit
 from ..frozen_weights import (
     FrozenWeightsCallback, changed_layers, fingerprint)
-from ..prompt_tuning import TextCache, TextCacheCollator, find_facts
+from ..prompt_tuning import TextCache, find_facts
+from ..prompt_tuning.text_cache import TextCacheCollator
 from ..prompt_tuning.facts import check_fits
 from ..tasks import Task, load_backbone, load_task
 from ..trainer import Trainer, TrainingArguments

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import transformers
 
@@ -30,8 +31,8 @@ def check_order(
 # %% ../../nbs/foundation/mixins.ipynb #4af90b15
 @contextmanager
 def set_for_now(
-    obj, # None: nothing is set
-    **attributes,
+    obj: Any, # None: nothing is set
+    **attributes: Any,
 ) -> Iterator[None]:
     "Let `obj` have these attributes while the context lasts."
     if obj is None:

@@ -5,8 +5,10 @@
 # %% ../../nbs/foundation/rows.ipynb #a8f748a8
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
@@ -20,14 +22,28 @@ def _is_nest(value) -> bool:
         return False
     return any(isinstance(v, (torch.Tensor, PackedSequence, Mapping)) for v in value)
 
+def _rows_of_tensors(batch: Mapping) -> int | None:
+    sizes = {_leaf_rows(v) for v in batch.values() if not isinstance(v, list)} - {None}
+    return sizes.pop() if len(sizes) == 1 else None
+
+def _is_row_list(value, rows: int | None) -> bool:
+    "Whether a list holds the targets of each row, as those of object detection do."
+    if not isinstance(value, list) or not _is_nest(value) or len(value) != rows:
+        return False
+    return any(_leaf_rows(leaf) != rows for _, leaf in leaves(value))
+
 def leaves(
-    nest, # mappings, lists and tuples of anything
+    nest: Any, # mappings, lists and tuples of anything
     path: tuple = (), # of the nest itself
 ) -> Iterator[tuple[tuple, object]]: # (path, leaf)
     "All leaves of a nest, each with the keys that lead to it."
     if isinstance(nest, Mapping):
+        rows = None if path else _rows_of_tensors(nest)
         for key, value in nest.items():
-            yield from leaves(value, (*path, key))
+            if _is_row_list(value, rows):
+                yield (*path, key), value
+            else:
+                yield from leaves(value, (*path, key))
     elif _is_nest(nest):
         for i, value in enumerate(nest):
             yield from leaves(value, (*path, i))
@@ -36,12 +52,15 @@ def leaves(
 
 def map_leaves(
     function: Callable, # (path, leaf) -> new leaf
-    nest, # mappings, lists and tuples of anything
+    nest: Any, # mappings, lists and tuples of anything
     path: tuple = (), # of the nest itself
 ): # the same nest; mappings become dicts
     "A nest with every leaf replaced."
     if isinstance(nest, Mapping):
-        return {k: map_leaves(function, v, (*path, k)) for k, v in nest.items()}
+        rows = None if path else _rows_of_tensors(nest)
+        return {key: function((*path, key), value) if _is_row_list(value, rows)
+                else map_leaves(function, value, (*path, key))
+                for key, value in nest.items()}
     if not _is_nest(nest):
         return function(path, nest)
     values = [map_leaves(function, v, (*path, i)) for i, v in enumerate(nest)]
@@ -61,7 +80,7 @@ def _leaf_rows(leaf) -> int | None:
     return None
 
 def row_count(
-    batch, # as a collator made it
+    batch: Any, # as a collator made it
 ) -> int | None: # None where its values do not agree on a number
     "Number of rows of a batch."
     if not isinstance(batch, Mapping):
@@ -114,7 +133,7 @@ def _lengths_of(used: torch.Tensor) -> torch.Tensor: # used: (rows, ..., columns
     return torch.full_like(last, width) # padded on both sides: nothing can be left out
 
 def row_lengths(
-    batch, # as a collator made it
+    batch: Any, # as a collator made it
 ) -> torch.Tensor | None: # int64 (rows,) on the CPU; None without rows
     "Tokens of each row: of its longest group of columns where it has several."
     rows = row_count(batch)
@@ -134,7 +153,7 @@ def row_lengths(
 
 # %% ../../nbs/foundation/rows.ipynb #ec78b5df
 def trim_rows(
-    batch, # as a collator made it, or some rows of it
+    batch: Any, # as a collator made it, or some rows of it
 ): # a batch as wide as its longest row
     "Drop columns that are padding in all rows."
     spans = {}
@@ -156,8 +175,9 @@ def trim_rows(
     return map_leaves(trimmed, batch)
 
 def take_rows(
-    batch, # with rows, see `row_count`
-    index, # row numbers: a list, an array or a tensor
+    batch: Any, # with rows, see `row_count`
+    # row numbers: a list, an array or a tensor
+    index: Sequence[int] | np.ndarray | torch.Tensor,
     trim: bool = False, # drop the columns that none of these rows uses
 ): # a batch of these rows, in this order
     "Some rows of a batch."

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from pyarrow.parquet import ParquetFile
@@ -405,7 +406,7 @@ def _warn(path, count, bad_rows):
 
 # %% ../../nbs/foundation/text_files.ipynb #368333be
 def cell_text(
-    value, # of a cell of a table
+    value: Any, # of a cell of a table
     where: str = "the cell", # file and row, for the message
 ) -> str:
     "A string as it is, bytes as UTF-8. Raises `ValueError` for all else."

@@ -11,11 +11,13 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import TrainerCallback
+from transformers import (
+    TrainerCallback, TrainerControl, TrainerState, TrainingArguments)
 
 from prompt_packing.frozen_weights.differences import (
     FROZEN_MANIFEST, TRAINED_MANIFEST, compare_weights, largest_difference,
@@ -23,6 +25,7 @@ from prompt_packing.frozen_weights.differences import (
 from .fingerprints import (
     Fingerprint, check_algorithm, named_tensors, tensor_form, tensor_line)
 from .trained import TrainedWeights
+from ..foundation.foreign import write_count
 
 # %% ../../nbs/frozen_weights/callback.ipynb #df389e3b
 def _matches(name: str, patterns: Iterable[str]) -> bool:
@@ -146,7 +149,7 @@ class WatchedWeights:
         for name in names:
             tensor, kind = named[name]
             lines[name] = tensor_line(tensor, kind, algorithm, memo)
-            self.versions[name] = tensor._version
+            self.versions[name] = write_count(tensor)
             self.samples[name] = _sample(tensor)
             if keep_values:
                 self.values[name] = tensor.detach().cpu().clone()
@@ -169,7 +172,7 @@ class WatchedWeights:
         return {name: change for name, change in changes.items() if change}
 
     def _looks_changed(self, name: str, tensor: torch.Tensor | None) -> bool:
-        if tensor is None or tensor._version != self.versions[name]:
+        if tensor is None or write_count(tensor) != self.versions[name]:
             return True
         line = self.prints.tensors[name]
         if any(line[key] != value for key, value in tensor_form(tensor).items()):
@@ -272,8 +275,10 @@ class FrozenWeightsCallback(TrainerCallback):
         "Number of frozen tensors watched."
         return 0 if self.watch is None else len(self.watch.prints)
 
-    def on_train_begin(self, args, state, control, model=None, optimizer=None,
-                       **kwargs):
+    def on_train_begin(
+            self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+            model: nn.Module | None = None,
+            optimizer: torch.optim.Optimizer | None = None, **kwargs: Any):
         tensors = frozen_tensors(model, self.frozen, self.ignore)
         _refuse_optimizer(optimizer, tensors)
         self.watch = WatchedWeights(
@@ -284,14 +289,20 @@ class FrozenWeightsCallback(TrainerCallback):
         _compare_with(state, self.watch.prints)
         state.stateful_callbacks[MANIFEST] = json.dumps(self.watch.prints.to_dict())
 
-    def on_pre_optimizer_step(self, args, state, control, model=None, optimizer=None,
-                              **kwargs):
+    def on_pre_optimizer_step(
+            self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+            model: nn.Module | None = None,
+            optimizer: torch.optim.Optimizer | None = None, **kwargs: Any):
         self.trained.look(model, optimizer)
 
-    def on_epoch_end(self, args, state, control, model=None, **kwargs):
+    def on_epoch_end(
+            self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+            model: nn.Module | None = None, **kwargs: Any):
         self._check(model, state, whole=False)
 
-    def on_save(self, args, state, control, model=None, **kwargs):
+    def on_save(
+            self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+            model: nn.Module | None = None, **kwargs: Any):
         self._check(model, state)
         folder = _checkpoint(args, state)
         if state.is_world_process_zero and folder.is_dir():
@@ -299,7 +310,9 @@ class FrozenWeightsCallback(TrainerCallback):
             unmoved = self.trained.unmoved(model)
             (folder / TRAINED_MANIFEST).write_text(json.dumps(unmoved, indent=0))
 
-    def on_train_end(self, args, state, control, model=None, **kwargs):
+    def on_train_end(
+            self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+            model: nn.Module | None = None, **kwargs: Any):
         self._check(model, state)
         self.unmoved = self.trained.unmoved(model)
         moved = _movement(self.unmoved, len(self.trained))

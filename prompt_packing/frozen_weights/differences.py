@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel
 from prompt_packing.frozen_weights.fingerprints import (
@@ -29,7 +29,7 @@ from prompt_packing.frozen_weights.fingerprints import (
 )
 
 # %% ../../nbs/frozen_weights/differences.ipynb #74b3c46d
-def largest_difference(a, b):
+def largest_difference(a: torch.Tensor, b: torch.Tensor):
     "Largest absolute difference of two values; NaN where a value became NaN."
     sizes = []
     for x, y in zip(a.reshape(-1).split(2**22), b.reshape(-1).split(2**22)):
@@ -37,7 +37,7 @@ def largest_difference(a, b):
             sizes.append((x.cpu().double() - y.cpu().double()).abs().max())
     return float(torch.stack(sizes).max()) if sizes else 0.0
 
-def same_bytes(a, b):
+def same_bytes(a: torch.Tensor, b: torch.Tensor):
     "Whether two tensors of one shape and dtype are equal bit for bit."
     pieces = zip(tensor_bytes(a), tensor_bytes(b))
     return all(np.array_equal(x, y) for x, y in pieces)
@@ -90,7 +90,7 @@ def _safetensors_files(path):
 def _open_file(file, stack):
     try:
         return stack.enter_context(safe_open(file, framework="pt"))
-    except Exception as error:
+    except (SafetensorError, OSError) as error:
         raise ValueError(f"{file} is not a whole safetensors file: {error}") from error
 
 # %% ../../nbs/frozen_weights/differences.ipynb #b4722b93

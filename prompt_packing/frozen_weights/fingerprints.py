@@ -18,8 +18,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from ..foundation.folders import written
 from torch import nn
+
+from ..foundation.folders import written
+from ..foundation.foreign import computed_buffers
 
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #e06344dd
 def tensor_bytes(
@@ -40,7 +42,7 @@ def tensor_bytes(
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #3df8715f
 _ALGORITHMS = ("crc32", "sha256")
 
-def check_algorithm(name):
+def check_algorithm(name: str):
     if name in _ALGORITHMS:
         return
     raise ValueError(
@@ -73,7 +75,7 @@ def named_tensors(
     computed = {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules(remove_duplicate=False)
-        for name in module._non_persistent_buffers_set
+        for name in computed_buffers(module)
     }
     found = {
         name: (parameter, "parameter")
@@ -84,7 +86,7 @@ def named_tensors(
     return found
 
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #78b491f1
-def tensor_form(tensor):
+def tensor_form(tensor: torch.Tensor):
     "Shape, dtype and device as they stand in JSON."
     return {
         "shape": list(tensor.shape),
@@ -110,7 +112,7 @@ def _hash_all(tensors, algorithm):  # place in memory -> hash
         hashes = threads.map(partial(tensor_hash, algorithm=algorithm), places.values())
         return dict(zip(places, hashes))
 
-def tensor_line(tensor, kind, algorithm, memo):
+def tensor_line(tensor: torch.Tensor, kind: str, algorithm: str, memo: dict):
     "Hash, shape, dtype, device and kind of a tensor; `memo`: place in memory -> hash."
     place = _place(tensor)
     if place not in memo:
@@ -118,12 +120,6 @@ def tensor_line(tensor, kind, algorithm, memo):
     return {"hash": memo[place], **tensor_form(tensor), "kind": kind}
 
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #7498fb3e
-def _write_json(path, content):
-    "Write `content` to `path`, whole or not at all."
-    with written(path) as file:
-        json.dump(content, file, indent=0)
-    return path
-
 def _checked(content):
     "Tensors and algorithm of a fingerprint's dict, or `ValueError`."
     try:
@@ -175,7 +171,9 @@ class Fingerprint:
 
     def save(self, path: str | Path) -> Path:
         "Write as JSON, whole or not at all."
-        return _write_json(Path(path), self.to_dict())
+        with written(path) as file:
+            json.dump(self.to_dict(), file, indent=0)
+        return Path(path)
 
     @classmethod
     def load(cls, path: str | Path) -> "Fingerprint":

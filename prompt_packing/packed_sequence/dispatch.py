@@ -8,9 +8,13 @@ __all__ = ['dispatch_rows']
 # %% ../../nbs/packed_sequence/dispatch.ipynb #bc8d3e54
 import math
 
+from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderShard, SeedableRandomSampler
 from accelerate.utils import broadcast_object_list
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+
+from ..foundation.foreign import is_prepared, mark_prepared
+from ..foundation.mixins import set_for_now
 
 # %% ../../nbs/packed_sequence/dispatch.ipynb #958163fd
 def _filled_up(rows, first, world):
@@ -96,21 +100,23 @@ class _DispatchedLoader(DataLoaderShard):
 
 # %% ../../nbs/packed_sequence/dispatch.ipynb #66317c4c
 def dispatch_rows(
-    accelerator, # of a Trainer; changed in place
+    accelerator: Accelerator, # of a Trainer; changed in place
 ):
     "Let `accelerator` dispatch rows instead of the batches made of them."
     config, prepare = accelerator.dataloader_config, accelerator.prepare_data_loader
-    asked, config.dispatch_batches = config.dispatch_batches, False
 
     def prepare_data_loader(loader, *args, **kwargs):
-        if _wants_dispatch(loader, asked) and accelerator.num_processes > 1:
+        if not _wants_dispatch(loader, config.dispatch_batches):
+            return prepare(loader, *args, **kwargs)
+        if accelerator.num_processes > 1:
             device = accelerator.device if accelerator.device_placement else None
             _shuffle_by_epoch(loader, config)
             loader = _DispatchedLoader(
                 _RowsFromMain(loader, accelerator), device=device, batch_size=None,
                 collate_fn=_as_list, pin_memory=loader.pin_memory)
-            loader._is_accelerate_prepared = True
-        return prepare(loader, *args, **kwargs)
+            mark_prepared(loader)
+        with set_for_now(config, dispatch_batches=False):
+            return prepare(loader, *args, **kwargs)
 
     accelerator.prepare_data_loader = prepare_data_loader
 
@@ -119,11 +125,11 @@ def _shuffle_by_epoch(loader, config):
     sampler = getattr(loader.batch_sampler, "sampler", None)
     if type(sampler) is not RandomSampler or not config.use_seedable_sampler: return
     loader.batch_sampler.sampler = SeedableRandomSampler(
-        sampler.data_source, sampler.replacement, sampler._num_samples,
+        sampler.data_source, sampler.replacement, sampler.num_samples,
         sampler.generator, data_seed=config.data_seed)
 
 def _wants_dispatch(loader, asked):
     "Whether the rows of `loader` are to be dispatched; `asked` is True, False or None."
     if loader.batch_size is None: return False
-    if hasattr(loader, "_is_accelerate_prepared"): return False
+    if is_prepared(loader): return False
     return isinstance(loader.dataset, IterableDataset) if asked is None else asked

@@ -8,29 +8,20 @@ __all__ = ['PackedSequenceMixin']
 # %% ../../nbs/packed_sequence/mixin.ipynb #f67e0142
 from collections.abc import Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pad_sequence, unpack_sequence
-from torch.utils.data import IterableDataset
-from transformers import Trainer
+from torch.utils.data import DataLoader, IterableDataset
 from transformers.trainer_pt_utils import LabelSmoother
 
+from ..foundation.mixins import check_order, set_for_now
 from .collator import PackedSequenceCollator
 from .dispatch import dispatch_rows
 from prompt_packing.packed_sequence.nests import (
-    _copyable, _flat_tokens, _has_fields, _map_fields, _with_data, count_rows,
+    copyable, flat_tokens, has_fields, map_fields, with_data, count_rows,
     holds_packed, pad_nest)
-
-# %% ../../nbs/packed_sequence/mixin.ipynb #13b381c6
-@contextmanager
-def _set_for_now(obj, **attributes):
-    "Let `obj` have these instance attributes while the context lasts."
-    before = {name: vars(obj)[name] for name in attributes if name in vars(obj)}
-    vars(obj).update(attributes)
-    try: yield
-    finally:
-        for name in attributes: vars(obj).pop(name, None)
-        vars(obj).update(before)
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #7fb22ae8
 def _pad_outputs(outputs):
@@ -52,7 +43,7 @@ def _padded_outputs(trainer, model):
 
     hook = model.register_forward_hook(
         lambda module, args, outputs: outputs if inside else _pad_outputs(outputs))
-    with _set_for_now(trainer, compute_loss=padded_loss):
+    with set_for_now(trainer, compute_loss=padded_loss):
         try: yield
         finally: hook.remove()
 
@@ -68,15 +59,14 @@ def _labels_in(
     return wanted if fixed or not found else found
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #c1321a27
-def _require_labels(trainer, batch, names):
-    "ValueError if `batch` has none of its labels `names` and the model needs them."
+def _require_labels(model, batch, names):
+    "ValueError if `batch` has none of its labels `names`."
     if names and all(batch.get(name) is not None for name in names): return
-    if trainer.can_return_loss: return
     raise ValueError(
         "evaluate() needs labels, and the batch has none of "
         f"{names or 'the usual names'}: its keys are {list(batch)}. If one of them "
         "holds the labels, pass TrainingArguments(label_names=[...]); columns that the "
-        f"forward of {type(trainer.model).__name__} does not name are dropped unless "
+        f"forward of {type(model).__name__} does not name are dropped unless "
         "remove_unused_columns=False. To run without labels, call predict().")
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #4ebda90c
@@ -99,18 +89,23 @@ def _for_packed(smoother):
     return _PaddedLabelSmoother(epsilon=smoother.epsilon)
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #a25ff1ab
-def _main_input(trainer): return getattr(trainer.model, "main_input_name", "input_ids")
+def _main_input(model): return getattr(model, "main_input_name", "input_ids")
+
+def _flat_main(inputs, model):
+    "`inputs` with a packed main input as a flat tensor; themselves without one."
+    name = _main_input(model)
+    packed = isinstance(inputs, Mapping) and isinstance(inputs.get(name), PackedSequence)
+    return flat_tokens(inputs, name) if packed else inputs
 
 def _rows_to_generate_from(
-    trainer, # about to predict
+    model, # about to generate
     inputs, # a batch
 ): # as given, None; or padded rows, and by how many steps the labels of each moved
     "`inputs` with a packed main input as padded rows and an `attention_mask`."
-    main = _main_input(trainer)
-    generates = getattr(trainer.args, "predict_with_generate", False)
-    if not generates or not isinstance(inputs.get(main), PackedSequence):
+    main = _main_input(model)
+    if not isinstance(inputs.get(main), PackedSequence):
         return inputs, None
-    config, rows = trainer.model.config, unpack_sequence(inputs[main])
+    config, rows = model.config, unpack_sequence(inputs[main])
     side = "right" if config.is_encoder_decoder else "left"
     mask = pad_sequence([torch.ones_like(row) for row in rows], True, padding_side=side)
     padded = pad_sequence(rows, True, config.pad_token_id or 0, side)
@@ -127,19 +122,18 @@ def _rolled(labels, by): # int64 (rows, steps), int64 (rows,)
     return labels.gather(1, where)
 
 
-
 # %% ../../nbs/packed_sequence/mixin.ipynb #52a6c810
 class _Evaluation:
     "During one evaluation: whether it needs labels, and the rows so far."
     def __init__(self, needs_labels): self.needs_labels, self.rows = needs_labels, 0
 
-    def num_samples(self, trainer, dataset, counted):
+    def num_samples(self, accelerator, dataset, counted):
         "Rows of `dataset`; what transformers `counted` where it can count them."
         has_length = hasattr(dataset, "__len__")
         if has_length and not isinstance(dataset, IterableDataset): return counted
         if rows := getattr(dataset, "rows_read", 0): return rows
-        rows = torch.tensor([self.rows], device=trainer.args.device)
-        return int(trainer.accelerator.gather(rows).sum()) or counted
+        rows = torch.tensor([self.rows], device=accelerator.device)
+        return int(accelerator.gather(rows).sum()) or counted
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #a7639282
 def _refuse_data_parallel(n_gpu, inputs):
@@ -148,13 +142,6 @@ def _refuse_data_parallel(n_gpu, inputs):
             f"torch.nn.DataParallel over {n_gpu} GPUs cannot split a PackedSequence: "
             "start one process per GPU with torchrun, or set CUDA_VISIBLE_DEVICES to a "
             "single GPU.")
-
-def _refuse_order(cls, mixin):
-    order = cls.__mro__
-    if Trainer in order and order.index(Trainer) < order.index(mixin):
-        raise TypeError(
-            f"{cls.__name__}: PackedSequenceMixin must stand before every Trainer "
-            "among the bases, whose methods would hide its own.")
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #8469886e
 class PackedSequenceMixin:
@@ -171,11 +158,11 @@ class PackedSequenceMixin:
     a Trainer comes first."""
     _evaluation = None
 
-    def __init_subclass__(cls, **kwargs):
+    def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
-        _refuse_order(cls, PackedSequenceMixin)
+        check_order(cls, PackedSequenceMixin)
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.label_smoother = _for_packed(self.label_smoother)
 
@@ -190,9 +177,11 @@ class PackedSequenceMixin:
             self._signature_columns.append("attention_mask")
 
     def _prepare_input(self, data):
+        if torch.is_tensor(data) or isinstance(data, Mapping):
+            return super()._prepare_input(data)
         if isinstance(data, PackedSequence):
-            return _with_data(data, super()._prepare_input(data.data))
-        if _has_fields(data): return _map_fields(self._prepare_input, data)
+            return with_data(data, super()._prepare_input(data.data))
+        if has_fields(data): return map_fields(self._prepare_input, data)
         return super()._prepare_input(data)
 
     def _prepare_inputs(self, inputs):
@@ -200,31 +189,36 @@ class PackedSequenceMixin:
         return super()._prepare_inputs(inputs)
 
     def _track_num_input_tokens(self, inputs):
-        return super()._track_num_input_tokens(_flat_tokens(inputs, _main_input(self)))
+        return super()._track_num_input_tokens(_flat_main(inputs, self.model))
 
     def floating_point_ops(self, inputs):
-        return super().floating_point_ops(_flat_tokens(inputs, _main_input(self)))
+        return super().floating_point_ops(_flat_main(inputs, self.model))
 
     def _get_num_items_in_batch(self, batch_samples, device):
         batches = [_pad_labels(batch) for batch in batch_samples]
         return super()._get_num_items_in_batch(batches, device)
 
-    def evaluation_loop(self, dataloader, description, *args, **kwargs):
+    def evaluation_loop(
+            self, dataloader: DataLoader, description: str, *args: Any, **kwargs: Any):
         evaluation = _Evaluation(needs_labels=description == "Evaluation")
-        with _set_for_now(self, _evaluation=evaluation):
+        with set_for_now(self, _evaluation=evaluation):
             output = super().evaluation_loop(dataloader, description, *args, **kwargs)
         dataset = getattr(dataloader, "dataset", None)
-        rows = evaluation.num_samples(self, dataset, output.num_samples)
+        rows = evaluation.num_samples(self.accelerator, dataset, output.num_samples)
         return output._replace(num_samples=rows)
 
-    def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
+    def prediction_step(
+            self, model: nn.Module, inputs: Mapping, prediction_loss_only: bool,
+            *args: Any, **kwargs: Any):
         names = _label_names(self, inputs)
         step, moved = inputs, None
-        if not prediction_loss_only: step, moved = _rows_to_generate_from(self, inputs)
-        with _set_for_now(self, label_names=names), _padded_outputs(self, model):
+        if not prediction_loss_only and getattr(self.args, "predict_with_generate", False):
+            step, moved = _rows_to_generate_from(self.model, inputs)
+        with set_for_now(self, label_names=names), _padded_outputs(self, model):
             loss, logits, labels = super().prediction_step(
-                model, _copyable(step, names), prediction_loss_only, *args, **kwargs)
-        _pad_for_metrics(self, inputs)
+                model, copyable(step, names), prediction_loss_only, *args, **kwargs)
+        if "inputs" in self.args.include_for_metrics:
+            _pad_main_input(self.model, inputs)
         if moved is not None and torch.is_tensor(labels):
             labels = _rolled(labels, -moved)
         return loss, pad_nest(logits), pad_nest(labels)
@@ -237,11 +231,12 @@ def _label_names(trainer, inputs):
     names = _labels_in(inputs, trainer.label_names, given_by_user)
     if evaluation := trainer._evaluation:
         evaluation.rows += count_rows(inputs)
-        if evaluation.needs_labels: _require_labels(trainer, inputs, names)
+        if evaluation.needs_labels and not trainer.can_return_loss:
+            _require_labels(trainer.model, inputs, names)
     return names
 
-def _pad_for_metrics(trainer, inputs):
-    "Pad the packed main input, in place, if metrics are to see it."
-    main = _main_input(trainer)
-    if "inputs" in trainer.args.include_for_metrics and holds_packed(inputs.get(main)):
+def _pad_main_input(model, inputs):
+    "Pad the packed main input, in place."
+    main = _main_input(model)
+    if holds_packed(inputs.get(main)):
         inputs[main] = pad_nest(inputs[main])

@@ -33,7 +33,7 @@ class Placement:
     def __init__(self, name:str): # "suffix" or "prefix"
         self.before = name == "prefix"
 
-    def align(self, mask, *others):
+    def align(self, mask: torch.Tensor, *others: torch.Tensor):
         "The others, then the mask, [rows, columns, ...], texts at the prompt's end."
         order = align_columns(mask, "left" if self.before else "right")
         if mask.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -47,7 +47,7 @@ class Placement:
             order = order[..., None].expand(-1, -1, x.shape[2])
         return x.gather(1, order)
 
-    def join(self, text, prompt):
+    def join(self, text: torch.Tensor, prompt: torch.Tensor):
         "Text and prompt, each [rows, columns, ...], side by side."
         return torch.cat([prompt, text] if self.before else [text, prompt], dim=1)
 
@@ -89,7 +89,8 @@ def _inside_peft(model): # -> the model in PEFT's wrapper, with the layers of Lo
     return model.get_base_model()
 
 def load_text_model(
-    name_or_model, # a name or folder for `load_backbone`, or a loaded model
+    # a name or folder for `load_backbone`, or a loaded model
+    name_or_model: str | PreTrainedModel,
     dtype:torch.dtype=torch.float32, # of the weights that are loaded
 ) -> tuple: # the bare backbone in eval mode; its tokenizer (None for a loaded model)
     "A backbone. Raises `ValueError` for a model with a prompt of PEFT's."
@@ -175,7 +176,7 @@ class FrozenBackbone(nn.Module):
         if facts.tried[placement, pooling]:
             raise ValueError(facts.tried[placement, pooling])
 
-    def train(self, mode=True):
+    def train(self, mode: bool = True):
         self.training = False
         if self.model.training:
             self.model.eval()
@@ -185,7 +186,9 @@ class FrozenBackbone(nn.Module):
         "Whether someone put trained weights inside, such as LoRA's."
         return any(p.requires_grad for p in self.model.parameters())
 
-    def forward(self, ids, mask, rows=None, types=None):
+    def forward(
+            self, ids: torch.Tensor, mask: torch.Tensor,
+            rows: torch.Tensor | None = None, types: torch.Tensor | None = None):
         "Aligned texts, each [rows, columns], and virtual tokens [rows, tokens, width]."
         adapted = self.is_adapted()
         if rows is not None and self.text_is_constant and not adapted:
@@ -195,7 +198,9 @@ class FrozenBackbone(nn.Module):
                                     (rows is not None or adapted)):
             return self.one_pass(embeds, mask, rows, types)
 
-    def one_pass(self, embeds, mask, rows=None, types=None):
+    def one_pass(
+            self, embeds: torch.Tensor, mask: torch.Tensor,
+            rows: torch.Tensor | None = None, types: torch.Tensor | None = None):
         "Text and prompt side by side, with gradient through all of it."
         tokens = 0
         if rows is not None:
@@ -210,12 +215,14 @@ class FrozenBackbone(nn.Module):
         hidden = self.model(**inputs).last_hidden_state
         return pool(hidden, mask, self.pooling, tokens if self.placement.before else 0)
 
-    def text_states(self, ids, mask):
+    def text_states(self, ids: torch.Tensor, mask: torch.Tensor):
         "Keys and values of aligned texts in every layer, without gradient."
         return text_pass(self.model, input_ids=ids, attention_mask=mask,
                          **self.positions(mask))[1]
 
-    def after_text(self, states, mask, rows, texts=None, last=None):
+    def after_text(
+            self, states: tuple, mask: torch.Tensor, rows: torch.Tensor,
+            texts: torch.Tensor | None = None, last: torch.Tensor | None = None):
         """The prompt alone, after texts whose keys and values are given.
 
         `texts` [rows] says which of the texts each row continues (None: its own),
@@ -246,7 +253,9 @@ class FrozenBackbone(nn.Module):
         real = tokens[None] < rows.shape[1] if last is None else tokens <= last[:, None]
         return real.expand(rows.shape[:2]).long()
 
-    def positions(self, mask, skip=0): # `position_ids`, if the backbone is given any
+    def positions(
+            self, mask: torch.Tensor,
+            skip: int = 0): # `position_ids`, if the backbone is given any
         if self.facts.first_position is None:
             return {}
         start = self.facts.first_position

@@ -13,10 +13,12 @@ import inspect
 from dataclasses import dataclass, field
 from itertools import chain, cycle, islice
 
+import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call
 from transformers import PreTrainedModel
+from ..foundation.foreign import attention_of, write_count
 from ..frozen_weights.fingerprints import fingerprint
 from .frozen_text import (
     LeanAttention, continue_text, frozen_view, text_pass)
@@ -196,7 +198,7 @@ def backbone_digest(
 
 # %% ../../nbs/prompt_tuning/facts.ipynb #f4e82797
 def _marks(backbone): # dtype and version of each parameter; reads no value
-    return [(p.dtype, 0 if p.is_inference() else p._version)
+    return [(p.dtype, write_count(p))
             for p in backbone.parameters()]
 
 @torch.no_grad()
@@ -321,7 +323,7 @@ def _tried(backbone): # fields of `BackboneFacts`
     start, causal = first_position(backbone), is_causal(backbone)
     constant = causal and text_is_constant(backbone)
     # the lean attention masks as sdpa does
-    lean = constant and backbone.config._attn_implementation == "sdpa"
+    lean = constant and attention_of(backbone.config) == "sdpa"
     return dict(
         digest=backbone_digest(backbone), layers=config.num_hidden_layers,
         embedding_size=backbone.get_input_embeddings()(token).shape[-1],
@@ -354,7 +356,7 @@ def counted(number:int, noun:str) -> str:
 
 def check_fits(
     backbone:PreTrainedModel, # in eval mode
-    lengths, # [rows], tokens of each text
+    lengths: np.ndarray | list[int], # [rows], tokens of each text
     prompt_tokens:int=0, # beside each of them
     facts:BackboneFacts|None=None, # of the backbone; None: they are found
 ):

@@ -8,6 +8,7 @@ __all__ = ['frozen_view', 'text_pass', 'LeanAttention', 'continue_text', 'unpack
 # %% ../../nbs/prompt_tuning/frozen_text.ipynb #7b436e43
 import contextlib
 import copy
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,12 +16,15 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.masking_utils import sdpa_mask
 
+from ..foundation.foreign import (
+    attention_of, set_attention_of, tensor_tables)
+
 # %% ../../nbs/prompt_tuning/frozen_text.ipynb #c457dbdf
 def frozen_view(
     backbone:nn.Module # any model
 ) -> nn.Module:
     "A copy with its own modules, hooks and configuration around the same tensors."
-    shared = [d for m in backbone.modules() for d in (m._parameters, m._buffers)]
+    shared = [table for m in backbone.modules() for table in tensor_tables(m)]
     return copy.deepcopy(backbone, {id(tensors): tensors for tensors in shared})
 
 # %% ../../nbs/prompt_tuning/frozen_text.ipynb #a43c783c
@@ -33,7 +37,8 @@ class _TextLayer(DynamicLayer):
 @torch.no_grad()
 def text_pass(
     backbone:PreTrainedModel, # a causal decoder, in eval mode
-    **inputs, # `input_ids` or `inputs_embeds`, `attention_mask`, `position_ids`
+    # `input_ids` or `inputs_embeds`, `attention_mask`, `position_ids`
+    **inputs: torch.Tensor,
 ) -> tuple: # last hidden states [rows, columns, hidden]; (keys, values) of each layer
     "Runs texts; keys and values are [rows, heads, columns, size]."
     cache = Cache(layer_class_to_replicate=_TextLayer)
@@ -171,12 +176,13 @@ class LeanAttention:
         return (args[0][:, -1:].contiguous(),) if self.entered else None
 
     def __enter__(self):
-        self.own, self.entered = self.config._attn_implementation, True
-        self.config._attn_implementation = "frozen_text"
+        self.own, self.entered = attention_of(self.config), True
+        set_attention_of(self.config, "frozen_text")
         return self
 
-    def __exit__(self, *error):
-        self.config._attn_implementation, self.entered = self.own, False
+    def __exit__(self, *error: Any):
+        set_attention_of(self.config, self.own)
+        self.entered = False
 
 # %% ../../nbs/prompt_tuning/frozen_text.ipynb #cd0a1cac
 def continue_text(
@@ -184,7 +190,8 @@ def continue_text(
     text:list, # (keys, values) of each layer, each [texts, heads, columns, size]
     lean:LeanAttention|None=None, # of this backbone; None: its own attention
     texts:torch.Tensor|None=None, # [rows], which text each continues; None: its own
-    **inputs, # `inputs_embeds` or `input_ids`, `position_ids`, `attention_mask` of both
+    # `inputs_embeds` or `input_ids`, `position_ids`, `attention_mask` of both
+    **inputs: torch.Tensor,
 ) -> torch.Tensor: # last hidden states, [rows, new columns (lean: the last), hidden]
     """Runs what follows the texts; gradients reach the continuation, not the texts.
 

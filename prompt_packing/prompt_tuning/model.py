@@ -6,6 +6,9 @@
 __all__ = ['text_id', 'PromptForSequenceClassification']
 
 # %% ../../nbs/prompt_tuning/model.ipynb #ec47b9bc
+import os
+from typing import Any
+
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 from transformers import PreTrainedModel
@@ -246,7 +249,8 @@ class PromptForSequenceClassification(PreTrainedModel):
         inputs_embeds:torch.Tensor|None=None, # [rows, columns, width], for token ids
         *,
         closer:bool=True, # look at values too, which waits for a GPU
-        **cached, # of a text cache, in place of token ids, as in `forward`
+        # of a text cache, in place of token ids, as in `forward`
+        **cached: torch.Tensor,
     ) -> torch.Tensor: # [rows, hidden], float32
         "What the head reads for each text."
         if cached.get("text_states") is not None:
@@ -256,7 +260,7 @@ class PromptForSequenceClassification(PreTrainedModel):
 
     def predict(
         self,
-        texts, # a text, or a list of texts or of pairs of texts
+        texts: str | list, # a text, or a list of texts or of pairs of texts
         *,
         top_k:int|None=1, # labels for each text, best first; None: all
         token_budget:int=4096, # most tokens in a batch, padding included
@@ -279,11 +283,11 @@ class PromptForSequenceClassification(PreTrainedModel):
 
     def save_pretrained(
         self,
-        save_directory, # a folder, made if it does not exist
+        save_directory: str | os.PathLike, # a folder, made if it does not exist
         is_main_process:bool=True, # False: another process writes
         state_dict:dict|None=None, # tensors to save; None: the model's own
-        comparison=None, # a DataFrame that the card shows
-        **kwargs, # further arguments of transformers' method change nothing here
+        comparison: Any = None, # a DataFrame that the card shows
+        **kwargs: Any, # further arguments of transformers' method change nothing here
     ):
         """Writes prompt, head, configuration, tokenizer and a card.
 

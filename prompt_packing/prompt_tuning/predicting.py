@@ -8,6 +8,7 @@ __all__ = ['PROBLEM_TYPES', 'text_limit', 'make_room', 'encode_texts', 'label_sc
 
 # %% ../../nbs/prompt_tuning/predicting.ipynb #5077b141
 import logging
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from .facts import BackboneFacts, counted
 def text_limit(
     facts:BackboneFacts, # of the backbone
     prompt_tokens:int, # beside a text
-    tokenizer, # which may have a limit of its own; None: there is none
+    tokenizer: Any, # which may have a limit of its own; None: there is none
 ) -> int|None: # most tokens of a text; None: no limit
     """What remains for a text beside the prompt.
 
@@ -72,7 +73,7 @@ def _is_special(tokenizer, input_ids): # where a token separates or ends texts
 # %% ../../nbs/prompt_tuning/predicting.ipynb #faea3e8b
 def encode_texts(
     texts:list, # of str, or of pairs of str
-    tokenizer, # of the backbone
+    tokenizer: Any, # of the backbone
     limit:int|None=None, # most tokens of a text; longer ones are cut
 ) -> list[dict]: # `input_ids` and whatever else the tokenizer gives, without padding
     """Token ids of texts or pairs.

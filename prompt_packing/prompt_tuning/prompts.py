@@ -6,6 +6,8 @@
 __all__ = ['Prompt', 'initial_prompt', 'pool', 'PromptHead']
 
 # %% ../../nbs/prompt_tuning/prompts.ipynb #288fa5f4
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -66,9 +68,9 @@ def _start_vectors(init, embeddings, tokens, tokenizer, seed): # [any number, wi
 @torch.no_grad()
 def initial_prompt(
     embeddings:nn.Module, # the backbone's input embeddings
-    init="vocab", # "vocab", "random", a text, words, a tensor or a prompt model
+    init: Any = "vocab", # "vocab", "random", a text, words, a tensor or a prompt model
     tokens:int|None=None, # virtual tokens; None: 5, or as many as `init` has
-    tokenizer=None, # needed for a text or words
+    tokenizer: Any = None, # needed for a text or words
     seed:int=0, # for "vocab" and "random"
 ) -> torch.Tensor: # [tokens, width], float32
     """First values of a prompt.

@@ -11,6 +11,7 @@ __all__ = ['DTYPES', 'PromptTuningConfig', 'check_choices', 'check_tokenizer', '
 import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import ModelCard
@@ -19,6 +20,7 @@ from safetensors.torch import load_file, save
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_NAME, cached_file
 from ..foundation.folders import written
+from ..foundation.foreign import IF_THERE
 from .facts import BackboneFacts, counted
 from .predicting import PROBLEM_TYPES, text_limit
 
@@ -38,7 +40,7 @@ class PromptTuningConfig(PretrainedConfig):
         pooling:str="last", # the head reads "last" or "first" position, or "mean"
         bias:bool=True, # of the head
         init:str="vocab", # where the prompt started
-        **kwargs, # of `PretrainedConfig`: `num_labels`, `id2label`, ...
+        **kwargs: Any, # of `PretrainedConfig`: `num_labels`, `id2label`, ...
     ):
         super().__init__(**kwargs)
         if self.problem_type is None and self.num_labels == 1:
@@ -78,7 +80,7 @@ def check_choices(
     if pooling not in ("last", "first", "mean"):
         raise ValueError(f"pooling is {pooling!r}; give 'last', 'first' or 'mean'")
 
-def check_tokenizer(tokenizer): # None: nothing to check
+def check_tokenizer(tokenizer: Any): # None: nothing to check
     "Raises `ValueError` for a tokenizer that cannot pad."
     if tokenizer is not None and tokenizer.pad_token is None:
         raise ValueError("the tokenizer has no padding token; set "
@@ -149,7 +151,7 @@ def _what_was_trained(config):
 # %% ../../nbs/prompt_tuning/saving.ipynb #4495b93b
 def model_card(
     model:PreTrainedModel, # a prompt model
-    comparison=None, # a DataFrame with the comparison that the model comes from
+    comparison: Any = None, # a DataFrame with the comparison that the model comes from
 ) -> str: # Markdown with the hub's front matter
     "What was trained, on what, and how to use it."
     config = model.config
@@ -164,7 +166,7 @@ def model_card(
 # %% ../../nbs/prompt_tuning/saving.ipynb #c7d6012d
 def replace_template(
     model:PreTrainedModel, # a prompt model
-    folder, # that transformers' `push_to_hub` is about to upload
+    folder: str | Path, # that transformers' `push_to_hub` is about to upload
 ):
     "The model's card in the place of transformers' empty template; others stay."
     file = Path(folder) / "README.md"
@@ -201,9 +203,9 @@ def _fitting_tokenizer(model):
 
 def write_prompt(
     model:PreTrainedModel, # a prompt model
-    folder, # made if it does not exist
+    folder: str | Path, # made if it does not exist
     state_dict:dict|None=None, # tensors to save; None: the model's own
-    comparison=None, # a DataFrame for the card
+    comparison: Any = None, # a DataFrame for the card
 ):
     """Prompt, head, configuration and card in a folder.
 
@@ -260,7 +262,7 @@ def _check_kind(source, subfolder): # of a folder that holds something else
 
 def check_config(
     config:PromptTuningConfig, # of a saved prompt
-    source, # folder or name, for the message
+    source: str | Path, # folder or name, for the message
 ):
     "Raises `ValueError` for a value that no prompt of ours has."
     kinds = dict(backbone_name=str, backbone_fingerprint=str, backbone_dtype=str,
@@ -280,7 +282,7 @@ def check_config(
         raise ValueError(f"{source}: {error}") from None
 
 def read_config(
-    source, # a folder, or a name on the hub
+    source: str | Path, # a folder, or a name on the hub
     hub:dict, # `revision`, `cache_dir` and the like
 ) -> PromptTuningConfig:
     "The configuration of a saved prompt. Raises `ValueError` for what is none."
@@ -294,7 +296,7 @@ def read_config(
 
 # %% ../../nbs/prompt_tuning/saving.ipynb #78dfd1c1
 def read_tensors(
-    source, # a folder, or a name on the hub
+    source: str | Path, # a folder, or a name on the hub
     config:PromptTuningConfig, # of the same
     hub:dict, # `revision`, `cache_dir` and the like
 ) -> dict: # name -> tensor
@@ -318,10 +320,10 @@ def read_tensors(
             raise ValueError(f"{file}: {name} holds values that are no finite numbers")
     return tensors
 
-def read_tokenizer(source, hub:dict): # -> a tokenizer, or None where there is none
+def read_tokenizer(
+        source: str | Path, hub:dict): # -> a tokenizer, or None where there is none
     "The tokenizer in a folder; one that brings its own code is refused."
-    quiet = {"_raise_exceptions_for_missing_entries": False}
-    if cached_file(source, "tokenizer_config.json", **quiet, **hub) is None:
+    if cached_file(source, "tokenizer_config.json", **IF_THERE, **hub) is None:
         return None
     return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **hub)
 
@@ -329,7 +331,7 @@ def read_tokenizer(source, hub:dict): # -> a tokenizer, or None where there is n
 def check_backbone(
     config:PromptTuningConfig, # of a prompt model
     facts:BackboneFacts, # of the backbone that it is to be put on
-    source="the prompt", # folder or name, for the message
+    source: str | Path = "the prompt", # folder or name, for the message
 ):
     "Raises `ValueError` for a backbone with other weights than the prompt's."
     if facts.digest == config.backbone_fingerprint:

@@ -11,6 +11,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -204,7 +205,10 @@ def _passes_of(model, dataset, dtype=None, token_budget=None, facts=None):
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #dc074419
 class TextCache(Dataset):
     "Keys and values of frozen texts: a data set for `Trainer(train_dataset=cache)`."
-    def __init__(self, passes, states, features, identity, path=None, seconds=0.0):
+    def __init__(
+            self, passes: TextPlan, states: np.ndarray | None,
+            features: np.ndarray | None, identity: dict, path: str | Path | None = None,
+            seconds: float = 0.0):
         plan = passes.plan
         self.starts, self.lengths, self.labels = plan.starts, plan.lengths, plan.labels
         self.states, self.features = states, features
@@ -216,13 +220,14 @@ class TextCache(Dataset):
     def build(
         cls,
         model:PreTrainedModel, # a prompt model or a causal decoder; serves every prompt
-        dataset, # columns `input_ids`, `labels` (and `attention_mask`, if padded)
+        dataset: Any, # columns `input_ids`, `labels` (and `attention_mask`, if padded)
         *,
-        path=None, # a folder, where building can be interrupted; None: in memory
+        # a folder, where building can be interrupted; None: in memory
+        path: str | Path | None = None,
         dtype:torch.dtype|None=None, # None: float16, or bfloat16 as the backbone
         token_budget:int|None=None, # tokens in a batch; None: 1,024. A GPU likes more
         max_bytes:int|None=None, # refuse a larger cache; None: what is free
-        tokenizer=None, # refuse a cache in `path` that was made with another
+        tokenizer: Any = None, # refuse a cache in `path` that was made with another
         progress:bool=True, # a bar that says the size
         device:torch.device|str|None=None, # keep the states there; None: on the CPU
         facts:BackboneFacts|None=None, # of the backbone; None: they are found
@@ -254,7 +259,7 @@ class TextCache(Dataset):
     @staticmethod
     def size(
         model:PreTrainedModel, # as in `build`
-        dataset, # as in `build`
+        dataset: Any, # as in `build`
         dtype:torch.dtype|None=None, # as in `build`
         facts:BackboneFacts|None=None, # as in `build`
     ) -> int: # bytes
@@ -299,7 +304,7 @@ class TextCache(Dataset):
         states = self.states
         return self.__dict__ | {"states": (states.shape, states.dtype, states.device)}
 
-    def __setstate__(self, state):
+    def __setstate__(self, state: dict):
         self.__dict__.update(state)
         if self.path is not None:
             shape, dtype, device = self.states

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -58,7 +59,8 @@ class TextPlan:
     "Which texts are stored, in which order, and where each text begins."
     def __init__(
         self,
-        dataset, # columns `input_ids`, `labels`; `attention_mask` if the ids are padded
+        # columns `input_ids`, `labels`; `attention_mask` if the ids are padded
+        dataset: Any,
         token_budget:int|None=None, # tokens in a batch; None: 1,024 or the longest text
     ):
         self.texts, self.labels = _read_texts(dataset)
@@ -85,7 +87,7 @@ class TextPlan:
 # %% ../../nbs/prompt_tuning/text_store.ipynb #ae683419
 def check_room(
     size:int, # bytes that are still to be written
-    path=None, # a folder; None: memory
+    path: str | Path | None = None, # a folder; None: memory
     max_bytes:int|None=None, # None: what is free
     device:torch.device|None=None, # where memory is taken; None: the CPU's
 ):
@@ -123,7 +125,7 @@ class TextStore:
     "Two growing files of raw numbers, states and features, and whose they are."
     def __init__(
         self,
-        path, # a folder that exists
+        path: str | Path, # a folder that exists
         identity:dict, # key -> (value, what it is in words): must agree to be used
     ):
         self.path, self.identity = Path(path), identity
@@ -184,7 +186,7 @@ class TextStore:
 
 # %% ../../nbs/prompt_tuning/text_store.ipynb #3f5368a0
 def map_file(
-    file, # raw numbers
+    file: str | Path, # raw numbers
     shape:tuple[int, int], # rows, width
     dtype:torch.dtype, # of the numbers
 ) -> torch.Tensor: # [rows, width]

@@ -87,8 +87,7 @@ class PromptGroup:
         return outputs
 
 # %% ../../nbs/prompt_tuning/together.ipynb #f661138e
-def _training_steps(trainer, loader): # how many `trainer.train()` would make
-    arguments = trainer.args
+def _training_steps(arguments, loader): # how many `trainer.train()` would make
     if arguments.max_steps > 0:
         return arguments.max_steps
     return math.ceil(arguments.num_train_epochs * len(loader))
@@ -142,7 +141,7 @@ def train_together(
     group, streams = PromptGroup([trainer.model for trainer in trainers]), {}
     for i, trainer in enumerate(trainers):
         loader = _own_loader(trainer)
-        steps = _training_steps(trainer, loader)
+        steps = _training_steps(trainer.args, loader)
         trainer.create_optimizer_and_scheduler(steps)
         streams[i] = _training_batches(loader, steps)
     losses, counts = [0.0] * len(trainers), [0] * len(trainers)

@@ -8,20 +8,21 @@ __all__ = ['RecurrentEncoderDecoder']
 # %% ../../nbs/recurrent/encoder_decoder.ipynb #b87853cf
 import copy
 import math
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from transformers import AutoModelForSeq2SeqLM
-from transformers.modeling_outputs import Seq2SeqLMOutput
+from transformers.modeling_outputs import BaseModelOutputWithPast, Seq2SeqLMOutput
 from .generation import (
-    _new_steps, _refuse_right_padding, _StateGenerationMixin)
-from .heads import _token_loss
-from .layers import _Layers, _lay_out
+    unseen_steps, refuse_right_padding, StateGenerationMixin)
+from .heads import token_loss
+from .layers import RecurrentLayers, layout_of
 from .layout import Layout
 from .model import (
     RecurrentConfig, RecurrentModel, RecurrentPreTrainedModel, RecurrentState,
-    _embedded, _one_of, _output, _state, _states_wanted)
+    embedded_layout, one_input, model_output, new_state, wants_states)
 
 # %% ../../nbs/recurrent/encoder_decoder.ipynb #9a5b25d0
 class _Attention(nn.Module):
@@ -59,7 +60,7 @@ def _memory_rows(memory, attention_mask=None, input_lengths=None):
         memory, lengths = pad_packed_sequence(memory, batch_first=True)
         real = torch.arange(memory.shape[1]) < lengths[:, None]
         return memory, real.to(memory.device)
-    layout = _lay_out(memory, attention_mask, input_lengths)
+    layout = layout_of(memory, attention_mask, input_lengths)
     ones = torch.ones(memory.shape[:2], dtype=torch.bool, device=memory.device)
     return memory, layout.restore(layout.pack(ones))
 
@@ -93,7 +94,7 @@ def _refuse_no_target(labels):
                                         "decoder_input_ids.")
 
 # %% ../../nbs/recurrent/encoder_decoder.ipynb #5e1badbd
-class RecurrentEncoderDecoder(RecurrentPreTrainedModel, _StateGenerationMixin):
+class RecurrentEncoderDecoder(RecurrentPreTrainedModel, StateGenerationMixin):
     """Sequence to sequence with attention.
 
     The encoder reads in one or two directions, the decoder in one. Both share one
@@ -103,38 +104,48 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, _StateGenerationMixin):
     base_model_prefix = "encoder" # so that an encoder's checkpoint fits
     _tied_weights_keys = {"lm_head.weight": "encoder.embed_tokens.weight"}
 
-    def __init__(self, config):
+    def __init__(self, config: RecurrentConfig):
         config = _checked_seq2seq(config)
         super().__init__(config)
         self.encoder = RecurrentModel(config)
-        self.decoder = _Layers(config, bidirectional=False)
+        self.decoder = RecurrentLayers(config, bidirectional=False)
         self.first_state = _FirstState(config)
         self.attention = _Attention(config.projection_size or config.hidden_size,
                                     config.output_size, config.embedding_size)
         self.lm_head = nn.Linear(config.embedding_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def get_encoder(self, *args, **kwargs): return self.encoder
+    def get_encoder(self, *args: Any, **kwargs: Any): return self.encoder
     def get_input_embeddings(self): return self.encoder.embed_tokens
-    def set_input_embeddings(self, value): self.encoder.embed_tokens = value
+    def set_input_embeddings(self, value: nn.Embedding):
+        self.encoder.embed_tokens = value
 
     def forward(self,
-        input_ids=None, # source: int64 (rows, steps) or a `PackedSequence`
-        attention_mask=None, # (rows, steps) of the source: 1 for tokens, 0 for padding
-        input_lengths=None, # int (rows,): tokens per source, for padding on the right
-        decoder_input_ids=None, # int64 (rows, target steps); made from labels if None
-        decoder_attention_mask=None, # (rows, target steps) of the decoder's input
-        labels=None, # (rows, target steps), not shifted; -100 does not count
-        encoder_outputs=None, # what `encoder` returned; the source is then not read
-        past_key_values=None, # the decoder's `RecurrentState`; from the source if None
+        # source: int64 (rows, steps) or a `PackedSequence`
+        input_ids: torch.Tensor | PackedSequence | None = None,
+        # (rows, steps) of the source: 1 for tokens, 0 for padding
+        attention_mask: torch.Tensor | None = None,
+        # int (rows,): tokens per source, for padding on the right
+        input_lengths: torch.Tensor | None = None,
+        # int64 (rows, target steps); made from labels if None
+        decoder_input_ids: torch.Tensor | None = None,
+        # (rows, target steps) of the decoder's input
+        decoder_attention_mask: torch.Tensor | None = None,
+        # (rows, target steps), not shifted; -100 does not count
+        labels: torch.Tensor | PackedSequence | None = None,
+        # what `encoder` returned; the source is then not read
+        encoder_outputs: BaseModelOutputWithPast | None = None,
+        # the decoder's `RecurrentState`; from the source if None
+        past_key_values: RecurrentState | None = None,
         use_cache:bool=None, # return the decoder's state; `config.use_cache` if None
-        inputs_embeds=None, # (rows, steps, embedding_size), for `input_ids`
-        decoder_inputs_embeds=None, # for `decoder_input_ids`
+        # (rows, steps, embedding_size), for `input_ids`
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None, # for `decoder_input_ids`
         output_hidden_states:bool=None, # embeddings and the outputs of each layer too
         return_dict:bool=None, # else a tuple
-        token_type_ids=None, # ignored
+        token_type_ids: torch.Tensor | None = None, # ignored
     ):
-        show, loss = _states_wanted(self, output_hidden_states), None
+        show, loss = wants_states(self, output_hidden_states), None
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids, attention_mask, input_lengths, inputs_embeds,
@@ -144,38 +155,41 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, _StateGenerationMixin):
             _refuse_no_target(labels)
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
             decoder_attention_mask = _up_to_last_target(labels)
-        x = _one_of(decoder_input_ids, decoder_inputs_embeds)
+        x = one_input(decoder_input_ids, decoder_inputs_embeds)
         _check_targets(memory.shape[0], x.shape[0])
-        layout, before = _lay_out(x, decoder_attention_mask), past_key_values
+        layout, before = layout_of(x, decoder_attention_mask), past_key_values
         if before is None: before = self.first_state(memory, real)
         outputs, hidden, shown = self.decoder(
-            _embedded(layout, self.encoder.embed_tokens, decoder_input_ids,
+            embedded_layout(layout, self.encoder.embed_tokens, decoder_input_ids,
                       decoder_inputs_embeds),
             before.hidden, layout if show else None)
         attended = self.attention(layout.restore(outputs), memory, real)
         logits = self.lm_head(attended)
         if labels is not None:
-            loss = _token_loss(self, Layout(logits), logits, labels.flatten(),
+            loss = token_loss(self, Layout(logits), logits, labels.flatten(),
                                labels=labels)
         out = Seq2SeqLMOutput(
-            loss, logits, _state(self, hidden, x, before, use_cache),
+            loss, logits, new_state(self, hidden, x, before, use_cache),
             decoder_hidden_states=tuple(shown) if shown else None,
             encoder_last_hidden_state=memory,
             encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None))
-        return _output(out, return_dict, self)
+        return model_output(out, return_dict, self)
 
-    def prepare_decoder_input_ids_from_labels(self, labels):
+    def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor):
         "Labels one step later, after `decoder_start_token_id`; -100 becomes padding."
         return _one_step_late(labels, self.config.decoder_start_token_id,
                               self.config.pad_token_id)
 
-    def prepare_inputs_for_generation(self, input_ids, past_key_values=None,
-                                      attention_mask=None, encoder_outputs=None,
-                                      decoder_attention_mask=None, use_cache=None,
-                                      **kwargs):
-        new, mask = _new_steps(input_ids, past_key_values), decoder_attention_mask
+    def prepare_inputs_for_generation(
+            self, input_ids: torch.Tensor | PackedSequence | None,
+            past_key_values: RecurrentState | None = None,
+            attention_mask: torch.Tensor | None = None,
+            encoder_outputs: BaseModelOutputWithPast | None = None,
+            decoder_attention_mask: torch.Tensor | None = None,
+            use_cache: bool | None = None, **kwargs: Any):
+        new, mask = unseen_steps(input_ids, past_key_values), decoder_attention_mask
         if mask is not None:
-            _refuse_right_padding(mask[:, -1] == 0)
+            refuse_right_padding(mask[:, -1] == 0)
             mask = mask[:, -new.shape[1]:] if new.shape[1] > 1 else None
         return {"decoder_input_ids": new, "decoder_attention_mask": mask,
                 "past_key_values": past_key_values, "attention_mask": attention_mask,

@@ -381,7 +381,7 @@ def load_backbone(
     tokenizer = _ready(place.load(AutoTokenizer, name), _positions(config, model), name)
     if place.packaged:
         _name_after_package(tokenizer, name, source)
-    model.name_or_path = model.config._name_or_path = str(tokenizer.name_or_path)
+    model.name_or_path = model.config.name_or_path = str(tokenizer.name_or_path)
     if getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = tokenizer.pad_token_id
     return model.eval().to(device or "cpu"), tokenizer

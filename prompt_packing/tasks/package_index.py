@@ -13,12 +13,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import constants
 from ..foundation.folders import (
     aside_path, clean_leftovers, owned_in_turn, publish)
+from safetensors import SafetensorError
 from tqdm.auto import tqdm
 
 # %% ../../nbs/tasks/package_index.ipynb #975851a4
@@ -52,7 +54,8 @@ def _run_with_bar(command, env, package, folder):
     "Run pip to its end with a progress bar; its exit status and what it said."
     bar = tqdm(total=package.size, unit="B", unit_scale=True, desc=package.requirement)
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with bar, subprocess.Popen(command, env=env, **how) as process:
+    with bar, subprocess.Popen(command, env=env, **how) as process, ExitStack() as stack:
+        stack.callback(process.kill) # after Ctrl-C; nothing happens to one that has ended
         while True:
             try:
                 said, _ = process.communicate(timeout=0.1)
@@ -60,9 +63,6 @@ def _run_with_bar(command, env, package, folder):
             except subprocess.TimeoutExpired:
                 arrived = min(package.size, _bytes_in(folder/"temporary"))
                 bar.update(max(0, arrived - bar.n))
-            except BaseException:
-                process.kill()
-                raise
         if process.returncode == 0:
             bar.update(package.size - bar.n)
     return process.returncode, said
@@ -150,7 +150,7 @@ def _make_whole(target, name, package, make):
     try:
         make(download(package, part), part/"whole")
         publish(part/"whole", target)
-    except Exception as error:
+    except (OSError, RuntimeError, SafetensorError) as error: # a full disk, in words
         if "No space left" not in str(error):
             raise
         raise _disk_full(name, package, root) from error

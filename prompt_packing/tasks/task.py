@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import evaluate
 import numpy as np
@@ -125,7 +126,7 @@ class TaskMetric(evaluate.Metric):
     def __init__(self,
         metrics:str|Sequence[str]="accuracy", # a task, or one or more of `METRICS`
         problem_type:str|None=None, # None: the task's, else single_label_classification
-        **kwargs, # passed to `evaluate.Metric`, for instance `num_process`
+        **kwargs: Any, # passed to `evaluate.Metric`, for instance `num_process`
     ):
         task = TASKS.get(metrics, {}) if isinstance(metrics, str) else {}
         names = task.get("metrics", [metrics] if isinstance(metrics, str) else metrics)
@@ -146,7 +147,7 @@ class TaskMetric(evaluate.Metric):
         predictions, references = np.asarray(predictions), np.asarray(references)
         return {n: float(METRICS[n](predictions, references)) for n in self.metrics}
 
-    def decide(self, logits) -> np.ndarray: # logits: [rows, labels]
+    def decide(self, logits: np.ndarray) -> np.ndarray: # logits: [rows, labels]
         "Predictions: classes [rows], numbers [rows], or zeros and ones [rows, labels]."
         return _decide(logits, self.problem_type)
 

@@ -106,7 +106,7 @@ def rounded_cost(
     return int(4 ** min(max(round(math.log(cost, 4)), 2), 7))
 
 def measure_pass_cost(
-    run: Callable, # computes forward and backward of a batch, and waits for it
+    run: Callable, # forward and backward of a batch, waited for; it has run before
     small, # a batch of few tokens
     large, # a batch of many
     tokens: Callable, # batch -> tokens computed
@@ -115,7 +115,6 @@ def measure_pass_cost(
     "The cost of a pass besides its tokens, by the fastest of some runs of each batch."
     seconds = []
     for batch in (small, large):
-        run(batch) # the first one allocates
         times = []
         for _ in range(repeats):
             start = time.perf_counter()
