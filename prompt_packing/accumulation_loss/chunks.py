@@ -113,6 +113,11 @@ def _widths(chunks: list, values) -> tuple[list[int], int]:
     return [chunk["attention_mask"].shape[-1] for chunk in chunks], \
         values["attention_mask"].shape[-1]
 
+def _width(values, lengths: torch.Tensor) -> int:
+    "Columns of rows that are not trimmed."
+    mask = values.get("attention_mask")
+    return mask.shape[-1] if torch.is_tensor(mask) else int(lengths.max())
+
 class _InChunks:
     "The `forward` of one module while it runs in chunks."
     def __init__(self, usual: Callable, tokens, rows: int, gather, trims: bool):
@@ -134,8 +139,10 @@ class _InChunks:
         lengths = row_lengths(values)
         if lengths is None:
             lengths = torch.ones(_rows_in(values), dtype=torch.long)
-        chunks = _chunks_of(lengths, self.tokens, self.rows)
         trims = self.trims and bool(self.tokens) and "attention_mask" in values
+        if not trims: # every row is computed as wide as the batch
+            lengths = torch.full_like(lengths, _width(values, lengths))
+        chunks = _chunks_of(lengths, self.tokens, self.rows)
         taken = [take_rows(values, chunk, trim=trims) for chunk in chunks]
         flat, shape = zip(*map(tree_flatten, map(self._run_chunk, taken)))
         if trims and not _has_one_entry_a_row(flat, chunks):
@@ -187,7 +194,8 @@ def in_chunks(
 class _Gather(torch.autograd.Function):
     "Rows of all processes; backward: the sum of all gradients of one's own rows."
     @staticmethod
-    def forward(ctx, tensor, sizes, rank):
+    def forward(ctx, tensor, sizes, rank, rows_of_all):
+        ctx.rows_of_all = rows_of_all
         ctx.span = slice(sum(sizes[:rank]), sum(sizes[:rank + 1]))
         missing = tensor.new_zeros(max(sizes) - len(tensor), *tensor.shape[1:])
         padded = torch.cat([tensor, missing])
@@ -197,14 +205,18 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
+        if not ctx.rows_of_all.loss_is_known:
+            raise RuntimeError("the loss computes gradients itself, which it cannot over "
+                               "several processes")
         gradient = gradient.contiguous()
         dist.all_reduce(gradient)
-        return gradient[ctx.span], None, None
+        return gradient[ctx.span], None, None, None
 
 class RowsOfAll:
     "Gathers the outputs of a module that has run this process's rows."
     def __init__(self, sizes: list[int], rank: int): # rows of each process
         self.sizes, self.rank = sizes, rank
+        self.loss_is_known = False # before, no gradient may come back through it
 
     def span(self, rows: int) -> tuple[int, int]: # of this process
         "First and last row of this process among rows of all, or of several for each."
@@ -216,4 +228,5 @@ class RowsOfAll:
         if not torch.is_tensor(leaf) or not leaf.dim():
             return leaf
         each = len(leaf) // self.sizes[self.rank]
-        return _Gather.apply(leaf, [size * each for size in self.sizes], self.rank)
+        sizes = [size * each for size in self.sizes]
+        return _Gather.apply(leaf, sizes, self.rank, self)
