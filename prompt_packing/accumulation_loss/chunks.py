@@ -113,6 +113,11 @@ def _widths(chunks: list, values) -> tuple[list[int], int]:
     return [chunk["attention_mask"].shape[-1] for chunk in chunks], \
         values["attention_mask"].shape[-1]
 
+def _width(values, lengths: torch.Tensor) -> int:
+    "Columns of rows that are not trimmed."
+    mask = values.get("attention_mask")
+    return mask.shape[-1] if torch.is_tensor(mask) else int(lengths.max())
+
 class _InChunks:
     "The `forward` of one module while it runs in chunks."
     def __init__(self, usual: Callable, tokens, rows: int, gather, trims: bool):
@@ -134,8 +139,10 @@ class _InChunks:
         lengths = row_lengths(values)
         if lengths is None:
             lengths = torch.ones(_rows_in(values), dtype=torch.long)
-        chunks = _chunks_of(lengths, self.tokens, self.rows)
         trims = self.trims and bool(self.tokens) and "attention_mask" in values
+        if not trims: # every row is computed as wide as the batch
+            lengths = torch.full_like(lengths, _width(values, lengths))
+        chunks = _chunks_of(lengths, self.tokens, self.rows)
         taken = [take_rows(values, chunk, trim=trims) for chunk in chunks]
         flat, shape = zip(*map(tree_flatten, map(self._run_chunk, taken)))
         if trims and not _has_one_entry_a_row(flat, chunks):

@@ -69,8 +69,9 @@ class StepSum:
         if len(terms) != len(self.facts.terms):
             raise Unreadable("another number of terms than before")
         for term, (name, per_count), unit in zip(terms, self.facts.terms, self.unit):
-            shares.append(number_of(counts[name]) / unit if name else 1.0)
-            counted = per_count * number_of(counts[name]) if name else None
+            count = _count_in(counts, name) if name else None
+            shares.append(count / unit if name else 1.0)
+            counted = per_count * count if name else None
             if name:
                 self.parts.append(PartWeight(term.denominator, loss.detach(), batch, counted))
         self.listener.weigh(loss, terms, shares, self._add)
@@ -92,7 +93,7 @@ class StepSum:
         if facts.way in ("rows", "chunks"):
             return float(row_count(batch) or 1)
         if facts.way == "counts":
-            return number_of(target_counts(batch)[facts.mean_over])
+            return _count_in(target_counts(batch), facts.mean_over)
         terms = read_terms(loss)
         self.first = self.first or terms
         if terms and not same_proportions(terms, self.first):
@@ -100,10 +101,16 @@ class StepSum:
         weight, counted = share_of(terms), None
         if not torch.is_tensor(weight) and not weight:
             silence(terms)
-        if facts.mean_over:
-            counted = facts.per_count * number_of(target_counts(batch)[facts.mean_over])
+        counts = target_counts(batch) if facts.mean_over else {}
+        if facts.mean_over in counts: # packed rows have no mask to count tokens by
+            counted = facts.per_count * number_of(counts[facts.mean_over])
         self.parts.append(PartWeight(weight, loss.detach(), batch, counted))
         return weight
+
+def _count_in(counts: dict, name: str):
+    if name not in counts:
+        raise Unreadable(f"a part of the step has no {name} to count")
+    return number_of(counts[name])
 
 def inverse(total: float | torch.Tensor, times: int = 1) -> float | torch.Tensor:
     "`times / total`, and 0 where the total is 0."

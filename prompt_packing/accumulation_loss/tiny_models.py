@@ -104,7 +104,7 @@ OTHER_SIZES = dict(
     output_router_logits=False, use_cache=False, moe_topk=2, zero_expert_num=2,
     mamba_d_state=16, mamba_n_groups=1, mamba_chunk_size=16, n_groups=1, expand=1,
     chunk_size=16, num_latents=8, num_self_attends_per_block=2,
-    axial_pos_embds=False,
+    axial_pos_embds=False, attention_window=8, block_size=4,
 )
 VOCABULARY = 64 # tokens
 SPECIAL_TOKENS = dict(
