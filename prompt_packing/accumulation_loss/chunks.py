@@ -194,7 +194,8 @@ def in_chunks(
 class _Gather(torch.autograd.Function):
     "Rows of all processes; backward: the sum of all gradients of one's own rows."
     @staticmethod
-    def forward(ctx, tensor, sizes, rank):
+    def forward(ctx, tensor, sizes, rank, rows_of_all):
+        ctx.rows_of_all = rows_of_all
         ctx.span = slice(sum(sizes[:rank]), sum(sizes[:rank + 1]))
         missing = tensor.new_zeros(max(sizes) - len(tensor), *tensor.shape[1:])
         padded = torch.cat([tensor, missing])
@@ -204,14 +205,18 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
+        if not ctx.rows_of_all.loss_is_known:
+            raise RuntimeError("the loss computes gradients itself, which it cannot over "
+                               "several processes")
         gradient = gradient.contiguous()
         dist.all_reduce(gradient)
-        return gradient[ctx.span], None, None
+        return gradient[ctx.span], None, None, None
 
 class RowsOfAll:
     "Gathers the outputs of a module that has run this process's rows."
     def __init__(self, sizes: list[int], rank: int): # rows of each process
         self.sizes, self.rank = sizes, rank
+        self.loss_is_known = False # before, no gradient may come back through it
 
     def span(self, rows: int) -> tuple[int, int]: # of this process
         "First and last row of this process among rows of all, or of several for each."
@@ -223,4 +228,5 @@ class RowsOfAll:
         if not torch.is_tensor(leaf) or not leaf.dim():
             return leaf
         each = len(leaf) // self.sizes[self.rank]
-        return _Gather.apply(leaf, [size * each for size in self.sizes], self.rank)
+        sizes = [size * each for size in self.sizes]
+        return _Gather.apply(leaf, sizes, self.rank, self)
