@@ -212,7 +212,6 @@ def _weighing(value: torch.Tensor, share, seen: dict, add: Callable) -> Callable
         gradient, = gradients
         whole = seen["whole"] # of the loss: a gradient scaler and others multiply it
         add(share * without_nothing(value, share) * gradient / whole)
-        # a share summed over processes is a float64, which one number would become, too
         return ((gradient * share).to(gradient.dtype),)
     return weighed
 
