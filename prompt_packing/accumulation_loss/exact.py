@@ -199,6 +199,7 @@ class ExactLossMixin:
             return
         tokens, rows = _chunk_size(step.batches, getattr(self, "token_budget", None))
         facts, bare = self.loss_facts, self.accelerator.unwrap_model(model)
+        step.gather = gather
         try:
             with in_chunks(bare, list(facts.chunked), tokens, rows, gather, facts.trims):
                 self._compute_part(model, step, whole)
@@ -256,6 +257,8 @@ class ExactLossMixin:
         if facts.way == "terms":
             counts = [_total(batches, name) for name, _ in facts.terms]
             unit = [inverse(inverse(count)) for count in self.processes.sum(*counts)]
+        elif facts.way == "chunks":
+            unit = 1.0
         else:
             name = facts.mean_over or "rows"
             total, = self.processes.sum((facts.per_count or 1.0) * _total(batches, name))

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from .asking import is_sharded
+from .chunks import RowsOfAll
 from .facts import LossFacts, check_is_due, target_counts
 from prompt_packing.accumulation_loss.reading import (
     Unreadable, WeighedTerms, number_of, read_terms, same_proportions, share_of,
@@ -37,7 +38,7 @@ class StepSum:
     def __init__(self,
         facts: LossFacts, # how parts weigh
         processes: int, # over which gradients are averaged
-            unit=1.0, # about the weight of the step; with terms the count of each in the step
+        unit=1.0, # about the weight of the step; with terms the count of each in the step
         targets: Callable | None = None, # batch -> its weight, where the user says it
     ):
         self.facts, self.processes = facts, processes
@@ -90,7 +91,9 @@ class StepSum:
         if self.targets is not None:
             return self.targets(batch)
         facts = self.facts
-        if facts.way in ("rows", "chunks"):
+        if facts.way == "chunks": # the whole step on every process
+            return 1.0
+        if facts.way == "rows":
             return float(row_count(batch) or 1)
         if facts.way == "counts":
             return _count_in(target_counts(batch), facts.mean_over)
@@ -221,12 +224,15 @@ class Step:
     was_seen: bool = False # by `training_step`
     failure: str = "" # why it cannot be computed in this way
     kept: list = field(default_factory=list) # gradients from before the step
+    gather: RowsOfAll | None = None # of the rows of other processes
 
     def holds(self, inputs) -> bool:
         return any(batch is inputs for batch in self.batches)
 
     def weighed(self, loss: torch.Tensor, part) -> torch.Tensor:
         "As `StepSum.weighed`; 0 if that fails, since other processes wait for a backward."
+        if self.gather is not None:
+            self.gather.loss_is_known = True
         if isinstance(part, Weightless):
             return 0 * loss.nan_to_num(0.)
         try:
