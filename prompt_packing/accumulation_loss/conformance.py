@@ -59,8 +59,8 @@ def compare_gradients(
     "Two gradients compared; a parameter that one of them lacks counts as zero."
     right_square = other_square = product = gap_square = 0.0
     for name in {**right, **other}:
-        a = right[name].double() if name in right else None
-        b = other[name].double() if name in other else None
+        a = right[name].cpu().double() if name in right else None
+        b = other[name].cpu().double() if name in other else None
         a = torch.zeros_like(b) if a is None else a
         b = torch.zeros_like(a) if b is None else b
         right_square += float(a.square().sum())
@@ -218,7 +218,7 @@ def check_repeats(run: Run):
             "apart): switch dropout off and set the learning rate to 0")
 
 def gradient_length(gradient: dict[str, torch.Tensor]) -> float:
-    return math.sqrt(sum(float(g.double().square().sum()) for g in gradient.values()))
+    return math.sqrt(sum(float(g.cpu().double().square().sum()) for g in gradient.values()))
 
 def check_clipping(runs: Sequence[Run]):
     "`ValueError` where all gradients have one length, which clipping gives them."
@@ -345,12 +345,24 @@ class TrainerConformance:
         raise NotImplementedError("write make_trainer(self, setting)")
 
     def pytest_generate_tests(self, metafunc):
-        rows = example_rows() if self.rows is None else self.rows
-        settings = gradient_settings(
-            rows, self.accumulation, self.processes, self.padding_sides, self.samplers)
-        if metafunc.function.__name__ == "test_logged_loss_is_invariant":
+        rows, settings = self.tested_rows(), []
+        if metafunc.function.__name__ == "test_gradient_is_invariant":
+            settings = gradient_settings(rows, self.accumulation, self.processes,
+                                         self.padding_sides, self.samplers)
+        elif metafunc.function.__name__ == "test_logged_loss_is_invariant":
             settings = loss_settings(rows, self.accumulation, self.processes)
-        metafunc.parametrize("setting", settings, ids=str)
+        if settings:
+            metafunc.parametrize("setting", settings, ids=str)
+
+    def tested_rows(self) -> Sequence[Any]:
+        return example_rows() if self.rows is None else self.rows
+
+    def test_gradients_can_be_compared(self):
+        "Without it, dropout or clipping would fail other tests, or hide what they test."
+        rows = self.tested_rows()
+        twice = run_setting(self.make_trainer, Setting(rows, steps=2))
+        check_repeats(twice)
+        check_clipping([twice, run_setting(self.make_trainer, Setting(rows[:-1]))])
 
     def test_gradient_is_invariant(self, setting):
         self.check(setting, "gradient")

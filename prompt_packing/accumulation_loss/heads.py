@@ -6,9 +6,9 @@
 __all__ = ['SETS', 'PARTS', 'WRONG', 'TINY_SMOOTHING', 'COLUMNS', 'REBALANCE', 'MODULE', 'PATIENCE', 'ExactTrainer',
            'quiet_trainer', 'collator_of', 'trained_gradient', 'TwoProcesses', 'gradient_of_two', 'own_gradient',
            'own_loss', 'evaluated_loss', 'compared', 'facts_of_head', 'reads_count', 'stock_columns', 'has_lengths',
-           'can_smooth', 'exact_columns', 'is_off', 'cause_of', 'measure_head', 'limit_memory', 'limit_time', 'serve',
-           'HeadProcess', 'rows_of_file', 'short_numbers', 'HeadTable', 'audit_heads', 'read_heads', 'is_exact',
-           'summarize_heads']
+           'can_smooth', 'exact_columns', 'is_off', 'cause_of', 'facts_of_class', 'measure_head', 'limit_memory',
+           'limit_time', 'serve', 'HeadProcess', 'rows_of_file', 'short_numbers', 'HeadTable', 'audit_heads',
+           'read_heads', 'is_exact', 'summarize_heads']
 
 # %% ../../nbs/accumulation_loss/heads.ipynb #038f48f4
 import csv
@@ -169,7 +169,7 @@ COLUMNS = """
     smoothing_ratio smoothing_cosine one_batch_ratio one_batch_cosine
     eval_1 eval_4 eval_10 exact_even_error exact_uneven_error
     exact_rebalanced_error exact_eval_4 counted reads_count batch_norm random
-    couples_rows cause not_built seconds transformers""".split()
+    couples_rows cause not_built seconds transformers date""".split()
 
 def compared(name: str, right: dict, other: dict) -> dict[str, float]:
     "Ratio and cosine as two columns."
@@ -300,14 +300,20 @@ def cause_of(
     return "right"
 
 # %% ../../nbs/accumulation_loss/heads.ipynb #2eec3a4d
+def facts_of_class(model_class: type) -> dict:
+    "What is known of a class without running it, and when it was measured."
+    return dict(
+        model=model_class.__name__, kind=head_kind(model_class),
+        family=model_class.__module__.split(".")[-2],
+        transformers=transformers.__version__, date=time.strftime("%Y-%m-%d"))
+
 def measure_head(
     model_class: type, # of transformers
 ) -> dict: # the columns of the table
-    "A row of the table. What cannot be built has its reason in `not_built`."
-    start = time.perf_counter()
-    row = dict(model=model_class.__name__, kind=head_kind(model_class),
-               family=model_class.__module__.split(".")[-2],
-               transformers=transformers.__version__)
+    """A row of the table. What cannot be built has its reason in `not_built`.
+
+    `seconds` are those of the processor, which another program does not change."""
+    start, row = time.process_time(), facts_of_class(model_class)
     try:
         model = tiny_model(model_class)
         rows = {name: learnable_rows(model, lengths) for name, lengths in SETS.items()}
@@ -323,7 +329,7 @@ def measure_head(
     # code of hundreds of authors under a Trainer: whatever it raises is what is listed
     except Exception as error:
         row["not_built"] = f"fails in training: {reason(error)}"
-    row["seconds"] = round(time.perf_counter() - start, 1)
+    row["seconds"] = round(time.process_time() - start, 1)
     return row
 
 # %% ../../nbs/accumulation_loss/heads.ipynb #3b910a28
@@ -394,10 +400,8 @@ class HeadProcess:
         late = code == out_of_time or seconds >= PATIENCE * self.seconds
         why = f"took more than {self.seconds:g} seconds" if late else (
             f"ended its process with status {code}, perhaps for want of memory")
-        return dict(
-            model=model_class.__name__, kind=head_kind(model_class),
-            family=model_class.__module__.split(".")[-2], not_built=why,
-            seconds=round(seconds, 1), transformers=transformers.__version__)
+        return facts_of_class(model_class) | dict(
+            not_built=why, seconds=round(seconds, 1))
 
     def close(self):
         if self.process is not None:

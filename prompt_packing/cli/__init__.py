@@ -17,11 +17,10 @@ from pathlib import Path
 
 from .. import __version__
 from .corpus import tokenize, tokens_json, tokens_text
-from prompt_packing.cli.options import (
+from .options import (
     Checkpoint, Column, CsvFile, Folder, Head, Model, OutputDir, Parser, Picture,
     Sentences, Text, TextFiles, Tokenizer, Whole, add_options, chapter, check_words,
-    in_option_names, prepare,
-    remove_empty)
+    in_option_names, prepare, remove_empty)
 from prompt_packing.cli.training import (
     compare, comparison_json, comparison_text, predict, predictions_csv,
     predictions_json, sweep)
