@@ -3,6 +3,7 @@ import inspect
 import re
 from dataclasses import fields, is_dataclass
 from importlib import import_module
+from pathlib import Path
 from textwrap import wrap
 
 from fastcore.docments import docments
@@ -181,3 +182,16 @@ def public_links(cell):
     text = re.sub(r"\[(`[\w.]*\b_\w+`)\]\(https?://[^)]*\)", r"\1", cell.source)
     inner = r"\[(`[^`]*`)\]\([^)]*\)"
     cell.source = re.sub(rf"\[((?:[^\[\]]|{inner})*)\](?=\()", lambda m: "[" + re.sub(inner, r"\1", m[1]) + "]", text)
+
+
+class colab_links(Processor):
+    "Chapters and stories begin with a link that opens them in Colab, where they have none of their own."
+    def begin(self):
+        path, cfg = Path(self.nb.path_).resolve(), get_config()
+        place = path.relative_to(Path(cfg.nbs_path).resolve())
+        chapter = place.name == "index.ipynb" and len(place.parts) == 2 and place.parts[0] != "foundation"
+        if not chapter and place.parts[0] != "stories": return
+        prose = [c for c in self.nb.cells if c.cell_type == "markdown" and not c.source.startswith("# ")]
+        if not prose or any("colab.research" in c.source for c in prose): return
+        url = f"https://colab.research.google.com/github/{cfg.user}/{cfg.repo}/blob/{cfg.branch}/nbs/{place.as_posix()}"
+        prose[0].source = f"*[Open in Colab]({url}), with `%pip install git+{cfg.git_url}` as the first cell.*\n\n{prose[0].source}"

@@ -113,6 +113,11 @@ def _widths(chunks: list, values) -> tuple[list[int], int]:
     return [chunk["attention_mask"].shape[-1] for chunk in chunks], \
         values["attention_mask"].shape[-1]
 
+def _width(values, lengths: torch.Tensor) -> int:
+    "Columns of rows that are not trimmed."
+    mask = values.get("attention_mask")
+    return mask.shape[-1] if torch.is_tensor(mask) else int(lengths.max())
+
 class _InChunks:
     "The `forward` of one module while it runs in chunks."
     def __init__(self, usual: Callable, tokens, rows: int, gather, trims: bool):
@@ -127,15 +132,17 @@ class _InChunks:
         self.shared = {k: v for k, v in arguments.items() if k not in values}
         if not self.gather:
             return self._run(values)
-        first, last = self.gather.span(rows)
-        return tree_map(self.gather, self._run(take_rows(values, range(first, last))))
+        own = take_rows(values, self.gather.own_rows(rows))
+        return tree_map(self.gather, self._run(own))
 
     def _run(self, values):
         lengths = row_lengths(values)
         if lengths is None:
             lengths = torch.ones(_rows_in(values), dtype=torch.long)
-        chunks = _chunks_of(lengths, self.tokens, self.rows)
         trims = self.trims and bool(self.tokens) and "attention_mask" in values
+        if not trims: # every row is computed as wide as the batch
+            lengths = torch.full_like(lengths, _width(values, lengths))
+        chunks = _chunks_of(lengths, self.tokens, self.rows)
         taken = [take_rows(values, chunk, trim=trims) for chunk in chunks]
         flat, shape = zip(*map(tree_flatten, map(self._run_chunk, taken)))
         if trims and not _has_one_entry_a_row(flat, chunks):
@@ -187,33 +194,54 @@ def in_chunks(
 class _Gather(torch.autograd.Function):
     "Rows of all processes; backward: the sum of all gradients of one's own rows."
     @staticmethod
-    def forward(ctx, tensor, sizes, rank):
-        ctx.span = slice(sum(sizes[:rank]), sum(sizes[:rank + 1]))
+    def forward(ctx, tensor, places, rank, rows_of_all):
+        ctx.rows_of_all, ctx.own = rows_of_all, places[rank]
+        sizes = list(map(len, places))
         missing = tensor.new_zeros(max(sizes) - len(tensor), *tensor.shape[1:])
         padded = torch.cat([tensor, missing])
         parts = [torch.empty_like(padded) for _ in sizes]
         dist.all_gather(parts, padded.contiguous())
-        return torch.cat([part[:size] for part, size in zip(parts, sizes)])
+        everyones = tensor.new_empty(sum(sizes), *tensor.shape[1:])
+        for part, size, place in zip(parts, sizes, places):
+            everyones[place.to(tensor.device)] = part[:size]
+        return everyones
 
     @staticmethod
     def backward(ctx, gradient):
+        if not ctx.rows_of_all.loss_is_known:
+            raise RuntimeError("the loss computes gradients itself, which it cannot over "
+                               "several processes")
         gradient = gradient.contiguous()
         dist.all_reduce(gradient)
-        return gradient[ctx.span], None, None
+        return gradient[ctx.own.to(gradient.device)], None, None, None
 
 class RowsOfAll:
     "Gathers the outputs of a module that has run this process's rows."
-    def __init__(self, sizes: list[int], rank: int): # rows of each process
-        self.sizes, self.rank = sizes, rank
+    def __init__(self,
+        sizes: list[list[int]], # rows of each micro-batch, by process
+        rank: int, # of this process
+    ):
+        self.rank, self.rows, self.total = rank, [[] for _ in sizes], 0
+        self.loss_is_known = False # before, no gradient may come back through it
+        for k in range(max(map(len, sizes))): # in the order of an uncut batch
+            for process, own in enumerate(sizes):
+                if k < len(own):
+                    self.rows[process] += range(self.total, self.total + own[k])
+                    self.total += own[k]
 
-    def span(self, rows: int) -> tuple[int, int]: # of this process
-        "First and last row of this process among rows of all, or of several for each."
-        each = rows // sum(self.sizes)
-        first = sum(self.sizes[:self.rank]) * each
-        return first, first + self.sizes[self.rank] * each
+    def _places(self, process: int, each: int) -> torch.Tensor:
+        "Where the entries of a process are, with `each` entries for a row."
+        first = torch.tensor(self.rows[process])[:, None] * each
+        return (first + torch.arange(each)).flatten()
+
+    def own_rows(self,
+        rows: int, # of a tensor that holds those of all, or several entries for each row
+    ) -> torch.Tensor: # int64, numbers of this process's entries
+        return self._places(self.rank, rows // self.total)
 
     def __call__(self, leaf):
         if not torch.is_tensor(leaf) or not leaf.dim():
             return leaf
-        each = len(leaf) // self.sizes[self.rank]
-        return _Gather.apply(leaf, [size * each for size in self.sizes], self.rank)
+        each = len(leaf) // len(self.rows[self.rank])
+        places = [self._places(process, each) for process in range(len(self.rows))]
+        return _Gather.apply(leaf, places, self.rank, self)

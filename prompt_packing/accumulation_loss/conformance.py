@@ -59,8 +59,8 @@ def compare_gradients(
     "Two gradients compared; a parameter that one of them lacks counts as zero."
     right_square = other_square = product = gap_square = 0.0
     for name in {**right, **other}:
-        a = right[name].double() if name in right else None
-        b = other[name].double() if name in other else None
+        a = right[name].cpu().double() if name in right else None
+        b = other[name].cpu().double() if name in other else None
         a = torch.zeros_like(b) if a is None else a
         b = torch.zeros_like(a) if b is None else b
         right_square += float(a.square().sum())
@@ -218,7 +218,7 @@ def check_repeats(run: Run):
             "apart): switch dropout off and set the learning rate to 0")
 
 def gradient_length(gradient: dict[str, torch.Tensor]) -> float:
-    return math.sqrt(sum(float(g.double().square().sum()) for g in gradient.values()))
+    return math.sqrt(sum(float(g.cpu().double().square().sum()) for g in gradient.values()))
 
 def check_clipping(runs: Sequence[Run]):
     "`ValueError` where all gradients have one length, which clipping gives them."

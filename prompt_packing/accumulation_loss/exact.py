@@ -199,6 +199,7 @@ class ExactLossMixin:
             return
         tokens, rows = _chunk_size(step.batches, getattr(self, "token_budget", None))
         facts, bare = self.loss_facts, self.accelerator.unwrap_model(model)
+        step.gather = gather
         try:
             with in_chunks(bare, list(facts.chunked), tokens, rows, gather, facts.trims):
                 self._compute_part(model, step, whole)
@@ -256,10 +257,13 @@ class ExactLossMixin:
         if facts.way == "terms":
             counts = [_total(batches, name) for name, _ in facts.terms]
             unit = [inverse(inverse(count)) for count in self.processes.sum(*counts)]
+        elif facts.way == "chunks":
+            unit = 1.0
         else:
             name = facts.mean_over or "rows"
             total, = self.processes.sum((facts.per_count or 1.0) * _total(batches, name))
-            unit = _power_of_two(total)
+            # float32 parts of a model round a gradient of the uncut batch's size
+            unit = _or_one(total) if facts.mean_over else _power_of_two(total)
         if self.count_targets is not None:
             targets = lambda batch: self.count_targets(self.model, batch)
         return StepSum(facts, self.processes.number, unit, targets)
@@ -444,6 +448,10 @@ def _rows_within(batches: list, budget: int, seed: int) -> list:
 def _total(batches: list, name: str):
     "How many of these there are in some batches; 1 for the name ''."
     return sum(number_of(target_counts(batch)[name]) for batch in batches) if name else 1.0
+
+def _or_one(number):
+    "The number, and 1 where it is 0."
+    return torch.where(number == 0, 1.0, number) if torch.is_tensor(number) else number or 1.0
 
 def _power_of_two(number):
     "One near a number; to divide by it costs no rounding."

@@ -194,6 +194,10 @@ def _way_that_fits(examiner, facts, parts, answers, uncut) -> tuple:
     values = [answer.value for answer in answers]
     if _says_nothing(uncut):
         return facts.way, False, "", 0.0, ""
+    weights, reason = _shares(answers)
+    fits = weights and _is_sum(examiner, answers, uncut, _normalized(weights))
+    if facts.way == "weighs" and fits and not facts.takes_count: # as before
+        return "weighs", _differ(weights), *_count_of(weights, parts), ""
     several = sum(not _says_nothing(answer) for answer in answers) > 1
     if (several or facts.way == "adds") and _is_sum(
             examiner, answers, uncut, [1.0] * len(parts)):
@@ -202,8 +206,7 @@ def _way_that_fits(examiner, facts, parts, answers, uncut) -> tuple:
               + ", ".join(f"{value:.6g}" for value in values)
     if facts.takes_count:
         return "", False, "", 0.0, numbers
-    weights, reason = _shares(answers)
-    if weights and _is_sum(examiner, answers, uncut, _normalized(weights)):
+    if fits:
         return "weighs", _differ(weights), *_count_of(weights, parts), ""
     if not weights:
         numbers += f", and its graph cannot be read ({reason})"
@@ -260,13 +263,15 @@ def _terms_that_fit(examiner, facts, parts, answers, uncut) -> tuple:
             terms.append(_count_of(denominators, parts))
     if any(not per_count for _, per_count in terms):
         return ()
+    return tuple(terms) if _terms_fit(examiner, terms, parts, uncut) else ()
+
+def _terms_fit(examiner, terms, parts, uncut) -> bool:
     try:
         weighed = [examiner.ask(part, examiner.count, last=uncut.last, shares=shares)
                    for part, shares in zip(parts, _shares_of_terms(terms, parts))]
     except Unreadable:
-        return ()
-    fits = _is_sum(examiner, weighed, uncut, [1.0] * len(weighed))
-    return tuple(terms) if fits else ()
+        return False
+    return _is_sum(examiner, weighed, uncut, [1.0] * len(weighed))
 
 def _shares_of_terms(terms, parts: list) -> list[list[float]]:
     "For each part, the share of each term."
@@ -325,9 +330,8 @@ def examine(
     try:
         return _looked_at(examiner, facts, dealt, parts, whole, number)
     except _FAILURES as error:
-        return said(replace(facts, way="weighs", ordered=True, told=True),
-                    f"a part of a step fails alone ({_short(error)}): each batch is kept "
-                    "as it is, and weighs by what its loss is a mean over", exact=False)
+        return cut_model(examiner, replace(facts, ordered=True), whole,
+                         f"a part of a step fails alone ({_short(error)})")
 
 def _looked_at(examiner, facts, dealt, parts, whole, number: int) -> LossFacts:
     if number == 0:
@@ -406,10 +410,8 @@ def _look_at_padding(facts, examiner, parts: list, answers: list, whole) -> Loss
 def _after_comparison(examiner, facts, parts, answers, uncut, whole) -> LossFacts:
     if facts.way in ("chunks", "rows"):
         return facts # nothing is claimed of parts
-    if facts.way == "terms":
-        terms = _terms_that_fit(examiner, facts, parts, answers, uncut)
-        if terms:
-            return facts if terms == facts.terms else replace(facts, terms=terms)
+    if facts.way == "terms" and _terms_fit(examiner, facts.terms, parts, uncut):
+        return facts
     way, differed, mean_over, per_count, reason = _way_that_fits(
         examiner, facts, parts, answers, uncut)
     if facts.draws:
@@ -458,10 +460,7 @@ def cut_model(
     "The model in chunks from here on; weights by rows, said, where that cannot be."
     problem = "no module gives rows"
     for names, trims in _ways_to_chunk(examiner, whole):
-        try:
-            problem = _problem_of_chunks(examiner, names, trims, whole)
-        except _FAILURES as error:
-            problem = _short(error)
+        problem = _problem_of_chunks(examiner, names, trims, whole)
         if not problem:
             facts = replace(facts, way="chunks", chunked=names, trims=trims, told=True,
                             ordered=False) # rows keep the order of the micro-batches
@@ -471,12 +470,21 @@ def cut_model(
                 f"cut ({problem}): parts weigh by their rows", exact=False)
 
 def _ways_to_chunk(examiner, whole):
-    names = tuple(chunked_modules(
-        examiner.model, lambda: examiner.ask(whole, examiner.count)))
+    try:
+        names = chunked_modules(examiner.model, lambda: examiner.ask(whole, examiner.count))
+    except _FAILURES: # the whole batch fails, too, and training will say so
+        return []
+    names = tuple(names)
     return [(names, trims) for trims in (True, False) if names]
 
 def _problem_of_chunks(examiner, names, trims: bool, whole) -> str:
     "What is wrong with the loss when these modules run in chunks; '' if nothing is."
+    try:
+        return _difference_in_chunks(examiner, names, trims, whole)
+    except _FAILURES as error:
+        return _short(error)
+
+def _difference_in_chunks(examiner, names, trims: bool, whole) -> str:
     usual = examiner.ask(whole, examiner.count)
     lengths = row_lengths(whole)
     tokens = max(int(lengths.max()), int(lengths.sum()) // 2)

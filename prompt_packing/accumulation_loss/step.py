@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from .asking import is_sharded
+from .chunks import RowsOfAll
 from .facts import LossFacts, check_is_due, target_counts
 from prompt_packing.accumulation_loss.reading import (
     Unreadable, WeighedTerms, number_of, read_terms, same_proportions, share_of,
@@ -37,7 +38,7 @@ class StepSum:
     def __init__(self,
         facts: LossFacts, # how parts weigh
         processes: int, # over which gradients are averaged
-            unit=1.0, # about the weight of the step; with terms the count of each in the step
+        unit=1.0, # about the weight of the step; with terms the count of each in the step
         targets: Callable | None = None, # batch -> its weight, where the user says it
     ):
         self.facts, self.processes = facts, processes
@@ -69,8 +70,9 @@ class StepSum:
         if len(terms) != len(self.facts.terms):
             raise Unreadable("another number of terms than before")
         for term, (name, per_count), unit in zip(terms, self.facts.terms, self.unit):
-            shares.append(number_of(counts[name]) / unit if name else 1.0)
-            counted = per_count * number_of(counts[name]) if name else None
+            count = _count_in(counts, name) if name else None
+            shares.append(count / unit if name else 1.0)
+            counted = per_count * count if name else None
             if name:
                 self.parts.append(PartWeight(term.denominator, loss.detach(), batch, counted))
         self.listener.weigh(loss, terms, shares, self._add)
@@ -89,10 +91,12 @@ class StepSum:
         if self.targets is not None:
             return self.targets(batch)
         facts = self.facts
-        if facts.way in ("rows", "chunks"):
+        if facts.way == "chunks": # the whole step on every process
+            return 1.0
+        if facts.way == "rows":
             return float(row_count(batch) or 1)
         if facts.way == "counts":
-            return number_of(target_counts(batch)[facts.mean_over])
+            return _count_in(target_counts(batch), facts.mean_over)
         terms = read_terms(loss)
         self.first = self.first or terms
         if terms and not same_proportions(terms, self.first):
@@ -100,10 +104,16 @@ class StepSum:
         weight, counted = share_of(terms), None
         if not torch.is_tensor(weight) and not weight:
             silence(terms)
-        if facts.mean_over:
-            counted = facts.per_count * number_of(target_counts(batch)[facts.mean_over])
+        counts = target_counts(batch) if facts.mean_over else {}
+        if facts.mean_over in counts: # packed rows have no mask to count tokens by
+            counted = facts.per_count * number_of(counts[facts.mean_over])
         self.parts.append(PartWeight(weight, loss.detach(), batch, counted))
         return weight
+
+def _count_in(counts: dict, name: str):
+    if name not in counts:
+        raise Unreadable(f"a part of the step has no {name} to count")
+    return number_of(counts[name])
 
 def inverse(total: float | torch.Tensor, times: int = 1) -> float | torch.Tensor:
     "`times / total`, and 0 where the total is 0."
@@ -214,12 +224,15 @@ class Step:
     was_seen: bool = False # by `training_step`
     failure: str = "" # why it cannot be computed in this way
     kept: list = field(default_factory=list) # gradients from before the step
+    gather: RowsOfAll | None = None # of the rows of other processes
 
     def holds(self, inputs) -> bool:
         return any(batch is inputs for batch in self.batches)
 
     def weighed(self, loss: torch.Tensor, part) -> torch.Tensor:
         "As `StepSum.weighed`; 0 if that fails, since other processes wait for a backward."
+        if self.gather is not None:
+            self.gather.loss_is_known = True
         if isinstance(part, Weightless):
             return 0 * loss.nan_to_num(0.)
         try:

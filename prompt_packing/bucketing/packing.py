@@ -83,11 +83,11 @@ _model_errors = (TypeError, ValueError, RuntimeError, IndexError, KeyError,
 def _trial_mode(model, autocast):
     "Evaluation under autocast, without gradients. Random state and modes are put back."
     device = _device(model)
-    devices = [device] if device.type == "cuda" else [] # besides the CPU
+    devices = [device] if device.type in ("cuda", "xpu") else [] # besides the CPU
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.random.fork_rng(devices), torch.no_grad(), \
+        with torch.random.fork_rng(devices, device_type=device.type), torch.no_grad(), \
                 torch.autocast(device.type, autocast, enabled=autocast is not None):
             yield
     finally:

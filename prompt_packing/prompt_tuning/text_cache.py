@@ -236,10 +236,10 @@ class TextCache(Dataset):
 
         It is computed where the backbone is. A cache on a GPU needs no worker processes,
         since its batches are there already; with transformers' own Trainer also
-        `dataloader_pin_memory=False`, which ours sets. Raises `ValueError` where it would not be exact or not fit, for a
-        text longer than `token_budget` or the backbone's positions, and if `path` holds
-        another cache; `OSError` for a full disk; `TypeError` if `dataset` is no
-        `datasets.Dataset`."""
+        `dataloader_pin_memory=False`, which ours sets. Raises `ValueError` where it would
+        not be exact or not fit, for a text longer than `token_budget` or the backbone's
+        positions, and if `path` holds another cache; `OSError` for a full disk;
+        `TypeError` if `dataset` is no `datasets.Dataset`."""
         passes = _passes_of(model, dataset, dtype, token_budget, facts)
         identity = _identity(passes, tokenizer)
         device = None if device is None else torch.device(device)

@@ -94,8 +94,9 @@ def check_room(
     "Raises `ValueError` if it will not fit."
     if path is not None:
         free, what = shutil.disk_usage(path).free, f"free disk space in {path}"
-    elif device is not None and device.type == "cuda":
-        free, what = torch.cuda.mem_get_info(device)[0], f"free memory of {device}"
+    elif device is not None and hasattr(torch.get_device_module(device), "mem_get_info"):
+        free, _ = torch.get_device_module(device).mem_get_info(device)
+        what = f"free memory of {device}"
     else:
         free, what = psutil.virtual_memory().available, "free memory"
     if max_bytes is not None and max_bytes < free:

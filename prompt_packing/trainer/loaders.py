@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 from accelerate.data_loader import DataLoaderShard
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from tqdm.auto import tqdm
 from transformers.trainer_utils import seed_worker
 from transformers.utils import logging
@@ -96,7 +96,9 @@ class StepSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         for number in range(len(self.plan)):
-            yield self.rows_of_step(number)
+            rows = _StepRows(self.rows_of_step(number))
+            rows.place = self.plan.epoch, number, self.rank
+            yield rows
 
     def rows_of_step(self, number: int) -> list[int]:
         "Row numbers of one step on this process. Raises `ValueError` if there is none."
@@ -120,6 +122,31 @@ class StepSampler:
 
 def _flat(arrays: list) -> np.ndarray:
     return np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
+
+# %% ../../nbs/trainer/loaders.ipynb #5788129a
+class _StepRows(list):
+    "Row numbers of one step, and where in the training it is."
+    place: tuple[int, int, int] # epoch, step of the epoch, process
+
+class _SeededRows(Dataset):
+    "Rows for worker processes, in which random numbers depend on the step alone."
+    def __init__(self, dataset, seed: int):
+        self.dataset, self.seed = dataset, seed
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, i: int):
+        return self.dataset[i]
+
+    def __getitems__(self, rows: _StepRows):
+        sequence = np.random.SeedSequence([self.seed, *rows.place])
+        seed = int(sequence.generate_state(1)[0])
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        read = getattr(self.dataset, "__getitems__", None)
+        return [self.dataset[i] for i in rows] if read is None else read(list(rows))
 
 # %% ../../nbs/trainer/loaders.ipynb #5c2d894a
 class PlannedSteps(DataLoader):
@@ -158,8 +185,11 @@ def planned_loader(
         tokens_per_step=args.tokens_per_step or None, seed=data_seed(args), **window)
     if args.process_index == 0:
         _logger.info(f"{len(lengths):,} rows in {len(sampler):,} steps an epoch")
-    return PlannedSteps(in_memory(dataset, collate), batch_sampler=sampler,
-                        collate_fn=collate, **reading_options(args, True))
+    rows = in_memory(dataset, collate)
+    if args.dataloader_num_workers:
+        rows = _SeededRows(rows, data_seed(args))
+    return PlannedSteps(rows, batch_sampler=sampler, collate_fn=collate,
+                        **reading_options(args, True))
 
 def in_memory(dataset, collate: Callable):
     "The columns as they lie in memory, where data set and collator allow that."

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from torch.utils.data import IterableDataset
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
 from prompt_packing.trainer.checkpoints import (
@@ -217,6 +218,7 @@ class ExactResumeMixin:
     _callbacks_at_start: dict = {}
     _noted: NotedCollator | None = None # of the training batches
     _batches_used = 0 # of this epoch, as the collator counts
+    _pass = (0, 0) # epoch, and how many of its batches have been trained
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         trial = kwargs.get("trial", args[0] if args else None)
@@ -308,7 +310,11 @@ class ExactResumeMixin:
         states = from_all(self.accelerator, mine)
         callbacks = changed_callbacks(
             self.callback_handler.callbacks, self._callbacks_at_start)
+        epoch, batches = self._pass
+        if self.accelerator.gradient_state.end_of_dataloader:
+            epoch, batches = epoch + 1, 0
         return json.dumps({"places": [state["place"] for state in states],
+                           "epoch": epoch, "batches": batches,
                            "losses": [state["losses"] for state in states],
                            "callbacks": callbacks})
 
@@ -395,14 +401,31 @@ class ExactResumeMixin:
         ended = self.state.global_step >= self.state.max_steps
         if ended or _stopped_early(self.callback_handler.callbacks):
             return sys.maxsize, 0 # no epoch is left; transformers trains a stream on
+        if self._counts_passes():
+            return self._saved["epoch"], self._batches_of_pass()
         return epochs, batches
+
+    def _counts_passes(self):
+        "Whether the checkpoint alone knows where a stream of unknown length was."
+        stream = isinstance(self.train_dataset, IterableDataset)
+        unknown = stream and not has_length(self.train_dataset)
+        return (unknown and not self.args.ignore_data_skip
+                and getattr(self, "_data_place", None) is None
+                and self._saved is not None and "epoch" in self._saved)
+
+    def _batches_of_pass(self):
+        "Batches of this process; as many rows in all as those of other processes were."
+        processes = len(self._saved["losses"])
+        return self._saved["batches"] * processes // self.args.world_size
 
     def _run_epoch(self, *args, **kwargs):
         self._restore_losses()
         resumed = (kwargs["resume_from_checkpoint"] is not None
                    and kwargs["epoch"] == kwargs["epochs_trained"]
                    and not self.args.ignore_data_skip)
-        self._begin_reading(kwargs["steps_trained_in_current_epoch"] if resumed else 0)
+        skipped = kwargs["steps_trained_in_current_epoch"] if resumed else 0
+        self._pass = kwargs["epoch"], skipped
+        self._begin_reading(skipped)
         return super()._run_epoch(*args, **kwargs)
 
     def get_batch_samples(self, *args, **kwargs):
@@ -412,6 +435,7 @@ class ExactResumeMixin:
         self._open_step = self.state.global_step
         batches, items = super().get_batch_samples(*args, **kwargs)
         self._batches_used += len(batches)
+        self._pass = self._pass[0], self._pass[1] + len(batches)
         return batches, items
 
     def _load_rng_state(self, checkpoint):
