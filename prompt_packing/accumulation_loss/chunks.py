@@ -132,8 +132,8 @@ class _InChunks:
         self.shared = {k: v for k, v in arguments.items() if k not in values}
         if not self.gather:
             return self._run(values)
-        first, last = self.gather.span(rows)
-        return tree_map(self.gather, self._run(take_rows(values, range(first, last))))
+        own = take_rows(values, self.gather.own_rows(rows))
+        return tree_map(self.gather, self._run(own))
 
     def _run(self, values):
         lengths = row_lengths(values)
@@ -194,14 +194,17 @@ def in_chunks(
 class _Gather(torch.autograd.Function):
     "Rows of all processes; backward: the sum of all gradients of one's own rows."
     @staticmethod
-    def forward(ctx, tensor, sizes, rank, rows_of_all):
-        ctx.rows_of_all = rows_of_all
-        ctx.span = slice(sum(sizes[:rank]), sum(sizes[:rank + 1]))
+    def forward(ctx, tensor, places, rank, rows_of_all):
+        ctx.rows_of_all, ctx.own = rows_of_all, places[rank]
+        sizes = list(map(len, places))
         missing = tensor.new_zeros(max(sizes) - len(tensor), *tensor.shape[1:])
         padded = torch.cat([tensor, missing])
         parts = [torch.empty_like(padded) for _ in sizes]
         dist.all_gather(parts, padded.contiguous())
-        return torch.cat([part[:size] for part, size in zip(parts, sizes)])
+        everyones = tensor.new_empty(sum(sizes), *tensor.shape[1:])
+        for part, size, place in zip(parts, sizes, places):
+            everyones[place.to(tensor.device)] = part[:size]
+        return everyones
 
     @staticmethod
     def backward(ctx, gradient):
@@ -210,23 +213,35 @@ class _Gather(torch.autograd.Function):
                                "several processes")
         gradient = gradient.contiguous()
         dist.all_reduce(gradient)
-        return gradient[ctx.span], None, None, None
+        return gradient[ctx.own.to(gradient.device)], None, None, None
 
 class RowsOfAll:
     "Gathers the outputs of a module that has run this process's rows."
-    def __init__(self, sizes: list[int], rank: int): # rows of each process
-        self.sizes, self.rank = sizes, rank
+    def __init__(self,
+        sizes: list[list[int]], # rows of each micro-batch, by process
+        rank: int, # of this process
+    ):
+        self.rank, self.rows, self.total = rank, [[] for _ in sizes], 0
         self.loss_is_known = False # before, no gradient may come back through it
+        for k in range(max(map(len, sizes))): # in the order of an uncut batch
+            for process, own in enumerate(sizes):
+                if k < len(own):
+                    self.rows[process] += range(self.total, self.total + own[k])
+                    self.total += own[k]
 
-    def span(self, rows: int) -> tuple[int, int]: # of this process
-        "First and last row of this process among rows of all, or of several for each."
-        each = rows // sum(self.sizes)
-        first = sum(self.sizes[:self.rank]) * each
-        return first, first + self.sizes[self.rank] * each
+    def _places(self, process: int, each: int) -> torch.Tensor:
+        "Where the entries of a process are, with `each` entries for a row."
+        first = torch.tensor(self.rows[process])[:, None] * each
+        return (first + torch.arange(each)).flatten()
+
+    def own_rows(self,
+        rows: int, # of a tensor that holds those of all, or several entries for each row
+    ) -> torch.Tensor: # int64, numbers of this process's entries
+        return self._places(self.rank, rows // self.total)
 
     def __call__(self, leaf):
         if not torch.is_tensor(leaf) or not leaf.dim():
             return leaf
-        each = len(leaf) // self.sizes[self.rank]
-        sizes = [size * each for size in self.sizes]
-        return _Gather.apply(leaf, sizes, self.rank, self)
+        each = len(leaf) // len(self.rows[self.rank])
+        places = [self._places(process, each) for process in range(len(self.rows))]
+        return _Gather.apply(leaf, places, self.rank, self)

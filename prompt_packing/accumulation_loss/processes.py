@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, send_to_device
 
-from ..foundation.rows import join_rows, row_count
+from ..foundation.rows import row_count
 
 # %% auto #0
 __all__ = ['AllProcesses']
@@ -55,6 +55,11 @@ class AllProcesses:
 
     def rows(self,
         batches: list, # of this process, as collated
-    ) -> tuple[list, list[int]]: # one batch for each process, and how many rows it has
-        everyones = gather_object([send_to_device(join_rows(batches), "cpu")])
-        return everyones, [row_count(batch) for batch in everyones]
+    ) -> tuple[list, list[list[int]]]: # batches of all; rows of each batch, by process
+        """The micro-batches of a step in the order of an uncut batch.
+
+        The first of each process come first, then the second, as accelerate deals them."""
+        everyones = gather_object([send_to_device(batches, "cpu")])
+        longest = max(map(len, everyones))
+        in_order = [own[k] for k in range(longest) for own in everyones if k < len(own)]
+        return in_order, [[row_count(batch) for batch in own] for own in everyones]

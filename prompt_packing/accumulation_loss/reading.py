@@ -212,7 +212,7 @@ def _weighing(value: torch.Tensor, share, seen: dict, add: Callable) -> Callable
         gradient, = gradients
         whole = seen["whole"] # of the loss: a gradient scaler and others multiply it
         add(share * without_nothing(value, share) * gradient / whole)
-        return (gradient * share,)
+        return ((gradient * share).to(gradient.dtype),)
     return weighed
 
 def without_nothing(
