@@ -7,9 +7,9 @@ __all__ = ['WIDTH_NAMES', 'INNER_NAMES', 'HEAD_WIDTH_NAMES', 'LAYER_NAMES', 'HEA
            'VOCABULARY', 'SPECIAL_TOKENS', 'EVEN_IF_NONE', 'MOST_WEIGHTS', 'WIDTH', 'KINDS', 'PICTURE_KEYS',
            'SOUND_KEYS', 'PADDING', 'modeling_modules', 'takes_targets', 'head_classes', 'small_sizes', 'is_number',
            'small_value', 'shrink_config', 'tiny_resnet', 'shrink_lists', 'CannotBuild', 'reason', 'tiny_config',
-           'without_dropout', 'sized_model', 'tiny_model', 'tokens', 'some_masked', 'head_kind', 'target_makers',
-           'frame_targets', 'pixel_targets', 'image_sizes', 'picture_makers', 'sound_makers', 'input_makers', 'padded',
-           'collate_rows', 'check_loss', 'row_maker', 'learnable_rows']
+           'without_dropout', 'sized_model', 'tokens', 'some_masked', 'head_kind', 'target_makers', 'frame_targets',
+           'pixel_targets', 'image_sizes', 'picture_makers', 'sound_makers', 'input_makers', 'padded', 'collate_rows',
+           'check_loss', 'row_maker', 'learnable_rows', 'tiny_model']
 
 # %% ../../nbs/accumulation_loss/tiny_models.ipynb #36db3e2a
 import inspect
@@ -235,34 +235,6 @@ def sized_model(model_class: type, sizes: dict, seed: int) -> PreTrainedModel:
         raise CannotBuild(f"still has {weights:,} weights")
     torch.manual_seed(seed)
     return without_dropout(model_class(tiny_config(model_class, sizes)))
-
-def tiny_model(
-    model_class: type, # of transformers
-    seed: int = 0, # of its random weights
-) -> PreTrainedModel: # in training mode, without dropout
-    """A small model of this class with random weights. `CannotBuild` says why not.
-
-    Of two sets of sizes it has the first with which it can learn from a row."""
-    first, failure = None, None
-    for sizes in (small_sizes(), small_sizes(width=64, heads=4)):
-        try:
-            model = sized_model(model_class, sizes, seed)
-        # code of hundreds of authors, with sizes that it has never seen: whatever it
-        # raises is the reason that is listed
-        except Exception as error:
-            failure = failure or error
-            continue
-        try:
-            with torch.random.fork_rng(devices=[]):
-                row_maker(model)
-            return model
-        except CannotBuild:
-            first = first or model
-    if first is not None:
-        return first
-    if isinstance(failure, CannotBuild):
-        raise failure
-    raise CannotBuild(reason(failure)) from failure
 
 # %% ../../nbs/accumulation_loss/tiny_models.ipynb #c4f017ea
 WIDTH = 12 # of a padded text, in tokens
@@ -577,3 +549,32 @@ def learnable_rows(
     make_row = row_maker(model)
     torch.manual_seed(seed)
     return [make_row(length) for length in lengths]
+
+# %% ../../nbs/accumulation_loss/tiny_models.ipynb #6d7e8f90
+def tiny_model(
+    model_class: type, # of transformers
+    seed: int = 0, # of its random weights
+) -> PreTrainedModel: # in training mode, without dropout
+    """A small model of this class with random weights. `CannotBuild` says why not.
+
+    Of two sets of sizes it has the first with which it can learn from a row."""
+    first, failure = None, None
+    for sizes in (small_sizes(), small_sizes(width=64, heads=4)):
+        try:
+            model = sized_model(model_class, sizes, seed)
+        # code of hundreds of authors, with sizes that it has never seen: whatever it
+        # raises is the reason that is listed
+        except Exception as error:
+            failure = failure or error
+            continue
+        try:
+            with torch.random.fork_rng(devices=[]):
+                row_maker(model)
+            return model
+        except CannotBuild:
+            first = first or model
+    if first is not None:
+        return first
+    if isinstance(failure, CannotBuild):
+        raise failure
+    raise CannotBuild(reason(failure)) from failure

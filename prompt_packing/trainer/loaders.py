@@ -27,8 +27,8 @@ from ..foundation.rows import map_leaves
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['same_random_numbers', 'measured_lengths', 'StepSampler', 'StepRows', 'SeededRows', 'PlannedSteps', 'reading_options',
-           'data_seed', 'planned_loader', 'in_memory', 'ReadyBatches', 'ready_loader', 'StreamLoader', 'stream_loader',
+__all__ = ['same_random_numbers', 'measured_lengths', 'StepSampler', 'PlannedSteps', 'reading_options', 'data_seed',
+           'planned_loader', 'in_memory', 'ReadyBatches', 'ready_loader', 'StreamLoader', 'stream_loader',
            'leave_on_host', 'sent_to_device']
 
 # %% ../../nbs/trainer/loaders.ipynb #adf4ff51
@@ -96,7 +96,7 @@ class StepSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         for number in range(len(self.plan)):
-            rows = StepRows(self.rows_of_step(number))
+            rows = _StepRows(self.rows_of_step(number))
             rows.place = self.plan.epoch, number, self.rank
             yield rows
 
@@ -124,11 +124,11 @@ def _flat(arrays: list) -> np.ndarray:
     return np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
 
 # %% ../../nbs/trainer/loaders.ipynb #5788129a
-class StepRows(list):
+class _StepRows(list):
     "Row numbers of one step, and where in the training it is."
     place: tuple[int, int, int] # epoch, step of the epoch, process
 
-class SeededRows(Dataset):
+class _SeededRows(Dataset):
     "Rows for worker processes, in which random numbers depend on the step alone."
     def __init__(self, dataset, seed: int):
         self.dataset, self.seed = dataset, seed
@@ -139,7 +139,7 @@ class SeededRows(Dataset):
     def __getitem__(self, i: int):
         return self.dataset[i]
 
-    def __getitems__(self, rows: StepRows):
+    def __getitems__(self, rows: _StepRows):
         sequence = np.random.SeedSequence([self.seed, *rows.place])
         seed = int(sequence.generate_state(1)[0])
         torch.manual_seed(seed)
@@ -187,7 +187,7 @@ def planned_loader(
         _logger.info(f"{len(lengths):,} rows in {len(sampler):,} steps an epoch")
     rows = in_memory(dataset, collate)
     if args.dataloader_num_workers:
-        rows = SeededRows(rows, data_seed(args))
+        rows = _SeededRows(rows, data_seed(args))
     return PlannedSteps(rows, batch_sampler=sampler, collate_fn=collate,
                         **reading_options(args, True))
 
