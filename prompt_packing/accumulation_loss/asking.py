@@ -213,7 +213,9 @@ def _answer(loss_of, model, batch, read, last, gradients, every) -> Answer:
             if gradients and last is None and loss.grad_fn is not None:
                 last = last_parameter(loss)
         if every:
-            all_gradients = torch.autograd.grad(loss, _trained(model), allow_unused=True)
+            trained = _trained(model)
+            all_gradients = torch.autograd.grad(loss, trained, allow_unused=True)
+            gradient = next((g for p, g in zip(trained, all_gradients) if p is last), None)
         elif last is not None and loss.requires_grad:
             gradient, = torch.autograd.grad(loss, last, allow_unused=True)
     value = float(loss.detach().cpu().double())

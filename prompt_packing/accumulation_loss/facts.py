@@ -133,17 +133,16 @@ class Examiner:
         noise = max((answer.noise for answer in answers), default=0.0)
         return is_near(first, second, rounding_of(self.model, *answers), noise)
 
-    def first_look(self, facts: LossFacts, batch) -> LossFacts:
-        "Of at most six rows: repeatable, draws, ordered, takes the count."
-        order = [row for row in (1, 3, 0, 5, 2, 4) if row < row_count(batch)]
-        few = take_rows(batch, sorted(order))
-        first = self.ask(few, self.count, read=True, again=True)
+    def first_look(self, facts: LossFacts, few) -> tuple[LossFacts, Answer]:
+        "Of a few rows: repeatable, draws, ordered, takes the count; and their answer."
+        order = [row for row in (1, 3, 0, 5, 2, 4) if row < row_count(few)]
+        first = self.ask(few, self.count, read=True, again=True, every=self.asks_gradients)
         if first.value != first.value: # not a number: there is nothing to compare
-            return facts
+            return facts, first
         repeatable = self.near(first.value, first.again, first)
         draws = not self.near(first.value, first.with_other_seed, first)
         if not repeatable:
-            return replace(facts, repeatable=False)
+            return replace(facts, repeatable=False), first
         takes_count = ordered = False
         if self.count is not None:
             twice = self.ask(few, 2 * self.count + 1)
@@ -152,11 +151,11 @@ class Examiner:
             other = self.ask(take_rows(few, order), self.count, last=first.last)
             ordered = not self.near(first.value, other.value, first) and not \
                 gradients_agree(first.gradient, other.gradient, rounding_of(self.model, first))
-        return replace(facts, draws=draws, takes_count=takes_count, ordered=ordered)
+        return replace(facts, draws=draws, takes_count=takes_count, ordered=ordered), first
 
-    def answers(self, parts: list, last=None) -> list[Answer]:
+    def answers(self, parts: list) -> list[Answer]:
         "With what was read; gradients are those of one and the same parameter."
-        answers = []
+        answers, last = [], None
         for part in parts:
             answers.append(self.ask(part, self.count, read=True, last=last))
             last = last if last is not None else answers[-1].last
@@ -326,7 +325,7 @@ def examine(
         return said(replace(facts, way=way, told=True), "the weights of the parts are "
                     f"read, and not checked, since batches cannot be joined: {reason}",
                     exact=None)
-    dealt = list(_dealings(examiner, facts, parts, whole, number))
+    dealt = _dealing(examiner, facts, parts, whole, number)
     try:
         return _looked_at(examiner, facts, dealt, parts, whole, number)
     except _FAILURES as error:
@@ -335,32 +334,28 @@ def examine(
 
 def _looked_at(examiner, facts, dealt, parts, whole, number: int) -> LossFacts:
     if number == 0:
-        facts = examiner.first_look(facts, whole)
+        few, few_parts = _few_rows(whole)
+        facts, first = examiner.first_look(facts, few)
     if not facts.repeatable:
         return said(replace(facts, way="weighs", told=True),
                     "the same batch gives another loss each time: the weights of the "
                     "parts are read, and cannot be checked", exact=None)
-    uncut = None
-    for these in dealt[:1] if facts.ordered or facts.way == "chunks" else dealt:
-        answers = examiner.answers(these, uncut and uncut.last)
-        if uncut is None:
-            if number == 0:
-                facts = _look_at_padding(facts, examiner, parts, answers, whole)
-            last = next((a.last for a in answers if a.last is not None), None)
-            uncut = examiner.ask(whole, examiner.count, last=last)
-        facts = _after_comparison(examiner, facts, these, answers, uncut, whole)
+    answers = examiner.answers(dealt)
     if number == 0:
-        facts = _look_at_all_gradients(examiner, facts, whole)
+        facts = _look_at_padding(facts, examiner, parts, answers, whole)
+    last = next((a.last for a in answers if a.last is not None), None)
+    uncut = examiner.ask(whole, examiner.count, last=last)
+    facts = _after_comparison(examiner, facts, dealt, answers, uncut, whole)
+    if number == 0:
+        facts = _look_at_all_gradients(examiner, facts, first, few_parts, whole)
     return facts
 
-def _dealings(examiner, facts, parts: list, whole, number: int):
-    "Ways to cut the rows of `whole` into parts, one or two."
-    if number % 2 == 0:
-        yield parts
-    if facts.ordered or facts.way == "chunks" or (number and number % 2 == 0):
-        return
+def _dealing(examiner, facts, parts: list, whole, number: int) -> list:
+    "Parts of `whole`: as collated, and every other time dealt anew."
+    if number % 2 == 0 or facts.ordered or facts.way == "chunks":
+        return parts
     first, second = _dealt_anew(whole, number)
-    yield [*examiner.parts_of(first), *examiner.parts_of(second)]
+    return [*examiner.parts_of(first), *examiner.parts_of(second)]
 
 def _few_rows(whole) -> tuple:
     "At most six rows, and two uneven parts of them."
@@ -369,13 +364,11 @@ def _few_rows(whole) -> tuple:
     return few, [take_rows(few, range(rows // 3), trim=True),
                  take_rows(few, range(rows // 3, rows), trim=True)]
 
-def _look_at_all_gradients(examiner, facts, whole) -> LossFacts:
-    "Once, of a few rows: gradients of every parameter, cut as steps will be."
-    few, parts = _few_rows(whole)
+def _look_at_all_gradients(examiner, facts, uncut, parts: list, whole) -> LossFacts:
+    "Once, of a few rows in two uneven parts: loss and gradients of every parameter."
     if facts.way in ("chunks", "rows", "unknown") or facts.ordered or facts.draws \
-            or not examiner.asks_gradients or row_count(few) < 3:
+            or not examiner.asks_gradients or not row_count(parts[0]):
         return facts
-    uncut = examiner.ask(few, examiner.count, every=True)
     shares = _shares_of_terms(facts.terms, parts) if facts.way == "terms" else [None, None]
     answers = [examiner.ask(part, examiner.count, every=True, shares=share)
                for part, share in zip(parts, shares)]
@@ -385,8 +378,10 @@ def _look_at_all_gradients(examiner, facts, whole) -> LossFacts:
     elif facts.way == "counts":
         weights = _normalized(_counts_of(parts)[facts.mean_over])
     rounding = rounding_of(examiner.model, uncut)
-    if all_gradients_agree(uncut, answers, weights, rounding):
-        return facts
+    value = sum(a.value * w for a, w in zip(answers, weights) if w)
+    same = value != value or examiner.near(value, uncut.value, uncut)
+    if same and all_gradients_agree(uncut, answers, weights, rounding):
+        return replace(facts, told=facts.told or _differ(weights))
     return cut_model(examiner, facts, whole, "the gradients of some layers are not those "
                      "of the parts, although the loss is")
 
