@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 from accelerate.utils import DistributedType, gather_object, send_to_device
 from transformers.utils import logging
 
@@ -338,8 +339,10 @@ class ExactLossMixin:
         "While it lasts, nothing that a loss can look at says that its step is cut."
         with set_for_now(self.args, gradient_accumulation_steps=1,
                          average_tokens_across_devices=False), \
-                set_for_now(self, current_gradient_accumulation_steps=1):
-            yield
+                set_for_now(self, current_gradient_accumulation_steps=1), \
+                set_for_now(PartialState(), num_processes=1,
+                            distributed_type=DistributedType.NO):
+            yield # losses of object detection divide by the number of processes
 
     # evaluation
 

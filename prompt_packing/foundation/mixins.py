@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import transformers
+# by this name even where a test puts another class into `transformers.Trainer`
+from transformers import Trainer as StockTrainer
 
 # %% auto #0
 __all__ = ['check_order', 'set_for_now']
@@ -21,9 +22,9 @@ def check_order(
 ):
     "Raise `TypeError` if a Trainer comes before the mixin."
     order = cls.__mro__
-    if transformers.Trainer not in order:
+    if StockTrainer not in order:
         return
-    if order.index(transformers.Trainer) < order.index(mixin):
+    if order.index(StockTrainer) < order.index(mixin):
         raise TypeError(
             f"{cls.__name__}: write {mixin.__name__} before the Trainer among the bases, "
             f"as in class {cls.__name__}({mixin.__name__}, transformers.Trainer)")

@@ -157,7 +157,9 @@ class TokenBudgetMixin:
         if self._cutter is None:
             self._cutter = self._new_cutter(batches)
         parts = self._cutter(batches)
-        return parts and [self._sent(part) for part in parts]
+        if parts is None or self.args.device.type == "cpu":
+            return parts
+        return [self._sent(part) for part in parts]
 
     def _sent(self, part):
         "A part on its way to the device, from pinned memory where that is wanted."
