@@ -259,13 +259,14 @@ def gradients_agree(
     first: torch.Tensor | None,
     second: torch.Tensor | None,
     tolerance: float, # of the losses, from `rounding_of`
+    summands: float = 0.0, # largest norm of what was added up: it may nearly cancel
 ) -> bool:
     "Whether two gradients are the same but for rounding."
     if first is None or second is None:
         return first is second
     most = min(max(20 * tolerance, 1e-6), 0.15)
     scale = max(float(first.norm()), float(second.norm()), 1e-10)
-    return float((first - second).norm()) <= most * scale
+    return float((first - second).norm()) <= max(most * scale, tolerance * summands / 10)
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #c7a1d0e4
 def all_gradients_agree(
@@ -275,7 +276,7 @@ def all_gradients_agree(
     tolerance: float, # of the losses, from `rounding_of`
 ) -> bool:
     "Whether the weighted sum of the parts' gradients is that of the whole."
-    difference = size = 0.0
+    difference = size = summands = 0.0
     for uncut, *cut in zip(whole.gradients, *(part.gradients for part in parts)):
         terms = [g * w for g, w in zip(cut, weights) if g is not None and w]
         together = sum(terms[1:], terms[0]) if terms else None
@@ -285,5 +286,7 @@ def all_gradients_agree(
         uncut, together = (zero if g is None else g for g in (uncut, together))
         difference += float((uncut - together).square().sum())
         size += float(uncut.square().sum())
+        summands += sum(float(term.square().sum()) for term in terms)
     most = min(max(20 * tolerance, 1e-6), 0.15)
-    return difference ** 0.5 <= most * max(size ** 0.5, 1e-10)
+    rounding = tolerance * summands ** 0.5 / 10 # where the summands nearly cancel
+    return difference ** 0.5 <= max(most * max(size ** 0.5, 1e-10), rounding)

@@ -176,7 +176,8 @@ def _is_sum(examiner, answers: list, uncut: Answer, weights: list) -> bool:
     gradients = [a.gradient * w for a, w in pairs if a.gradient is not None]
     together = sum(gradients[1:], gradients[0]) if gradients else None
     rounding = rounding_of(examiner.model, uncut)
-    return gradients_agree(together, uncut.gradient, rounding)
+    largest = max((float(gradient.norm()) for gradient in gradients), default=0.0)
+    return gradients_agree(together, uncut.gradient, rounding, largest)
 
 def _normalized(weights: list) -> list[float]:
     total = sum(map(float, weights))
