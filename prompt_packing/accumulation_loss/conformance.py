@@ -153,6 +153,7 @@ def run_in_group(rank, make_trainer, setting, port, file):
                  MASTER_PORT=port)
     os.environ.update({key: str(value) for key, value in place.items()})
     os.environ["ACCELERATE_USE_CPU"] = "true"
+    torch.set_num_threads(1) # a forked process waits forever for its parent's threads
     if "accelerate" in sys.modules: # knows from its parent that there is one process
         forget_processes()
     run = run_here(make_trainer, setting)
