@@ -199,6 +199,10 @@ def _way_that_fits(examiner, facts, parts, answers, uncut) -> tuple:
     if facts.way == "weighs" and fits and not facts.takes_count: # as before
         return "weighs", _differ(weights), *_count_of(weights, parts), ""
     several = sum(not _says_nothing(answer) for answer in answers) > 1
+    # one target in all parts, and a clamp in those without: their sum fits by chance
+    by_chance = not facts.takes_count and weights and max(map(float, weights)) <= 1 \
+        and answers[0].terms and answers[0].terms[0].is_mean
+    several = several and not by_chance
     if (several or facts.way == "adds") and _is_sum(
             examiner, answers, uncut, [1.0] * len(parts)):
         return "adds", True, "", 0.0, ""
