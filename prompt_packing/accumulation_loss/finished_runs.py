@@ -91,7 +91,7 @@ def settings_of(folder: Path) -> dict:
     pickle = folder / "training_args.bin"
     if not values and pickle.is_file():
         values = pickled_values(pickle, SETTINGS)
-    return {name: values[name] for name in SETTINGS if name in values}
+    return {name: values[name] for name in sorted(SETTINGS) if name in values}
 
 def processes_of(folder: Path) -> int | None: # None: not known
     "The processes of a run, by the random states that each of them saves."
