@@ -37,15 +37,19 @@ def _padded_outputs(trainer, model):
 
     def padded_loss(*args, **kwargs):
         inside.append(True)
-        try: result = compute_loss(*args, **kwargs)
-        finally: inside.pop()
+        try:
+            result = compute_loss(*args, **kwargs)
+        finally:
+            inside.pop()
         return tuple(map(_pad_outputs, result)) if type(result) is tuple else result
 
     hook = model.register_forward_hook(
         lambda module, args, outputs: outputs if inside else _pad_outputs(outputs))
     with set_for_now(trainer, compute_loss=padded_loss):
-        try: yield
-        finally: hook.remove()
+        try:
+            yield
+        finally:
+            hook.remove()
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #dc3499f4
 def _labels_in(
@@ -54,14 +58,16 @@ def _labels_in(
     fixed=False, # the user gave these names in TrainingArguments
 ): # names of the labels
     "`wanted` if the batch has them all, otherwise its keys with `label` in their name."
-    if wanted and all(batch.get(name) is not None for name in wanted): return wanted
+    if wanted and all(batch.get(name) is not None for name in wanted):
+        return wanted
     found = [name for name in batch if "label" in name and batch[name] is not None]
     return wanted if fixed or not found else found
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #c1321a27
 def _require_labels(model, batch, names):
     "ValueError if `batch` has none of its labels `names`."
-    if names and all(batch.get(name) is not None for name in names): return
+    if names and all(batch.get(name) is not None for name in names):
+        return
     raise ValueError(
         "evaluate() needs labels, and the batch has none of "
         f"{names or 'the usual names'}: its keys are {list(batch)}. If one of them "
@@ -72,7 +78,8 @@ def _require_labels(model, batch, names):
 # %% ../../nbs/packed_sequence/mixin.ipynb #4ebda90c
 def _pad_labels(batch):
     "`batch` with labels padded, where they are packed."
-    if not isinstance(batch, Mapping): return batch # as a `TensorDataset` gives them
+    if not isinstance(batch, Mapping):
+        return batch # as a `TensorDataset` gives them
     packed = {name: pad_nest(batch[name]) for name in ("labels", "shift_labels")
               if isinstance(batch.get(name), PackedSequence)}
     return {**batch, **packed} if packed else batch
@@ -85,7 +92,8 @@ class _PaddedLabelSmoother(LabelSmoother):
 
 def _for_packed(smoother):
     "`smoother`, or one for packed logits where it is transformers' own."
-    if type(smoother) is not LabelSmoother: return smoother
+    if type(smoother) is not LabelSmoother:
+        return smoother
     return _PaddedLabelSmoother(epsilon=smoother.epsilon)
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #a25ff1ab
@@ -129,8 +137,10 @@ class _Evaluation:
     def num_samples(self, accelerator, dataset, counted):
         "Rows of `dataset`; what transformers `counted` where it can count them."
         has_length = hasattr(dataset, "__len__")
-        if has_length and not isinstance(dataset, IterableDataset): return counted
-        if rows := getattr(dataset, "rows_read", 0): return rows
+        if has_length and not isinstance(dataset, IterableDataset):
+            return counted
+        if rows := getattr(dataset, "rows_read", 0):
+            return rows
         rows = torch.tensor([self.rows], device=accelerator.device)
         return int(accelerator.gather(rows).sum()) or counted
 
@@ -171,7 +181,8 @@ class PackedSequenceMixin:
 
     def _set_signature_columns_if_needed(self):
         super()._set_signature_columns_if_needed()
-        if not isinstance(self.data_collator, PackedSequenceCollator): return
+        if not isinstance(self.data_collator, PackedSequenceCollator):
+            return
         if "attention_mask" not in self._signature_columns: # for the collator alone
             self._signature_columns.append("attention_mask")
 
@@ -180,7 +191,8 @@ class PackedSequenceMixin:
             return super()._prepare_input(data)
         if isinstance(data, PackedSequence):
             return with_data(data, super()._prepare_input(data.data))
-        if has_fields(data): return map_fields(self._prepare_input, data)
+        if has_fields(data):
+            return map_fields(self._prepare_input, data)
         return super()._prepare_input(data)
 
     def _prepare_inputs(self, inputs):
@@ -226,7 +238,8 @@ class PackedSequenceMixin:
 # %% ../../nbs/packed_sequence/mixin.ipynb #b87ba1f1
 def _label_names(trainer, inputs):
     "The keys of the labels in a packed batch, whose rows are counted."
-    if not holds_packed(inputs): return trainer.label_names
+    if not holds_packed(inputs):
+        return trainer.label_names
     given_by_user = trainer.args.label_names is not None
     names = _labels_in(inputs, trainer.label_names, given_by_user)
     if evaluation := trainer._evaluation:
