@@ -28,10 +28,12 @@ def _rows_in(nest) -> int | None:
     tensors = (leaf for leaf in tree_flatten(nest)[0] if torch.is_tensor(leaf))
     return next((len(tensor) for tensor in tensors if tensor.dim()), None)
 
-def _gives_rows(inputs, outputs) -> bool:
+def _gives_rows(inputs, outputs, batch_rows: int) -> bool:
     rows = _rows_in(inputs)
+    if not rows or rows % batch_rows: # as (1, rows, size), where rows attend to rows
+        return False
     tensors = [leaf for leaf in tree_flatten(outputs)[0] if torch.is_tensor(leaf)]
-    return bool(rows and tensors) and all(
+    return bool(tensors) and all(
         tensor.dim() and len(tensor) and len(tensor) % rows == 0 for tensor in tensors)
 
 def _topmost(module: nn.Module, name: str, cuttable: dict) -> list[str]:
@@ -45,13 +47,14 @@ def _topmost(module: nn.Module, name: str, cuttable: dict) -> list[str]:
 
 def chunked_modules(
     model: nn.Module,
-    run: Callable, # computes a loss of some rows with the model, once
+    run: Callable, # computes a loss of a batch with the model, once
+    batch_rows: int, # of this batch
 ) -> list[str]: # names of submodules; "" is the model itself
     "The topmost modules that can take the rows of a batch in chunks."
     cuttable = {}
     def note(module, args, kwargs, outputs):
         before = cuttable.get(module, True)
-        cuttable[module] = before and _gives_rows((args, kwargs), outputs)
+        cuttable[module] = before and _gives_rows((args, kwargs), outputs, batch_rows)
     hooks = [module.register_forward_hook(note, with_kwargs=True)
              for module in model.modules()]
     try:

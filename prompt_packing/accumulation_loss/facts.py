@@ -482,7 +482,8 @@ def cut_model(
 
 def _ways_to_chunk(examiner, whole):
     try:
-        names = chunked_modules(examiner.model, lambda: examiner.ask(whole, examiner.count))
+        names = chunked_modules(
+            examiner.model, lambda: examiner.ask(whole, examiner.count), row_count(whole))
     except _FAILURES: # the whole batch fails, too, and training will say so
         return []
     names = tuple(names)
