@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pad_sequence, unpack_sequence
 from torch.utils.data import DataLoader, IterableDataset
-from transformers.trainer_pt_utils import LabelSmoother
+from transformers.trainer_pt_utils import LabelSmoother, find_batch_size
 
 from ..foundation.mixins import check_order, set_for_now
 from .collator import PackedSequenceCollator
@@ -121,7 +121,6 @@ def _rolled(labels, by): # int64 (rows, steps), int64 (rows,)
     where = (steps - by.to(labels.device)[:, None]) % labels.shape[1]
     return labels.gather(1, where)
 
-
 # %% ../../nbs/packed_sequence/mixin.ipynb #52a6c810
 class _Evaluation:
     "During one evaluation: whether it needs labels, and the rows so far."
@@ -214,6 +213,7 @@ class PackedSequenceMixin:
         step, moved = inputs, None
         if not prediction_loss_only and getattr(self.args, "predict_with_generate", False):
             step, moved = _rows_to_generate_from(self.model, inputs)
+        _note_last_rows(self.accelerator, inputs)
         with set_for_now(self, label_names=names), _padded_outputs(self, model):
             loss, logits, labels = super().prediction_step(
                 model, copyable(step, names), prediction_loss_only, *args, **kwargs)
@@ -240,3 +240,12 @@ def _pad_main_input(model, inputs):
     main = _main_input(model)
     if holds_packed(inputs.get(main)):
         inputs[main] = pad_nest(inputs[main])
+
+def _note_last_rows(accelerator, inputs):
+    "Rows of the last batch of a stream, which its loader cannot know."
+    state = accelerator.gradient_state
+    is_last = state.in_dataloader and state.end_of_dataloader
+    if is_last and state.remainder < 0 and accelerator.num_processes == 1:
+        rows = count_rows(inputs) if holds_packed(inputs) else find_batch_size(inputs)
+        if rows:
+            state.active_dataloader.remainder = rows
