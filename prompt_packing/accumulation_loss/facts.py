@@ -421,13 +421,15 @@ def _after_comparison(examiner, facts, parts, answers, uncut, whole) -> LossFact
         return said(replace(facts, way="weighs", told=True), "the loss of the parts is "
                     "not that of the whole batch, which may be the random numbers: the "
                     "weights of the parts are read, and cannot be checked", exact=None)
-    if not way and facts.ordered: # chosen rows and then rejected ones, as DPO has them
+    # chosen rows and then rejected ones, as DPO has them, whose first loss is log 2 in
+    # any order
+    if not way and (facts.ordered or _values_fit(examiner, parts, answers, uncut)):
         halves = examiner.ask(_joined_by_halves(parts), examiner.count, last=uncut.last)
         way, differed, *_ = _way_that_fits(examiner, facts, parts, answers, halves)
         if way:
-            facts = said(facts, "the rows of a batch seem to come in two halves, and it "
-                         "cannot be checked that your collator puts them so; each batch "
-                         "is kept as it is", exact=None)
+            facts = said(replace(facts, ordered=True), "the rows of a batch seem to come "
+                         "in two halves, and it cannot be checked that your collator "
+                         "puts them so; each batch is kept as it is", exact=None)
     if not way:
         terms = _terms_that_fit(examiner, facts, parts, answers, uncut)
         if terms:
@@ -437,6 +439,12 @@ def _after_comparison(examiner, facts, parts, answers, uncut, whole) -> LossFact
     if mean_over and differed or not facts.mean_over:
         facts = replace(facts, mean_over=mean_over, per_count=per_count)
     return facts
+
+def _values_fit(examiner, parts: list, answers: list, uncut) -> bool:
+    "Whether the loss of the parts, by rows, is that of the batch, and only gradients differ."
+    rows = [row_count(part) for part in parts]
+    value = sum(a.value * n for a, n in zip(answers, rows)) / sum(rows)
+    return examiner.near(value, uncut.value, uncut)
 
 def _joined_by_halves(parts: list):
     "First halves of all parts, then second halves."
