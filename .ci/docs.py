@@ -75,7 +75,7 @@ def with_names_in_cells(text):
     def named(match):
         table = match[0]
         heads = [re.sub(r"<[^>]*>", "", head).strip() for head in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", re.split("</thead>", table)[0], re.S)]
-        if len(heads) < 4 or "dataframe" in table[:200] or "parameters" in table[:200]: return table
+        if len(heads) < 3 or "dataframe" in table[:200] or "parameters" in table[:200]: return table
         body = re.split("</thead>", table)[1]
         if sum(map(is_words, re.findall(r"<td[^>]*>(.*?)</td>", body, re.S))) < len(re.findall("<td", body)) / 2: return table
 

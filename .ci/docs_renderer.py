@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from textwrap import wrap
 
+from execnb.nbio import read_nb
 from fastcore.docments import docments
 from nbdev.config import get_config
 from nbdev.process import Processor
@@ -209,6 +210,17 @@ class folded_code(Processor):
         kinds = {type(node) for node in statements(cell)} if cell.cell_type == "code" else set()
         if kinds == {ast.Assert}: return "Test"
         if kinds and kinds <= {ast.Import, ast.ImportFrom} and is_guide(self.nb.path_): return "Imports of this page"
+
+
+class for_users(Processor):
+    "Pages of source say under their title which page users should read."
+    def begin(self):
+        path, nbs = Path(self.nb.path_).resolve(), Path(get_config().nbs_path).resolve()
+        chapter = path.parent / "index.ipynb"
+        prose = [c for c in self.nb.cells if c.cell_type == "markdown" and not c.source.startswith("# ")]
+        if is_guide(path) or path.parent.name in ("foundation", "reliability") or path.parent.parent != nbs or not chapter.exists() or not prose: return
+        title = re.search(r"# (.*)", next(c.source for c in read_nb(chapter).cells if c.cell_type == "markdown"))[1]
+        prose[0].source = f"::: {{.measured}}\nTo use it, read [{title}](index.ipynb). This page is one of its parts, with the source.\n:::\n\n{prose[0].source}"
 
 
 class measured(Processor):
