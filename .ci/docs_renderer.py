@@ -218,7 +218,9 @@ class for_users(Processor):
         path, nbs = Path(self.nb.path_).resolve(), Path(get_config().nbs_path).resolve()
         chapter = path.parent / "index.ipynb"
         prose = [c for c in self.nb.cells if c.cell_type == "markdown" and not c.source.startswith("# ")]
-        if is_guide(path) or path.parent.name in ("foundation", "reliability") or path.parent.parent != nbs or not chapter.exists() or not prose: return
+        use, _ = (nbs / "_quarto.yml").read_text(encoding="utf-8").split("- id: source")
+        said = any("To use it, read" in c.source for c in prose)
+        if said or path.relative_to(nbs).as_posix() in use or path.parent.name == "foundation" or not chapter.exists() or not prose: return
         title = re.search(r"# (.*)", next(c.source for c in read_nb(chapter).cells if c.cell_type == "markdown"))[1]
         prose[0].source = f"::: {{.measured}}\nTo use it, read [{title}](index.ipynb). This page is one of its parts, with the source.\n:::\n\n{prose[0].source}"
 
