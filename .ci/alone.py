@@ -1,7 +1,7 @@
 """Run chapters and short stories as a user does: the wheel, its requirements and IPython, an empty folder, no repository.
 
     python .ci/alone.py                                      # chapters, the front page, stories of at most a minute
-    python .ci/alone.py nbs/stories/coming_from.ipynb        # one
+    python .ci/alone.py nbs/guides/coming_from.ipynb         # one
 
 The environment is a new one whose packages are links to those that the requirements of the wheel name, directly or not:
 what only developers install (nbdev, fastcore, optuna ...) cannot be imported in it.

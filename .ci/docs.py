@@ -37,7 +37,9 @@ def process():
     nbdev.doclinks._build_modidx()
     lookup = nbdev.doclinks._build_lookup_table
     nbdev.doclinks._build_lookup_table = lambda *libs: lookup(*libs[:2], commands)
-    return nbdev.serve.proc_nbs(n_workers=0, force=True)
+    proc = nbdev.serve.proc_nbs(n_workers=0, force=True)
+    shutil.copy(root / "CHANGELOG.md", proc / "changelog.md")
+    return proc
 
 
 def build():
@@ -51,7 +53,7 @@ def build():
     for page in docs.rglob("*.html"):
         text = math_span.sub(mathml, page.read_text(encoding="utf-8"))
         text = with_relative_links(katex_call.sub("", outer_script.sub("", text)), page.relative_to(docs))
-        for change in (accessible, with_readable_tables, with_kinds, with_sentences, with_messages_once, with_dunders, with_card): text = change(text)
+        for change in (with_names_in_cells, accessible, with_readable_tables, with_kinds, with_sentences, with_messages_once, with_dunders, with_card): text = change(text)
         page.write_text(text, encoding="utf-8")
     for theme in (docs / "site_libs" / "themes").glob("*.css"):
         theme.write_text(outer_font.sub("", theme.read_text(encoding="utf-8")), encoding="utf-8")
@@ -62,7 +64,27 @@ def accessible(text):
     "What scrolls sideways can be reached by keyboard; icons beside words are not read out."
     text = re.sub(r'<(pre|div) class="(sourceCode|sd-table|cell-output)', r'<\1 tabindex="0" class="\2', text)
     text = re.sub(r'<pre>|<math (?=[^>]*display="block")', lambda m: m[0].rstrip(">").rstrip() + ' tabindex="0"' + (">" if m[0] == "<pre>" else " "), text)
+    text = re.sub(r'<th( style="[^"]*")?></th>', r'<td\1></td>', text)  # a head without words is no head
+    text = re.sub(r'(<a class="sidebar-item-toggle[^>]*) role="navigation"', r'\1 role="button"', text)
+    text = text.replace('<nav class="navbar', '<nav aria-label="Site" class="navbar').replace('<div class="toc-actions"', '<div class="toc-actions" role="navigation" aria-label="This page on GitHub"')
     return re.sub(r'(<i class="bi [^"]*") role="img"', r'\1 aria-hidden="true"', text)
+
+
+def with_names_in_cells(text):
+    "Cells of wide tables of words know their column's name, so that a narrow screen can show a row as a list."
+    def named(match):
+        table = match[0]
+        heads = [re.sub(r"<[^>]*>", "", head).strip() for head in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", re.split("</thead>", table)[0], re.S)]
+        if len(heads) < 3 or "dataframe" in table[:200] or "parameters" in table[:200]: return table
+        body = re.split("</thead>", table)[1]
+        if sum(map(is_words, re.findall(r"<td[^>]*>(.*?)</td>", body, re.S))) < len(re.findall("<td", body)) / 2: return table
+
+        def row(found):
+            names = iter(heads)
+            return re.sub(r"<td(?=[ >])", lambda m: f'<td data-name="{html.escape(next(names, ""))}"', found[0])
+        table = re.sub(r"<tr.*?</tr>", lambda m: m[0] if "<th" in m[0] else row(m), table, flags=re.S)
+        return re.sub(r'<table class="', '<table class="stacked ', table, count=1)
+    return re.sub(r"<table class=.*?</table>", named, text, flags=re.S)
 
 
 def with_separators(text):

@@ -1,4 +1,5 @@
 """How names of the library look on the site: each docment once, in a table or in the source, never in both."""
+import ast
 import inspect
 import re
 from dataclasses import fields, is_dataclass
@@ -6,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from textwrap import wrap
 
+from execnb.nbio import read_nb
 from fastcore.docments import docments
 from nbdev.config import get_config
 from nbdev.process import Processor
@@ -184,14 +186,66 @@ def public_links(cell):
     cell.source = re.sub(rf"\[((?:[^\[\]]|{inner})*)\](?=\()", lambda m: "[" + re.sub(inner, r"\1", m[1]) + "]", text)
 
 
+def is_guide(path):
+    "Whether a page is for users: a folder's chapter, a story, a guide, a page at the top."
+    place = Path(path).resolve().relative_to(Path(get_config().nbs_path).resolve())
+    if place.parts[0] in ("stories", "guides", "benchmarks") or len(place.parts) == 1: return True
+    return place.name == "index.ipynb" and place.parts[0] != "foundation"
+
+
+def statements(cell):
+    try: return ast.parse(re.sub(r"^\s*[%!].*$", "", cell.source, flags=re.M)).body
+    except SyntaxError: return []
+
+
+class folded_code(Processor):
+    "Cells that only test, and on pages for users those that only import, show as one line to click."
+    def begin(self):
+        for cell in self.nb.cells:
+            name = self.name(cell)
+            if not name or cell.get("outputs") or not {"export", "exports", "hide", "code-fold:"}.isdisjoint(cell.directives_ or {}): continue
+            cell.source = f"#| code-fold: true\n#| code-summary: {name}\n{cell.source}"
+
+    def name(self, cell):
+        kinds = {type(node) for node in statements(cell)} if cell.cell_type == "code" else set()
+        if kinds == {ast.Assert}: return "Test"
+        if kinds and kinds <= {ast.Import, ast.ImportFrom} and is_guide(self.nb.path_): return "Imports of this page"
+
+
+class for_users(Processor):
+    "Pages of source say under their title which page users should read."
+    def begin(self):
+        path, nbs = Path(self.nb.path_).resolve(), Path(get_config().nbs_path).resolve()
+        chapter = path.parent / "index.ipynb"
+        prose = [c for c in self.nb.cells if c.cell_type == "markdown" and not c.source.startswith("# ")]
+        use, _ = (nbs / "_quarto.yml").read_text(encoding="utf-8").split("- id: source")
+        said = any("To use it, read" in c.source for c in prose)
+        if said or path.relative_to(nbs).as_posix() in use or path.parent.name == "foundation" or not chapter.exists() or not prose: return
+        title = re.search(r"# (.*)", next(c.source for c in read_nb(chapter).cells if c.cell_type == "markdown"))[1]
+        prose[0].source = f"::: {{.measured}}\nTo use it, read [{title}](index.ipynb). This page is one of its parts, with the source.\n:::\n\n{prose[0].source}"
+
+
+class measured(Processor):
+    "Pages that are run by hand say under their title when, on what machine and at which commit that was."
+    def begin(self):
+        facts = dict(self.nb.metadata.get("measured", {}))
+        prose = [c for c in self.nb.cells if c.cell_type == "markdown" and not c.source.startswith("# ")]
+        if not facts or not prose: return
+        words = [f"Outputs of {facts.pop('date')}", f"commit {facts.pop('commit')}"]
+        if "machine" in facts: words.append(f"{facts.pop('machine')}, {facts.pop('cores')} cores, threads: {facts.pop('threads')}")
+        else: words.append("the machine was not recorded; figures are those of its two cores")
+        words.append(", ".join(f"{name} {value}" for name, value in facts.items()))
+        prose[0].source += f"\n\n::: {{.measured}}\n{'; '.join(filter(None, words))}.\n:::"
+
+
 class colab_links(Processor):
-    "Chapters and stories begin with a link that opens them in Colab, where they have none of their own."
+    "Chapters and stories end with a link that opens them in Colab, where they have none of their own."
     def begin(self):
         path, cfg = Path(self.nb.path_).resolve(), get_config()
         place = path.relative_to(Path(cfg.nbs_path).resolve())
         chapter = place.name == "index.ipynb" and len(place.parts) == 2 and place.parts[0] != "foundation"
-        if not chapter and place.parts[0] != "stories": return
+        if not chapter and place.parts[0] not in ("stories", "guides"): return
         prose = [c for c in self.nb.cells if c.cell_type == "markdown" and not c.source.startswith("# ")]
         if not prose or any("colab.research" in c.source for c in prose): return
         url = f"https://colab.research.google.com/github/{cfg.user}/{cfg.repo}/blob/{cfg.branch}/nbs/{place.as_posix()}"
-        prose[0].source = f"*[Open in Colab]({url}), with `%pip install git+{cfg.git_url}` as the first cell.*\n\n{prose[0].source}"
+        prose[-1].source += f"\n\n*[Open this page in Colab]({url}), with `%pip install git+{cfg.git_url}` as the first cell.*"

@@ -20,12 +20,17 @@ import io
 import json
 import multiprocessing
 import os
+import platform
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
+from datetime import date
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 from outputs import difference
@@ -74,11 +79,22 @@ def run(fname, until, skip_flags, force, keep, compare, log, temp):
         print(shell.prettytb(fname=fname))
         sys.exit(1)
     for cell in ran: cell.outputs = [o for o in map(tidy, cell.get("outputs", [])) if o.get("output_type") != "stream" or "".join(o["text"]).strip()]
-    if keep: return write_nb(nb, fname)
+    if keep:
+        if skip: nb.metadata["measured"] = measured()  # the site shows it under the title
+        return write_nb(nb, fname)
     if not compare or front.get("varies"): return
     differ = [(cell, words) for cell in ran if cell.id in stored and (words := difference(stored[cell.id], cell.outputs))]
     for cell, words in differ: print(f"cell {fname.relative_to(root)}::{cell.id} {words}")
     sys.exit(bool(differ))
+
+
+def measured():
+    "When, on what and with what a notebook was run."
+    names = [line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")] if Path("/proc/cpuinfo").exists() else []
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True).stdout.strip()
+    versions = {name: version(name) for name in ("torch", "transformers", "datasets", "peft") if find_spec(name)}
+    return {"date": f"{date.today()}", "commit": commit, "machine": names[0] if names else platform.processor() or platform.machine(), "cores": os.cpu_count(),
+            "threads": os.environ.get("OMP_NUM_THREADS", "all"), "python": platform.python_version(), **versions}
 
 
 def last_cell(cells, until):

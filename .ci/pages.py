@@ -53,6 +53,9 @@ def look(path):
     faults = [f"a line of {len(line)} columns: {line.strip()[:60]}" for c in code for line in code_lines(c) if len(line) > LONGEST_LINE]
     faults += ["imports beside other code: " + code_lines(c)[-1][:60] for c in code if c not in exported and mixes_imports(c) and "hide" not in directives(c)]
     faults += ["import *" for c in code if re.search(r"^from \S+ import \*", c.source, flags=re.M)]
+    title = next((c.source.splitlines() for c in cells if c.cell_type == "markdown"), [])
+    lost = [line for line in title if line.strip() and not re.match(r"# |> |- \w+:", line)]
+    if lost: faults.append("the site drops what follows the title in its cell: " + lost[0][:60])
     if len(cells) > MOST_CELLS: faults.append(f"{len(cells)} cells, and a page has at most {MOST_CELLS}")
     return row, [f"{row[0]}: {fault}" for fault in faults]
 
