@@ -23,9 +23,9 @@ from ..foundation.rows import join_rows, row_count, row_lengths, take_rows
 from ..packed_sequence.mixin import PackedSequenceMixin
 from .collators import collator_for
 from .cutting import StepCutter, measure_pass_cost, rounded_cost
-from prompt_packing.trainer.loaders import (
-    StreamLoader, leave_on_host, measured_lengths, planned_loader, ready_loader,
-    sent_to_device, stream_loader)
+from .loaders import (
+    StreamLoader, leave_on_host, measured_lengths, pins_memory, planned_loader,
+    ready_loader, sent_to_device, stream_loader)
 from .memory import measured_budget
 from .place import StreamPlace
 from .predictions import in_order, joined_predictions
@@ -80,7 +80,7 @@ class TokenBudgetMixin:
         if is_training and getattr(self.args, "plans_steps", False):
             return self._planned_loader(dataset, description)
         collate = self._collator_of(dataset)
-        pin = self.args.dataloader_pin_memory and not getattr(dataset, "on_device", False)
+        pin = pins_memory(self.args) and not getattr(dataset, "on_device", False)
         with set_for_now(self, data_collator=collate), \
                 set_for_now(self.args, dataloader_pin_memory=pin):
             loader = super()._get_dataloader(
@@ -163,7 +163,7 @@ class TokenBudgetMixin:
 
     def _sent(self, part):
         "A part on its way to the device, from pinned memory where that is wanted."
-        return sent_to_device(part, self.args.device, self.args.dataloader_pin_memory,
+        return sent_to_device(part, self.args.device, pins_memory(self.args),
                               self.accelerator.non_blocking)
 
     def _new_cutter(self, batches) -> StepCutter:
