@@ -188,7 +188,8 @@ def _config_of(model):
         backbones.read_config(model)
     auto = import_module("transformers").AutoConfig
     try:
-        return auto.from_pretrained(model, trust_remote_code=False)
+        with chapter("foundation.hub").no_foreign_code(model):
+            return auto.from_pretrained(model, trust_remote_code=False)
     except OSError as error:
         if Path(model).exists():
             raise
