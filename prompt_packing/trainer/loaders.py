@@ -28,8 +28,8 @@ _logger = logging.get_logger(__name__)
 
 # %% auto #0
 __all__ = ['same_random_numbers', 'measured_lengths', 'StepSampler', 'PlannedSteps', 'pins_memory', 'reading_options',
-           'data_seed', 'planned_loader', 'in_memory', 'ReadyBatches', 'ready_loader', 'StreamLoader', 'stream_loader',
-           'leave_on_host', 'sent_to_device']
+           'data_seed', 'planned_loader', 'in_memory', 'ReadyBatches', 'are_ready', 'ready_loader', 'StreamLoader',
+           'stream_loader', 'leave_on_host', 'sent_to_device']
 
 # %% ../../nbs/trainer/loaders.ipynb #adf4ff51
 @contextmanager
@@ -248,6 +248,11 @@ class _WholeBatchSampler:
         return ([number] for number in mine)
 
 def _first(batches): return batches[0]
+
+def are_ready(dataset) -> bool:
+    "Whether a data set holds ready-made batches, with numbers."
+    made = getattr(dataset, "batch_size", 0) is None
+    return made and not hasattr(dataset, "load_state_dict")
 
 def ready_loader(batches, args, is_training: bool) -> PlannedSteps:
     "A loader of ready-made batches. In an evaluation every process reads all of them."

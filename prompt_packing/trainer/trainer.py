@@ -24,8 +24,8 @@ from ..packed_sequence.mixin import PackedSequenceMixin
 from .collators import collator_for
 from .cutting import StepCutter, measure_pass_cost, rounded_cost
 from .loaders import (
-    StreamLoader, leave_on_host, measured_lengths, pins_memory, planned_loader,
-    ready_loader, sent_to_device, stream_loader)
+    StreamLoader, are_ready, leave_on_host, measured_lengths, pins_memory,
+    planned_loader, ready_loader, sent_to_device, stream_loader)
 from .memory import measured_budget
 from .place import StreamPlace
 from .predictions import in_order, joined_predictions
@@ -74,9 +74,10 @@ class TokenBudgetMixin:
         super()._validate_args()
 
     def _get_dataloader(self, dataset, description, *args, is_training=False, **kwargs):
-        if getattr(dataset, "batch_size", 0) is None: # of ready-made batches
-            make = stream_loader if hasattr(dataset, "load_state_dict") else ready_loader
-            return make(dataset, self.args, is_training)
+        if are_ready(dataset):
+            return ready_loader(dataset, self.args, is_training)
+        if getattr(dataset, "batch_size", 0) is None: # a stream of batches
+            return stream_loader(dataset, self.args, is_training)
         if is_training and getattr(self.args, "plans_steps", False):
             return self._planned_loader(dataset, description)
         collate = self._collator_of(dataset)
@@ -240,6 +241,11 @@ class TokenBudgetMixin:
 
     # evaluation
 
+    def evaluation_loop(self, dataloader, *args, **kwargs):
+        if are_ready(getattr(dataloader, "dataset", None)): # every process has all rows
+            self.gather_function = _as_it_is
+        return super().evaluation_loop(dataloader, *args, **kwargs)
+
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
         parts = self._parts_to_predict(inputs)
         if parts is None:
@@ -285,6 +291,8 @@ def _check_exact_comes_first(cls: type):
     raise TypeError(
         f"{cls.__name__}: token_budget cuts steps, and ExactLossMixin keeps their gradient: "
         f"write class {cls.__name__}(ExactLossMixin, TokenBudgetMixin, ...)")
+
+def _as_it_is(value): return value
 
 def _tokens(batch) -> int:
     "Tokens computed for a batch, padding included."
