@@ -40,7 +40,8 @@ def wikitext_lines(
         known = ", ".join(_wikitext_files)
         raise ValueError(f"split is {split!r}: choose one of {known}")
     folder = os.environ.get("PROMPT_PACKING_DATA")
-    if folder is None: lines = _hub_lines(split)
+    if folder is None:
+        lines = _hub_lines(split)
     else:
         file = Path(folder, "wikitext", _wikitext_files[split])
         lines = file.read_text("utf-8").split("\n")

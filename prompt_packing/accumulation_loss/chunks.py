@@ -211,7 +211,7 @@ class _Gather(torch.autograd.Function):
         if not ctx.rows_of_all.loss_is_known:
             raise RuntimeError("the loss computes gradients itself, which it cannot over "
                                "several processes")
-        gradient = gradient.contiguous()
+        gradient = gradient.clone(memory_format=torch.contiguous_format) # others read it
         dist.all_reduce(gradient)
         return gradient[ctx.own.to(gradient.device)], None, None, None
 

@@ -21,13 +21,14 @@ from .asking import Answer, ask_loss, is_sharded
 from .chunks import RowsOfAll, in_chunks
 from .custom import check_was_called, use_named_loss
 from .evaluation import EvaluationMean
-from .facts import (
-    Examiner, LossFacts, check_is_due, cut_model, examine, said, target_counts)
+from prompt_packing.accumulation_loss.facts import (
+    Examiner, LossFacts, check_is_due, cut_model, examine, narrowed, said,
+    target_counts)
 from .processes import AllProcesses
 from .reading import number_of
 from .step import (
     Filler, Step, StepSum, Weightless, WeightsSeen, add_back, drop_gradients, filled_up,
-    inverse, multiply_gradients, set_aside)
+    heaviest, inverse, multiply_gradients, set_aside)
 from ..foundation.foreign import plain_forward
 from ..foundation.mixins import check_order, set_for_now
 from ..foundation.rows import (
@@ -232,15 +233,18 @@ class ExactLossMixin:
     def _look_again(self, model, step: Step, odd):
         "After a step whose weights may be wrong, or that could not be computed."
         facts, reason = self.loss_facts, step.failure
-        if not self.processes.any(bool(reason)):
-            self._examine(model, step, odd if odd is not None else step.batches[0])
-            return
-        step.failure = reason = reason or "on another process"
-        if facts.way == "chunks":
+        failed = self.processes.any(bool(reason))
+        step.failure = reason = reason or ("on another process" if failed else "")
+        if failed and facts.way == "chunks":
             self._set_facts(said(replace(facts, way="rows"), reason, exact=False))
             return
-        self._examine(model, step, why_cut=f"the graph of the loss cannot be read ({reason})")
-        if self.loss_facts.way == facts.way: # each batch is kept as it is
+        why_cut = f"the graph of the loss cannot be read ({reason})" if failed else ""
+        rows = self._light_and_heavy(model, step, odd)
+        self._examine(model, step, rows, why_cut)
+        if self.loss_facts.way == "unknown": # as of pairs of rows that the cut has parted
+            self._examine(model, step, rows, "the loss of every part is zero, and that of "
+                          "the whole step may not be")
+        if failed and self.loss_facts.way == facts.way: # each batch is kept as it is
             self._set_facts(replace(self.loss_facts, way="rows"))
 
     def _compute_again(self, model, step: Step):
@@ -271,20 +275,40 @@ class ExactLossMixin:
 
     # finding out
 
-    def _examine(self, model, step: Step, batch=None, why_cut: str = ""):
-        "What is known of the loss after a look at rows of this step, `batch` among them."
-        batches, facts = step.batches, self.loss_facts
-        if batch is not None: # as it is, beside another one
-            others = [b for b in batches if b is not batch]
-            batches = [batch, *others[-1:]]
+    def _examine(self, model, step: Step, odd: list = (), why_cut: str = ""):
+        "What is known of the loss after a look at rows of this step."
+        facts = self.loss_facts
+        if odd: # as they are, which is so at every other look
             facts = replace(facts, checks=facts.checks + facts.checks % 2)
-        batches = self._sample(batches, 0 if batch is not None else facts.checks // 2)
+        batches = odd or self._sample(step.batches, facts.checks // 2)
         examiner = self.examiner(model, step.count)
         with set_for_now(self, is_asking=True):
             if why_cut:
                 self._set_facts(_cut_if_joined(examiner, facts, batches[:2], why_cut))
             else:
                 self._set_facts(examine(examiner, facts, batches))
+
+    def _light_and_heavy(self, model, step: Step, light) -> list:
+        "Rows of a part that may weigh nothing, and of the one that adds most to the loss."
+        examiner = self.examiner(model, step.count)
+        number, budget = self.processes.number, getattr(self, "token_budget", None)
+        def fits(batch):
+            tokens = row_count(batch) * int(row_lengths(batch).max())
+            return (number == 1 or row_count(batch) <= 8) and \
+                (not budget or 2 * number * tokens <= budget)
+        def has_loss(batch):
+            with set_for_now(self, is_asking=True): # of shards all processes would ask
+                return not examiner.asks_gradients or abs(
+                    examiner.ask(self._prepare_inputs(batch), step.count).value) > 0
+        both = []
+        for batch in (light, heaviest(step.sum.parts, light)):
+            rows = [] if batch is None else [batch]
+            if row_count(batch or {}):
+                rows = [narrowed(batch, fits, has_loss)]
+            if number > 1:
+                rows = gather_object(send_to_device(rows, "cpu"))
+            both += [self._prepare_inputs(join_rows(rows))] if rows else []
+        return both
 
     def _verify(self, model, step: Step):
         "After a resume: facts that hold stay as they are, so that sums round as before."

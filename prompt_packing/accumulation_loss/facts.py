@@ -22,7 +22,7 @@ from ..foundation.rows import (
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['WAYS', 'LossFacts', 'check_is_due', 'target_counts', 'Examiner', 'examine', 'cut_model', 'said']
+__all__ = ['WAYS', 'LossFacts', 'check_is_due', 'target_counts', 'Examiner', 'narrowed', 'examine', 'cut_model', 'said']
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #dfbdd730
 WAYS = {
@@ -303,6 +303,19 @@ def _batches_to_join(batches: list, number: int) -> list:
     half = len(batches) // 2 # micro-batches of one row tell little
     return [join_rows(batches[:half]), join_rows(batches[half:])]
 
+def narrowed(
+    batch,
+    fits: Callable, # batch -> whether it is small enough
+    has_loss: Callable, # batch -> whether its loss is not zero
+): # some rows of the batch, one at least
+    "The half of a batch that has a loss, the half of that half, and so on."
+    while row_count(batch) > 1 and not fits(batch):
+        middle, end = row_count(batch) // 2, row_count(batch)
+        first = take_rows(batch, range(middle), trim=True)
+        second = take_rows(batch, range(middle, end), trim=True)
+        batch = first if has_loss(first) else second
+    return batch
+
 def _dealt_anew(whole, number: int) -> tuple:
     "The same rows in two uneven parts, trimmed."
     rows = row_count(whole)
@@ -416,11 +429,9 @@ def _after_comparison(examiner, facts, parts, answers, uncut, whole) -> LossFact
         examiner, facts, parts, answers, uncut)
     if facts.draws:
         facts = said(facts, "the loss draws random numbers, others for each part of a step "
-                     "than for the whole batch, as dropout does")
-    if not way and facts.draws:
-        return said(replace(facts, way="weighs", told=True), "the loss of the parts is "
-                    "not that of the whole batch, which may be the random numbers: the "
-                    "weights of the parts are read, and cannot be checked", exact=None)
+                     "than for the whole batch, as dropout does: the weights of the parts "
+                     "are read, and cannot be checked", exact=None)
+        way, differed = (way, differed) if way else ("weighs", True)
     if not way and facts.ordered: # chosen rows and then rejected ones, as DPO has them
         halves = examiner.ask(_joined_by_halves(parts), examiner.count, last=uncut.last)
         way, differed, *_ = _way_that_fits(examiner, facts, parts, answers, halves)

@@ -21,8 +21,8 @@ from prompt_packing.accumulation_loss.reading import (
 from ..foundation.rows import row_count
 
 # %% auto #0
-__all__ = ['PartWeight', 'StepSum', 'inverse', 'WeightsSeen', 'set_aside', 'add_back', 'drop_gradients', 'multiply_gradients',
-           'Filler', 'Weightless', 'filled_up', 'Step']
+__all__ = ['PartWeight', 'StepSum', 'inverse', 'WeightsSeen', 'heaviest', 'set_aside', 'add_back', 'drop_gradients',
+           'multiply_gradients', 'Filler', 'Weightless', 'filled_up', 'Step']
 
 # %% ../../nbs/accumulation_loss/step.ipynb #b1c0d007
 @dataclass
@@ -156,6 +156,16 @@ class WeightsSeen:
             return abs(weight - counted) > 1e-5 * abs(weight)
         is_light = weight <= 1 < self.largest or weight < self.smallest * (1 - 1e-5)
         return loss == 0 or is_light
+
+def heaviest(
+    parts: list[PartWeight], # of one step
+    besides: Mapping | None, # the batch of one of them
+) -> Mapping | None: # a batch; None: no other part
+    "The batch of the part that adds most to the loss of a step."
+    others = [part for part in parts if part.batch is not besides]
+    sizes = [abs(weight * loss) for weight, loss, _ in _numbers_of(others)]
+    sizes = [size if size == size else 0.0 for size in sizes] # means over nothing
+    return others[sizes.index(max(sizes))].batch if others else None
 
 def _numbers_of(parts: list[PartWeight]) -> list[list[float]]:
     "Weight, loss and count of each part, in one copy from the device."

@@ -53,7 +53,8 @@ def pack_sequences(
     where, most = pack_best_fit(narrow[order], capacity, random)
     batches = -(-most // (rows * step)) * step
     where = split_rows(where, max(batches, most if rows == 1 else 0))
-    if where is None: raise _too_few(len(lengths), batches, step)
+    if where is None:
+        raise _too_few(len(lengths), batches, step)
     indices, offsets, computed = _cut_rows(order, where, batches, capacity, random)
     tokens = np.add.reduceat(narrow[indices], offsets[:-1], dtype=np.int64)
     mine = deal_batches(tokens, world_size, random)[:, rank]

@@ -17,7 +17,8 @@ def _tensor_of(row, key, number):
     if key not in row:
         raise ValueError(f"Row {number} has no {key!r}, which row 0 has; "
                          f"its features are {list(row)}.")
-    try: return torch.as_tensor(row[key])
+    try:
+        return torch.as_tensor(row[key])
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"Row {number}: {key!r} is {str(row[key])[:40]!r}, and a batch "
                         "holds numbers: remove or encode that column.") from error
@@ -65,7 +66,8 @@ def _one_dtype(tensors):
 def _stack_or_pad(key, features, batch_first):
     values = _one_dtype([_tensor_of(row, key, i) for i, row in enumerate(features)])
     steps_first = not batch_first and values[0].dim() > 0
-    if len({v.shape for v in values}) == 1: return torch.stack(values, int(steps_first))
+    if len({v.shape for v in values}) == 1:
+        return torch.stack(values, int(steps_first))
     return pad_sequence(values, batch_first, -100 if "label" in key else 0)
 
 # %% ../../nbs/packed_sequence/collator.ipynb #025e92fd
@@ -105,7 +107,8 @@ class PackedSequenceCollator:
 _RENAMED = {"label": "labels", "label_ids": "labels"}
 
 def _check_keys(features, keys):
-    if not features: raise ValueError("There is no row to make a batch of.")
+    if not features:
+        raise ValueError("There is no row to make a batch of.")
     for i, row in enumerate(features):
         if missing := [k for k in keys if k not in row]:
             raise ValueError(f"Row {i} has no {missing}, only {list(row)}: "

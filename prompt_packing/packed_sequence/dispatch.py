@@ -38,7 +38,8 @@ def _row_loader(loader):
     how = {name: getattr(loader, name) for name in _SAME}
     if isinstance(loader.dataset, IterableDataset):
         how |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    else: how["batch_sampler"] = loader.batch_sampler
+    else:
+        how["batch_sampler"] = loader.batch_sampler
     return DataLoader(loader.dataset, collate_fn=_as_list, **how)
 
 # %% ../../nbs/packed_sequence/dispatch.ipynb #dd0cdcd4
@@ -57,7 +58,8 @@ class _RowsFromMain(IterableDataset):
     def set_epoch(self, epoch):
         sampler = getattr(self.loader.batch_sampler, "sampler", None)
         for part in (self.loader.dataset, sampler):
-            if hasattr(part, "set_epoch"): part.set_epoch(epoch)
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
 
     def batches_a_step(self):
         "How many of the reader's batches make one step of all processes."
@@ -74,7 +76,8 @@ class _RowsFromMain(IterableDataset):
         while True:
             box = [None if source is None else self._next_rows(source)]
             broadcast_object_list(box)
-            if not box[0]: return
+            if not box[0]:
+                return
             yield box[0]
 
     def __iter__(self):
@@ -95,7 +98,8 @@ class _DispatchedLoader(DataLoaderShard):
 
     def __iter__(self):
         for batch in super().__iter__():
-            if self.end_of_dataloader: self.remainder = self.dataset.rows_in_step
+            if self.end_of_dataloader:
+                self.remainder = self.dataset.rows_in_step
             yield batch
 
 # %% ../../nbs/packed_sequence/dispatch.ipynb #66317c4c
@@ -123,13 +127,16 @@ def dispatch_rows(
 def _shuffle_by_epoch(loader, config):
     "Let the order of rows depend on seed and epoch alone, as accelerate does."
     sampler = getattr(loader.batch_sampler, "sampler", None)
-    if type(sampler) is not RandomSampler or not config.use_seedable_sampler: return
+    if type(sampler) is not RandomSampler or not config.use_seedable_sampler:
+        return
     loader.batch_sampler.sampler = SeedableRandomSampler(
         sampler.data_source, sampler.replacement, sampler.num_samples,
         sampler.generator, data_seed=config.data_seed)
 
 def _wants_dispatch(loader, asked):
     "Whether the rows of `loader` are to be dispatched; `asked` is True, False or None."
-    if loader.batch_size is None: return False
-    if is_prepared(loader): return False
+    if loader.batch_size is None:
+        return False
+    if is_prepared(loader):
+        return False
     return isinstance(loader.dataset, IterableDataset) if asked is None else asked

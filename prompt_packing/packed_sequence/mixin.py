@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pad_sequence, unpack_sequence
 from torch.utils.data import DataLoader, IterableDataset
-from transformers.trainer_pt_utils import LabelSmoother
+from transformers.trainer_pt_utils import LabelSmoother, find_batch_size
 
 from ..foundation.mixins import check_order, set_for_now
 from .collator import PackedSequenceCollator
@@ -37,15 +37,19 @@ def _padded_outputs(trainer, model):
 
     def padded_loss(*args, **kwargs):
         inside.append(True)
-        try: result = compute_loss(*args, **kwargs)
-        finally: inside.pop()
+        try:
+            result = compute_loss(*args, **kwargs)
+        finally:
+            inside.pop()
         return tuple(map(_pad_outputs, result)) if type(result) is tuple else result
 
     hook = model.register_forward_hook(
         lambda module, args, outputs: outputs if inside else _pad_outputs(outputs))
     with set_for_now(trainer, compute_loss=padded_loss):
-        try: yield
-        finally: hook.remove()
+        try:
+            yield
+        finally:
+            hook.remove()
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #dc3499f4
 def _labels_in(
@@ -54,14 +58,16 @@ def _labels_in(
     fixed=False, # the user gave these names in TrainingArguments
 ): # names of the labels
     "`wanted` if the batch has them all, otherwise its keys with `label` in their name."
-    if wanted and all(batch.get(name) is not None for name in wanted): return wanted
+    if wanted and all(batch.get(name) is not None for name in wanted):
+        return wanted
     found = [name for name in batch if "label" in name and batch[name] is not None]
     return wanted if fixed or not found else found
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #c1321a27
 def _require_labels(model, batch, names):
     "ValueError if `batch` has none of its labels `names`."
-    if names and all(batch.get(name) is not None for name in names): return
+    if names and all(batch.get(name) is not None for name in names):
+        return
     raise ValueError(
         "evaluate() needs labels, and the batch has none of "
         f"{names or 'the usual names'}: its keys are {list(batch)}. If one of them "
@@ -72,7 +78,8 @@ def _require_labels(model, batch, names):
 # %% ../../nbs/packed_sequence/mixin.ipynb #4ebda90c
 def _pad_labels(batch):
     "`batch` with labels padded, where they are packed."
-    if not isinstance(batch, Mapping): return batch # as a `TensorDataset` gives them
+    if not isinstance(batch, Mapping):
+        return batch # as a `TensorDataset` gives them
     packed = {name: pad_nest(batch[name]) for name in ("labels", "shift_labels")
               if isinstance(batch.get(name), PackedSequence)}
     return {**batch, **packed} if packed else batch
@@ -85,7 +92,8 @@ class _PaddedLabelSmoother(LabelSmoother):
 
 def _for_packed(smoother):
     "`smoother`, or one for packed logits where it is transformers' own."
-    if type(smoother) is not LabelSmoother: return smoother
+    if type(smoother) is not LabelSmoother:
+        return smoother
     return _PaddedLabelSmoother(epsilon=smoother.epsilon)
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #a25ff1ab
@@ -121,7 +129,6 @@ def _rolled(labels, by): # int64 (rows, steps), int64 (rows,)
     where = (steps - by.to(labels.device)[:, None]) % labels.shape[1]
     return labels.gather(1, where)
 
-
 # %% ../../nbs/packed_sequence/mixin.ipynb #52a6c810
 class _Evaluation:
     "During one evaluation: whether it needs labels, and the rows so far."
@@ -130,8 +137,10 @@ class _Evaluation:
     def num_samples(self, accelerator, dataset, counted):
         "Rows of `dataset`; what transformers `counted` where it can count them."
         has_length = hasattr(dataset, "__len__")
-        if has_length and not isinstance(dataset, IterableDataset): return counted
-        if rows := getattr(dataset, "rows_read", 0): return rows
+        if has_length and not isinstance(dataset, IterableDataset):
+            return counted
+        if rows := getattr(dataset, "rows_read", 0):
+            return rows
         rows = torch.tensor([self.rows], device=accelerator.device)
         return int(accelerator.gather(rows).sum()) or counted
 
@@ -172,7 +181,8 @@ class PackedSequenceMixin:
 
     def _set_signature_columns_if_needed(self):
         super()._set_signature_columns_if_needed()
-        if not isinstance(self.data_collator, PackedSequenceCollator): return
+        if not isinstance(self.data_collator, PackedSequenceCollator):
+            return
         if "attention_mask" not in self._signature_columns: # for the collator alone
             self._signature_columns.append("attention_mask")
 
@@ -181,7 +191,8 @@ class PackedSequenceMixin:
             return super()._prepare_input(data)
         if isinstance(data, PackedSequence):
             return with_data(data, super()._prepare_input(data.data))
-        if has_fields(data): return map_fields(self._prepare_input, data)
+        if has_fields(data):
+            return map_fields(self._prepare_input, data)
         return super()._prepare_input(data)
 
     def _prepare_inputs(self, inputs):
@@ -214,6 +225,7 @@ class PackedSequenceMixin:
         step, moved = inputs, None
         if not prediction_loss_only and getattr(self.args, "predict_with_generate", False):
             step, moved = _rows_to_generate_from(self.model, inputs)
+        _note_last_rows(self.accelerator, inputs)
         with set_for_now(self, label_names=names), _padded_outputs(self, model):
             loss, logits, labels = super().prediction_step(
                 model, copyable(step, names), prediction_loss_only, *args, **kwargs)
@@ -226,7 +238,8 @@ class PackedSequenceMixin:
 # %% ../../nbs/packed_sequence/mixin.ipynb #b87ba1f1
 def _label_names(trainer, inputs):
     "The keys of the labels in a packed batch, whose rows are counted."
-    if not holds_packed(inputs): return trainer.label_names
+    if not holds_packed(inputs):
+        return trainer.label_names
     given_by_user = trainer.args.label_names is not None
     names = _labels_in(inputs, trainer.label_names, given_by_user)
     if evaluation := trainer._evaluation:
@@ -240,3 +253,12 @@ def _pad_main_input(model, inputs):
     main = _main_input(model)
     if holds_packed(inputs.get(main)):
         inputs[main] = pad_nest(inputs[main])
+
+def _note_last_rows(accelerator, inputs):
+    "Rows of the last batch of a stream, which its loader cannot know."
+    state = accelerator.gradient_state
+    is_last = state.in_dataloader and state.end_of_dataloader
+    if is_last and state.remainder < 0 and accelerator.num_processes == 1:
+        rows = count_rows(inputs) if holds_packed(inputs) else find_batch_size(inputs)
+        if rows:
+            state.active_dataloader.remainder = rows

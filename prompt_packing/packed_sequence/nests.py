@@ -31,7 +31,8 @@ def map_fields(
     data: Any, # a namedtuple or a dataclass
 ): # a copy of `data` that holds what `function` returned
     "Apply `function` to each field; no constructor of a dataclass is run."
-    if _is_namedtuple(data): return type(data)(*(function(v) for v in data))
+    if _is_namedtuple(data):
+        return type(data)(*(function(v) for v in data))
     new = copy.copy(data)
     for field in fields(data):
         object.__setattr__(new, field.name, function(getattr(data, field.name)))
@@ -40,10 +41,14 @@ def map_fields(
 # %% ../../nbs/packed_sequence/nests.ipynb #c809a216
 def _parts(data):
     "What stands in a container, by key, name or position; nothing for a leaf."
-    if isinstance(data, PackedSequence): return {}
-    if isinstance(data, Mapping): return dict(data)
-    if isinstance(data, (list, tuple)): return dict(enumerate(data))
-    if _is_dataclass(data): return {f.name: getattr(data, f.name) for f in fields(data)}
+    if isinstance(data, PackedSequence):
+        return {}
+    if isinstance(data, Mapping):
+        return dict(data)
+    if isinstance(data, (list, tuple)):
+        return dict(enumerate(data))
+    if _is_dataclass(data):
+        return {f.name: getattr(data, f.name) for f in fields(data)}
     return {}
 
 def leaves(
@@ -51,8 +56,10 @@ def leaves(
 ): # iterator over what stands in them; a `PackedSequence` is one leaf
     "The leaves of a nested batch, in order."
     parts = _parts(data)
-    if not parts: yield data
-    for part in parts.values(): yield from leaves(part)
+    if not parts:
+        yield data
+    for part in parts.values():
+        yield from leaves(part)
 
 # %% ../../nbs/packed_sequence/nests.ipynb #a047ad5c
 def holds_packed(data: Any) -> bool:
@@ -64,8 +71,10 @@ def count_rows(
 ) -> int: # 0 if it holds neither a tensor with rows nor a `PackedSequence`
     "The number of rows of the first tensor, array or `PackedSequence` in `batch`."
     for leaf in leaves(batch):
-        if isinstance(leaf, PackedSequence): return int(leaf.batch_sizes[0])
-        if isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim: return len(leaf)
+        if isinstance(leaf, PackedSequence):
+            return int(leaf.batch_sizes[0])
+        if isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim:
+            return len(leaf)
     return 0
 
 # %% ../../nbs/packed_sequence/nests.ipynb #64f55b7f
@@ -85,7 +94,8 @@ def flat_tokens(
 ): # `inputs` itself where the main input is not packed
     "`inputs` with a packed main input as a flat tensor, and a mask of ones for it."
     tokens = inputs.get(name) if isinstance(inputs, Mapping) else None
-    if not isinstance(tokens, PackedSequence): return inputs
+    if not isinstance(tokens, PackedSequence):
+        return inputs
     mask = torch.ones_like(tokens.data, dtype=torch.long)
     return {**inputs, name: tokens.data, "attention_mask": mask}
 
@@ -102,12 +112,16 @@ def pad_nest(
 
     Namedtuples, and dataclasses that hold one or a `PackedSequence`, become dicts,
     which the Trainer can gather and concatenate."""
-    if isinstance(data, PackedSequence): return _pad_packed(data)
-    if _is_namedtuple(data): return {k: pad_nest(v) for k, v in data._asdict().items()}
+    if isinstance(data, PackedSequence):
+        return _pad_packed(data)
+    if _is_namedtuple(data):
+        return {k: pad_nest(v) for k, v in data._asdict().items()}
     parts = _parts(data)
     padded = {key: pad_nest(part) for key, part in parts.items()}
-    if all(padded[key] is part for key, part in parts.items()): return data
-    if isinstance(data, Mapping): return type(data)(padded)
+    if all(padded[key] is part for key, part in parts.items()):
+        return data
+    if isinstance(data, Mapping):
+        return type(data)(padded)
     return padded if _is_dataclass(data) else type(data)(padded.values())
 
 # %% ../../nbs/packed_sequence/nests.ipynb #a313c686
@@ -125,5 +139,6 @@ def copyable(
 ): # `batch` itself where none of these is a namedtuple
     "`batch` with its namedtuples under `names` in a form that transformers can copy."
     tuples = {k: batch[k] for k in names if k in batch and _is_namedtuple(batch[k])}
-    if not tuples: return batch
+    if not tuples:
+        return batch
     return {**batch, **{k: _copyable_class(type(v))(*v) for k, v in tuples.items()}}

@@ -86,11 +86,13 @@ def _checked_seq2seq(config):
     return config
 
 def _check_targets(sources, targets):
-    if sources == targets: return
+    if sources == targets:
+        return
     raise ValueError(f"{sources} source rows have {targets} target rows.")
 
 def _refuse_no_target(labels):
-    if labels is None: raise ValueError("The decoder needs labels or "
+    if labels is None:
+        raise ValueError("The decoder needs labels or "
                                         "decoder_input_ids.")
 
 # %% ../../nbs/recurrent/encoder_decoder.ipynb #5e1badbd
@@ -158,7 +160,8 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, StateGenerationMixin):
         x = one_input(decoder_input_ids, decoder_inputs_embeds)
         _check_targets(memory.shape[0], x.shape[0])
         layout, before = layout_of(x, decoder_attention_mask), past_key_values
-        if before is None: before = self.first_state(memory, real)
+        if before is None:
+            before = self.first_state(memory, real)
         outputs, hidden, shown = self.decoder(
             embedded_layout(layout, self.encoder.embed_tokens, decoder_input_ids,
                       decoder_inputs_embeds),

@@ -26,10 +26,12 @@ from prompt_packing.recurrent.model import (
 def unseen_steps(
         x: torch.Tensor, state: RecurrentState | None, total: int | None = None):
     "The ids or embeddings that `state` has not seen; `total`: steps of the whole text."
-    if state is None: return x
+    if state is None:
+        return x
     total = x.shape[1] if total is None else total
     new = total - state.get_seq_length()
-    if new < 1: _refuse_seen(state, total)
+    if new < 1:
+        _refuse_seen(state, total)
     return x[:, -new:]
 
 def _steps_without_ids(input_ids=None, inputs_embeds=None, attention_mask=None,
@@ -60,7 +62,8 @@ class StateGenerationMixin(GenerationMixin):
 
 # %% ../../nbs/recurrent/generation.ipynb #e829e521
 def refuse_right_padding(ends_in_padding: torch.Tensor): # bool (rows,)
-    if not ends_in_padding.any(): return
+    if not ends_in_padding.any():
+        return
     row = first_row(ends_in_padding)
     raise ValueError(f"Row {row} is padded on the right: generate() continues the end "
                      "of each row, so pad on the left (tokenizer.padding_side = "
@@ -68,12 +71,14 @@ def refuse_right_padding(ends_in_padding: torch.Tensor): # bool (rows,)
 
 def _check_ends(input_ids=None, inputs_embeds=None, input_lengths=None, **_):
     "Refuse lengths that say that a row is padded on the right."
-    if input_lengths is None: return
+    if input_lengths is None:
+        return
     x = input_ids if inputs_embeds is None else inputs_embeds
     refuse_right_padding(checked_lengths(input_lengths, x) < x.shape[1])
 
 def _refuse_packed_prompt(inputs):
-    if not isinstance(inputs, PackedSequence): return
+    if not isinstance(inputs, PackedSequence):
+        return
     raise TypeError("generate() takes a tensor of ids, padded on the left, and its "
                     "attention_mask; got a PackedSequence. Undo it with "
                     "pad_packed_sequence.")
@@ -91,7 +96,8 @@ def _check_causal(config):
 def _kept(layout, hidden, logits_to_keep):
     "The outputs at the last positions, or at those that a tensor names, as rows."
     where = logits_to_keep
-    if not isinstance(where, torch.Tensor): where = slice(-where, None)
+    if not isinstance(where, torch.Tensor):
+        where = slice(-where, None)
     return layout.restore(hidden)[:, where]
 
 def _all_kept(logits_to_keep):
@@ -101,7 +107,8 @@ def _all_kept(logits_to_keep):
 def _only_shift_labels(shift_labels=None): return shift_labels
 
 def _next_token_targets(layout, labels, shift_labels):
-    if shift_labels is not None: return layout.targets(shift_labels)
+    if shift_labels is not None:
+        return layout.targets(shift_labels)
     return layout.next_targets(labels)
 
 # %% ../../nbs/recurrent/generation.ipynb #d4a490b5
@@ -185,7 +192,8 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, StateGenerationMixin):
                          steps_without_ids + input_ids.shape[1])
         if attention_mask is not None:
             refuse_right_padding(attention_mask[:, -1] == 0)
-            if new.shape[1] == 1: attention_mask = None # one token a row, no padding
+            if new.shape[1] == 1:
+                attention_mask = None # one token a row, no padding
             elif past_key_values is not None:
                 attention_mask = attention_mask[:, -new.shape[1]:]
         return {"inputs_embeds" if embeds else "input_ids": new,

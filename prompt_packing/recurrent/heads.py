@@ -35,7 +35,8 @@ def _add_classifier(model):
 
 # %% ../../nbs/recurrent/heads.ipynb #5fe90bc0
 def _check_row_labels(labels, rows): # how many of each
-    if labels == rows: return
+    if labels == rows:
+        return
     raise ValueError(f"{rows} rows have {labels} labels: row "
                      f"{min(rows, labels)} is the first without its partner.")
 
@@ -78,7 +79,8 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
             _check_row_labels(labels.shape[0], logits.shape[0])
             loss = self.loss_function(labels=labels, pooled_logits=logits,
                                       config=self.config)
-        if not value_or_default(use_cache, self.config.use_cache): state = None
+        if not value_or_default(use_cache, self.config.use_cache):
+            state = None
         out = SequenceClassifierOutputWithPast(loss, logits, state, out.hidden_states)
         return model_output(out, return_dict, self)
 
@@ -88,23 +90,28 @@ AutoModelForSequenceClassification.register(
 # %% ../../nbs/recurrent/heads.ipynb #452bac11
 def _mean_loss(logits, targets):
     "Mean cross entropy over the flat targets that are not -100; 0 when there is none."
-    if not isinstance(logits, torch.Tensor): logits = logits.data
-    if logits.ndim > 2: logits = logits.flatten(0, 1)
-    if logits.dtype is not torch.float64: logits = logits.float()
+    if not isinstance(logits, torch.Tensor):
+        logits = logits.data
+    if logits.ndim > 2:
+        logits = logits.flatten(0, 1)
+    if logits.dtype is not torch.float64:
+        logits = logits.float()
     total = nn.functional.cross_entropy(logits, targets, ignore_index=-100,
                                         reduction="sum")
     return total / (targets != -100).sum().clamp(min=1)
 
 # %% ../../nbs/recurrent/heads.ipynb #e618344c
 def _as_rows(x):
-    if not isinstance(x, PackedSequence): return x
+    if not isinstance(x, PackedSequence):
+        return x
     return pad_packed_sequence(x, batch_first=True, padding_value=-100)[0]
 
 def token_loss(
         model: PreTrainedModel, layout: Layout, logits: torch.Tensor | PackedSequence,
         targets: torch.Tensor | None, **labels: torch.Tensor | None):
     "The mean over `targets`, or what `config.loss_type` names, of rows of `labels`."
-    if model.loss_type == model.default_loss: return _mean_loss(logits, targets)
+    if model.loss_type == model.default_loss:
+        return _mean_loss(logits, targets)
     rows = {name: _as_rows(given) for name, given in labels.items()}
     return model.loss_function(
         logits=_as_rows(layout.restore(logits)), config=model.config,

@@ -32,9 +32,11 @@ def _call(rnn, x, hidden, weights, bidirectional, batch_sizes=None):
 # %% ../../nbs/recurrent/layers.ipynb #c13f6c55
 def _run_packed(rnn, x, hidden, weights):
     order, back = x.sorted_indices, x.unsorted_indices
-    if order is not None: hidden = tuple(h[:, order] for h in hidden)
+    if order is not None:
+        hidden = tuple(h[:, order] for h in hidden)
     out, new = _call(rnn, x.data, hidden, weights, rnn.bidirectional, x.batch_sizes)
-    if back is not None: new = tuple(h[:, back] for h in new)
+    if back is not None:
+        new = tuple(h[:, back] for h in new)
     return x._replace(data=out), new
 
 # %% ../../nbs/recurrent/layers.ipynb #0bac3c72
@@ -115,7 +117,8 @@ def _run_fixed(rnn, x, hidden, weights):
     for direction in range(len(weights) // n):
         data = _turned(x.data, x.lengths) if direction else x.data
         mine = weights[direction * n:direction * n + n]
-        if rnn.mode == "LSTM": data, mine = _held(data, mine, x.lengths)
+        if rnn.mode == "LSTM":
+            data, mine = _held(data, mine, x.lengths)
         start = tuple(h[direction:direction + 1].contiguous() for h in hidden)
         out, new = _call(rnn, data, start, mine, False)
         last = out.take_along_dim((x.lengths - 1)[:, None, None], 1)[:, 0]
@@ -131,20 +134,24 @@ def _run_layer(rnn, layer, x, hidden):
     mine = slice(layer * directions, layer * directions + directions)
     weights = [weight for group in rnn.all_weights[mine] for weight in group]
     hidden = tuple(h[mine].contiguous() for h in hidden)
-    if isinstance(x, PackedSequence): return _run_packed(rnn, x, hidden, weights)
-    if isinstance(x, _Rows): return _run_fixed(rnn, x, hidden, weights)
+    if isinstance(x, PackedSequence):
+        return _run_packed(rnn, x, hidden, weights)
+    if isinstance(x, _Rows):
+        return _run_fixed(rnn, x, hidden, weights)
     return _call(rnn, x, hidden, weights, rnn.bidirectional)
 
 # %% ../../nbs/recurrent/layers.ipynb #4d5621ad
 def _rows_in(x):
-    if isinstance(x, PackedSequence): return int(x.batch_sizes[0])
+    if isinstance(x, PackedSequence):
+        return int(x.batch_sizes[0])
     return x.data.shape[0] if isinstance(x, _Rows) else x.shape[0]
 
 def _check_hidden(hidden, config, wanted):
     "`ValueError` for a state that does not fit model and batch."
     parts = hidden if isinstance(hidden, tuple) else (hidden,)
     kind, number = ("(h, c)", 2) if config.cell == "lstm" else ("h", 1)
-    if len(parts) == number and all(tuple(h.shape) == wanted for h in parts): return
+    if len(parts) == number and all(tuple(h.shape) == wanted for h in parts):
+        return
     raise ValueError(f"The state of this {config.cell} must be {kind} of shape "
                      f"{wanted} (layers * directions, rows, hidden_size), not "
                      f"{[tuple(h.shape) for h in parts]}.")
@@ -157,7 +164,8 @@ class RecurrentLayers(nn.Module):
     "Recurrent layers, from embeddings (packed or not) to outputs and state."
     def __init__(self, config: PreTrainedConfig, bidirectional: bool | None = None):
         super().__init__()
-        if bidirectional is None: bidirectional = config.bidirectional
+        if bidirectional is None:
+            bidirectional = config.bidirectional
         self.config, self.directions = config, 2 if bidirectional else 1
         self.dropout = nn.Dropout(config.dropout)
         self.rnn = CELLS[config.cell](
@@ -175,10 +183,12 @@ class RecurrentLayers(nn.Module):
         "Outputs, state, and with `layout` a list of embeddings and layers' outputs."
         shape = (self.config.num_layers * self.directions, _rows_in(embedded),
                  self.config.hidden_size)
-        if hidden is not None: _check_hidden(hidden, self.config, shape)
+        if hidden is not None:
+            _check_hidden(hidden, self.config, shape)
         embedded = on_tokens(self.dropout, embedded)
         if layout is not None or isinstance(embedded, _Rows):
-            if hidden is None: hidden = _zeros(self.config, shape, embedded.data)
+            if hidden is None:
+                hidden = _zeros(self.config, shape, embedded.data)
             return self.one_by_one(embedded, hidden, layout)
         outputs, hidden = self.rnn(embedded, hidden)
         return on_tokens(self.finish, outputs), hidden, None
@@ -199,6 +209,7 @@ class RecurrentLayers(nn.Module):
 
 def _show(x, layout, shown):
     "Append `x` as rows to `shown`, and go on from these rows."
-    if layout is None: return x
+    if layout is None:
+        return x
     shown.append(layout.restore(x))
     return layout.pack(shown[-1])

@@ -17,7 +17,8 @@ def first_row(rows: torch.Tensor): return int(rows.nonzero()[0, 0])
 def checked_lengths(lengths: torch.Tensor, input_ids: torch.Tensor | PackedSequence):
     "`input_lengths` as int64 on the device of `input_ids`, or the reason why not."
     rows, steps = input_ids.shape[:2]
-    if not isinstance(lengths, torch.Tensor): lengths = torch.tensor(lengths)
+    if not isinstance(lengths, torch.Tensor):
+        lengths = torch.tensor(lengths)
     if lengths.is_floating_point() or lengths.dtype is torch.bool:
         raise TypeError(f"input_lengths must be integers, not {lengths.dtype}.")
     if lengths.device.type != "cpu" and lengths.device != input_ids.device:
@@ -59,7 +60,8 @@ def _check_mask(mask, input_ids):
 def _row_spans(input_ids, attention_mask=None, input_lengths=None):
     "First token and length of each row; None when nothing says that any is padding."
     lengths = None
-    if input_lengths is not None: lengths = checked_lengths(input_lengths, input_ids)
+    if input_lengths is not None:
+        lengths = checked_lengths(input_lengths, input_ids)
     if attention_mask is None:
         return None if lengths is None else (torch.zeros_like(lengths), lengths)
     starts, counted = _check_mask(attention_mask, input_ids)
@@ -81,7 +83,8 @@ def _packed_positions(shape, starts, lengths):
 # %% ../../nbs/recurrent/layout.ipynb #2c9c655c
 def _check_width(labels, shape, ends):
     "Refuse labels that are not one a token; `ends`: where each row's tokens end."
-    if labels.shape[:2] == tuple(shape): return
+    if labels.shape[:2] == tuple(shape):
+        return
     if len(labels) != shape[0]:
         raise ValueError(f"{shape[0]} rows of tokens have {len(labels)} rows of "
                          "labels.")
@@ -102,11 +105,13 @@ def _lengths_of(packed):
     "The length of each row, in the order that the rows had before they were packed."
     longest = int(packed.batch_sizes[0])
     lengths = (torch.arange(longest)[:, None] < packed.batch_sizes).sum(1)
-    if packed.unsorted_indices is None: return lengths
+    if packed.unsorted_indices is None:
+        return lengths
     return lengths[packed.unsorted_indices.cpu()]
 
 def _order_of(packed):
-    if packed.sorted_indices is None: return list(range(int(packed.batch_sizes[0])))
+    if packed.sorted_indices is None:
+        return list(range(int(packed.batch_sizes[0])))
     return packed.sorted_indices.tolist()
 
 def _check_packed(tokens, labels):
@@ -127,7 +132,8 @@ def _check_packed(tokens, labels):
 # %% ../../nbs/recurrent/layout.ipynb #0d69db42
 def _labels_like(packed, labels):
     "Labels, packed or padded on the right, flat in the order of `packed`."
-    if labels is packed: return labels.data
+    if labels is packed:
+        return labels.data
     if isinstance(labels, PackedSequence):
         _check_packed(packed, labels)
         return labels.data
@@ -159,12 +165,14 @@ def _check_rows(input_ids):
     return input_ids.shape[:2]
 
 def _refuse_mask_of_packed(attention_mask, input_lengths):
-    if attention_mask is None and input_lengths is None: return
+    if attention_mask is None and input_lengths is None:
+        return
     raise ValueError("A PackedSequence says itself where its rows end: pass no "
                      "attention_mask and no input_lengths with it.")
 
 def _refuse_packed_labels(labels):
-    if not isinstance(labels, PackedSequence): return
+    if not isinstance(labels, PackedSequence):
+        return
     raise ValueError("The labels are a PackedSequence and input_ids are not: give "
                      "both as rows, or pack both.")
 
@@ -199,12 +207,14 @@ class Layout:
 
     def pack(self, rows: torch.Tensor):
         "Rows (rows, steps, ...) as a `PackedSequence`; as they are if none is padded."
-        if self.as_given: return rows
+        if self.as_given:
+            return rows
         return self.packed._replace(data=rows.flatten(0, 1)[self.packed.data])
 
     def restore(self, packed: PackedSequence):
         "The inverse of `pack`, with zeros where there was padding."
-        if self.as_given: return packed
+        if self.as_given:
+            return packed
         rows, steps = self.shape
         zeros = packed.data.new_zeros(rows * steps, *packed.data.shape[1:])
         flat = zeros.index_copy(0, self.packed.data, packed.data)
@@ -212,7 +222,8 @@ class Layout:
 
     def targets(self, labels: torch.Tensor | PackedSequence):
         "Labels of the tokens as one flat tensor in the order of the tokens."
-        if self.shape is None: return _labels_like(self.packed, labels)
+        if self.shape is None:
+            return _labels_like(self.packed, labels)
         _refuse_packed_labels(labels)
         _check_width(labels, self.shape, self.ends)
         return labels.flatten() if self.packed is None else self.pack(labels).data
@@ -220,7 +231,8 @@ class Layout:
     def next_targets(self, labels: torch.Tensor | PackedSequence):
         "As `targets`, for each token the label of the one that follows it, else -100."
         flat = self.targets(labels)
-        if self.packed is not None: return _next_in_pack(self.packed.batch_sizes, flat)
+        if self.packed is not None:
+            return _next_in_pack(self.packed.batch_sizes, flat)
         rows = flat.view(self.shape)
         nothing = rows.new_full((len(rows), 1), -100)
         return torch.cat([rows[:, 1:], nothing], 1).flatten()
@@ -231,6 +243,8 @@ def on_tokens(
     x: torch.Tensor | PackedSequence, # tensor or `PackedSequence`
 ):
     "`function` of a tensor, or of the tokens of a `PackedSequence`, packed again."
-    if isinstance(x, torch.Tensor): return function(x)
-    if isinstance(x, PackedSequence): return x._replace(data=function(x.data))
+    if isinstance(x, torch.Tensor):
+        return function(x)
+    if isinstance(x, PackedSequence):
+        return x._replace(data=function(x.data))
     return x.with_data(function(x.data))

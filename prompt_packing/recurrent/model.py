@@ -75,7 +75,8 @@ def _check_config(cell, **sizes):
     if cell not in CELLS:
         raise ValueError(f"cell must be one of {list(CELLS)}, not {cell!r}.")
     for name, size in sizes.items():
-        if size < 1: raise ValueError(f"{name} must be 1 or more, not {size}.")
+        if size < 1:
+            raise ValueError(f"{name} must be 1 or more, not {size}.")
 
 # %% ../../nbs/recurrent/model.ipynb #75e633cf
 class RecurrentConfig(PreTrainedConfig):
@@ -158,7 +159,8 @@ def _card(model):
 def _in_place_of_template(card, folder):
     "`push_to_hub` puts a template over the card of a new model: `card` replaces it."
     there = ModelCard.load(os.path.join(folder, "README.md"))
-    if "# Model Card for Model ID" not in there.text: return # a card of the user's
+    if "# Model Card for Model ID" not in there.text:
+        return # a card of the user's
     card.data.tags = [*(card.data.tags or []), *(there.data.tags or [])]
     card.save(os.path.join(folder, "README.md"))
 
@@ -184,7 +186,8 @@ class RecurrentPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module):
-        if not isinstance(module, nn.RNNBase): return super()._init_weights(module)
+        if not isinstance(module, nn.RNNBase):
+            return super()._init_weights(module)
         bound = 1 / math.sqrt(module.hidden_size)
         for weight in module.parameters(recurse=False):
             init.uniform_(weight, -bound, bound)
@@ -223,7 +226,8 @@ def embedded_layout(
         input_ids: torch.Tensor | PackedSequence | None,
         inputs_embeds: torch.Tensor | None):
     "Embeddings of the tokens, packed as `layout` says."
-    if inputs_embeds is not None: return layout.pack(inputs_embeds)
+    if inputs_embeds is not None:
+        return layout.pack(inputs_embeds)
     return on_tokens(embed_tokens, layout.pack(input_ids))
 
 def value_or_default(given: Any, default: Any):
@@ -238,7 +242,8 @@ def new_state(
         model: PreTrainedModel, hidden: Hidden, x: torch.Tensor | PackedSequence,
         before: RecurrentState | None, use_cache: bool | None):
     "The state after input `x`, or None; `before`: the state that was given."
-    if not value_or_default(use_cache, model.config.use_cache): return None
+    if not value_or_default(use_cache, model.config.use_cache):
+        return None
     steps = len(x.batch_sizes) if isinstance(x, PackedSequence) else x.shape[1]
     return RecurrentState(hidden, steps + getattr(before, "seen", 0))
 
@@ -284,15 +289,18 @@ class RecurrentModel(RecurrentPreTrainedModel):
         # the layout of the input, from a head; outputs then stay packed
         layout: Layout | None = None,
     ):
-        if output_attentions: raise ValueError("A recurrent model has no attentions.")
+        if output_attentions:
+            raise ValueError("A recurrent model has no attentions.")
         x, packed = one_input(input_ids, inputs_embeds), layout is not None
-        if not packed: layout = layout_of(x, attention_mask, input_lengths)
+        if not packed:
+            layout = layout_of(x, attention_mask, input_lengths)
         outputs, hidden, shown = self.layers(
             embedded_layout(layout, self.embed_tokens, input_ids, inputs_embeds),
             _hidden_of(past_key_values),
             layout if wants_states(self, output_hidden_states) else None)
         state = new_state(self, hidden, x, past_key_values, use_cache)
-        if not packed: outputs = shown[-1] if shown else layout.restore(outputs)
+        if not packed:
+            outputs = shown[-1] if shown else layout.restore(outputs)
         out = BaseModelOutputWithPast(outputs, state, tuple(shown) if shown else None)
         return model_output(out, return_dict, self)
 
