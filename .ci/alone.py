@@ -24,7 +24,8 @@ root = Path(__file__).resolve().parent.parent
 LONGEST_STORY = 1  # minutes, as the story says in its first cells
 
 RUNNER = '''
-import json, sys
+import json, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell ignores it
 import prompt_packing
 assert "site-packages" in prompt_packing.__file__, prompt_packing.__file__
 from IPython.core.interactiveshell import InteractiveShell
