@@ -24,7 +24,8 @@ root = Path(__file__).resolve().parent.parent
 LONGEST_STORY = 1  # minutes, as the story says in its first cells
 
 RUNNER = '''
-import json, sys
+import json, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell ignores it
 import prompt_packing
 assert "site-packages" in prompt_packing.__file__, prompt_packing.__file__
 from IPython.core.interactiveshell import InteractiveShell
@@ -111,8 +112,7 @@ def main():
     args = parser.parse_args()
     found = [path.resolve() for path in args.notebooks]
     if not found:
-        # the command line's page tests closed pipes, which end otherwise in this environment: not yet understood
-        chapters = [path for path in sorted((root / "nbs").glob("*/index.ipynb")) if path.parent.name != "cli"]
+        chapters = sorted((root / "nbs").glob("*/index.ipynb"))
         stories = [path for path in sorted((root / "nbs/stories").glob("*.ipynb")) if minutes(read_nb(path)) <= LONGEST_STORY]
         found = [*stories, *chapters, root / "nbs/index.ipynb"]
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(args.workers) as pool:

@@ -12,6 +12,16 @@ import sys
 from collections.abc import Sequence
 
 # %% ../nbs/cli/start.ipynb #c1150007
+def _open_closed():
+    "A file opened later would get the number of a closed standard stream."
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR) # gets the lowest number that is free
+            if number: # without input, a command that reads says so
+                setattr(sys, name, open(number, "w", closefd=False))
+
 def _end_now(number, frame):
     os.write(2, b"prompt-packing: interrupted\n")
     os._exit(130)
@@ -20,6 +30,7 @@ def main(
     argv: Sequence[str] | None = None, # the words of the command line; None: of the shell
 ) -> int: # see `prompt_packing.cli.main`
     "Import the command line, then run it."
+    _open_closed()
     usual = signal.getsignal(signal.SIGINT)
     if usual is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end_now)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -28,30 +28,34 @@ def _rows_in(nest) -> int | None:
     tensors = (leaf for leaf in tree_flatten(nest)[0] if torch.is_tensor(leaf))
     return next((len(tensor) for tensor in tensors if tensor.dim()), None)
 
-def _gives_rows(inputs, outputs) -> bool:
+def _gives_rows(inputs, outputs, batch_rows: int) -> bool:
     rows = _rows_in(inputs)
+    if not rows or rows % batch_rows: # as (1, rows, size), where rows attend to rows
+        return False
     tensors = [leaf for leaf in tree_flatten(outputs)[0] if torch.is_tensor(leaf)]
-    return bool(rows and tensors) and all(
+    return bool(tensors) and all(
         tensor.dim() and len(tensor) and len(tensor) % rows == 0 for tensor in tensors)
 
-def _topmost(module: nn.Module, name: str, cuttable: dict) -> list[str]:
+def _topmost(module: nn.Module, name: str, cuttable: dict, without) -> list[str]:
     if not any(True for _ in module.parameters()):
         return []
     couples = any(isinstance(part, BatchNorm) for part in module.modules())
-    if cuttable.get(module) and not couples:
+    if cuttable.get(module) and not couples and name not in without:
         return [name]
     return [found for child, part in module.named_children()
-            for found in _topmost(part, f"{name}.{child}".lstrip("."), cuttable)]
+            for found in _topmost(part, f"{name}.{child}".lstrip("."), cuttable, without)]
 
 def chunked_modules(
     model: nn.Module,
-    run: Callable, # computes a loss of some rows with the model, once
+    run: Callable, # computes a loss of a batch with the model, once
+    batch_rows: int, # of this batch
+    without: Collection[str] = (), # names of submodules that are cut inside instead
 ) -> list[str]: # names of submodules; "" is the model itself
     "The topmost modules that can take the rows of a batch in chunks."
     cuttable = {}
     def note(module, args, kwargs, outputs):
         before = cuttable.get(module, True)
-        cuttable[module] = before and _gives_rows((args, kwargs), outputs)
+        cuttable[module] = before and _gives_rows((args, kwargs), outputs, batch_rows)
     hooks = [module.register_forward_hook(note, with_kwargs=True)
              for module in model.modules()]
     try:
@@ -59,7 +63,7 @@ def chunked_modules(
     finally:
         for hook in hooks:
             hook.remove()
-    return _topmost(model, "", cuttable)
+    return _topmost(model, "", cuttable, without)
 
 # %% ../../nbs/accumulation_loss/chunks.ipynb #4b37e1ce
 def _named_arguments(forward: Callable, args: tuple, kwargs: dict) -> dict:

@@ -202,6 +202,9 @@ def in_words(setting: Setting, found: dict[str, float]) -> str:
     if abs(ratio / parts - 1) < 0.01:
         return words + (": each micro-batch's loss is averaged, and nothing divides by "
                         f"the number of micro-batches ({parts})")
+    if abs(ratio / setting.accumulation - 1) < 0.01 < setting.accumulation - 1:
+        return words + (": each micro-batch's loss is averaged, and nothing divides by "
+                        f"the number that a process has ({setting.accumulation})")
     if setting.processes > 1 and abs(ratio * setting.processes - 1) < 0.01:
         return words + (": the loss is divided by all processes' targets, and "
                         "averaging gradients over processes divides again")

@@ -26,7 +26,8 @@ class EvaluationMean:
         reads: bool = True, # False for sharded models, whose parameters are elsewhere
     ):
         self.is_sum = way == "adds" and not takes_count
-        self.reads, self.filters = reads and way not in ("chunks", "rows", "terms"), filters
+        self.reads = reads and way not in ("chunks", "rows", "added", "terms")
+        self.filters = filters
         self.parts = [] # (loss, weight), where they were computed
         self.last = None # the parameter from which a graph is kept
         self.paused = False # rows that are copies of others do not count

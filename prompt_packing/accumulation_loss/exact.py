@@ -22,8 +22,8 @@ from .chunks import RowsOfAll, in_chunks
 from .custom import check_was_called, use_named_loss
 from .evaluation import EvaluationMean
 from prompt_packing.accumulation_loss.facts import (
-    Examiner, LossFacts, check_is_due, cut_model, examine, narrowed, said,
-    target_counts)
+    WAYS, Examiner, LossFacts, check_is_due, cut_model, examine, inexact_way, narrowed,
+    said, target_counts)
 from .processes import AllProcesses
 from .reading import number_of
 from .step import (
@@ -219,7 +219,7 @@ class ExactLossMixin:
             if step.failure or self.loss_facts.way != way:
                 return self._compute_again(model, step)
         total, value = step.sum.weight, step.sum.value
-        if self.loss_facts.way in ("adds", "terms"):
+        if self.loss_facts.way in ("adds", "added", "terms"):
             total = 1.0
             value = value * self.processes.number # the Trainer logs the mean of them
         else:
@@ -236,7 +236,8 @@ class ExactLossMixin:
         failed = self.processes.any(bool(reason))
         step.failure = reason = reason or ("on another process" if failed else "")
         if failed and facts.way == "chunks":
-            self._set_facts(said(replace(facts, way="rows"), reason, exact=False))
+            way = inexact_way(facts)
+            self._set_facts(said(replace(facts, way=way), reason, exact=False))
             return
         why_cut = f"the graph of the loss cannot be read ({reason})" if failed else ""
         rows = self._light_and_heavy(model, step, odd)
@@ -245,7 +246,7 @@ class ExactLossMixin:
             self._examine(model, step, rows, "the loss of every part is zero, and that of "
                           "the whole step may not be")
         if failed and self.loss_facts.way == facts.way: # each batch is kept as it is
-            self._set_facts(replace(self.loss_facts, way="rows"))
+            self._set_facts(replace(self.loss_facts, way=inexact_way(facts)))
 
     def _compute_again(self, model, step: Step):
         "The step from its beginning, in another way."
@@ -450,8 +451,9 @@ def _cut_if_joined(examiner, facts: LossFacts, batches: list, reason: str) -> Lo
     try:
         whole = join_rows(batches)
     except CannotJoin as error:
-        return said(replace(facts, way="rows", told=True), f"{reason}, and batches cannot "
-                    f"be joined ({error}): parts weigh by their rows", exact=False)
+        way = inexact_way(facts)
+        return said(replace(facts, way=way, told=True), f"{reason}, and batches cannot be "
+                    f"joined ({error}): {WAYS[way].partition(',')[0]}", exact=False)
     return cut_model(examiner, facts, whole, reason)
 
 def _rows_within(batches: list, budget: int, seed: int) -> list:

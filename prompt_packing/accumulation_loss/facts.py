@@ -5,7 +5,7 @@
 # %% ../../nbs/accumulation_loss/facts.ipynb #80f380fe
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 
 import torch
@@ -22,7 +22,8 @@ from ..foundation.rows import (
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['WAYS', 'LossFacts', 'check_is_due', 'target_counts', 'Examiner', 'narrowed', 'examine', 'cut_model', 'said']
+__all__ = ['WAYS', 'LossFacts', 'check_is_due', 'target_counts', 'Examiner', 'narrowed', 'named_mean', 'examine', 'cut_model',
+           'inexact_way', 'said']
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #dfbdd730
 WAYS = {
@@ -33,6 +34,7 @@ WAYS = {
     "terms": "each term of the loss weighs by what it is a mean over, counted in its part",
     "chunks": "the model runs in chunks of rows; head and loss see the whole step",
     "rows": "parts weigh by their rows, which is not exact",
+    "added": "the losses of the parts are added, which is not exact",
 }
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class LossFacts:
     ordered: bool = False # the order of the rows in a batch changes the loss
     told: bool = False # a check has passed in which parts weighed differently
     mean_over: str = "" # in words, where a count of the batch is what was read
+    loss_mean: str = "" # "tokens", "rows" or "row_tokens"; "": it cannot be told
     chunked: tuple[str, ...] = () # modules that run in chunks
     trims: bool = True # chunks may be only as wide as their longest row
     per_count: float = 0.0 # weight for each thing of `mean_over`; 0: unknown
@@ -56,11 +59,16 @@ class LossFacts:
         lines = [f"{WAYS[self.way]}"]
         if self.mean_over:
             lines.append(f"mean over {self.mean_over}")
+        if self.loss_mean:
+            lines.append(f"loss_mean = {self.loss_mean!r}")
         if self.terms:
             names = [name or "the whole step" for name, _ in self.terms]
             lines.append("mean over " + ", mean over ".join(names))
         if self.chunked:
-            lines.append("in chunks: " + ", ".join(n or "the model" for n in self.chunked))
+            shown = [name or "the model" for name in self.chunked[:4]]
+            more = len(self.chunked) - len(shown)
+            shown += [f"{more} more"] if more else []
+            lines.append("in chunks: " + ", ".join(shown))
         lines += [f"{f.name} = {getattr(self, f.name)}" for f in fields(self)
                   if f.name in ("takes_count", "repeatable", "draws", "ordered", "checks")]
         return "\n".join(lines + [f"said: {text}" for text in self.messages])
@@ -324,6 +332,91 @@ def _dealt_anew(whole, number: int) -> tuple:
     return (take_rows(whole, order[:first], trim=True),
             take_rows(whole, order[first:], trim=True))
 
+# %% ../../nbs/accumulation_loss/facts.ipynb #d4e5f6a7
+def named_mean(
+    examiner: Examiner,
+    facts: LossFacts, # after a look
+    few, # a batch of a few rows
+    first: Answer, # of these rows
+) -> str: # "tokens", "rows" or "row_tokens"; "": it cannot be told
+    "Which mean a loss is, in the words of `loss_mean`."
+    labels = _labels_of_tokens(few)
+    divides = facts.way == "adds" and facts.takes_count
+    if divides and labels and _is_cross_entropy(first): # as most models' own losses
+        return "tokens"
+    several = len(first.terms or "1") > 1
+    if facts.draws or facts.ordered or several or not facts.is_exact:
+        return ""
+    if facts.way in ("weighs", "counts") and facts.mean_over != "rows":
+        if "not -100" in facts.mean_over and not labels:
+            return "rows" # some of which have no target
+        is_of_tokens = facts.mean_over == "tokens" or "not -100" in facts.mean_over
+        return "tokens" if is_of_tokens else ""
+    if facts.way in ("weighs", "counts") and not labels:
+        return "rows"
+    if not labels or not (divides or facts.mean_over == "rows"):
+        return ""
+    try:
+        return _mean_within(examiner, few, labels, divides)
+    except _FAILURES: # a batch without some of its labels may be none
+        return ""
+
+def _labels_of_tokens(batch) -> str:
+    "The key of the labels, if each row has several; '' otherwise."
+    keys = [key for key, labels in batch.items() if "label" in str(key)
+            and torch.is_tensor(labels) and not labels.is_floating_point()
+            and labels.dim() > 1]
+    return keys[0] if len(keys) == 1 else ""
+
+def _is_cross_entropy(answer: Answer) -> bool:
+    "Whether torch itself has added up the losses of all targets."
+    terms = answer.terms or ()
+    return len(terms) == 1 and terms[0].path[-1].name().startswith("NllLoss")
+
+def _mean_within(examiner, few, key: str, divides: bool) -> str:
+    "Whether the losses of the targets of one row add up, or are averaged."
+    labels = few[key].clone()
+    labels[:, 0] = -100 # of which causal models make no target
+    counts = (labels != -100).flatten(1).sum(1)
+    longest = int(counts.argmax())
+    if counts[longest] < 3:
+        return ""
+    row = take_rows({**few, key: labels}, [longest])
+    targets = (row[key].flatten() != -100).nonzero().flatten()
+    third = len(targets) // 3
+    whole = examiner.ask(row, examiner.count).value
+    parts = [_value_with(examiner, row, key, kept)
+             for kept in (targets[:third], targets[third:])]
+    if examiner.near(*parts): # labels change nothing
+        return ""
+    adds = examiner.near(whole, sum(parts))
+    is_mean = examiner.near(
+        whole, (third * parts[0] + (len(targets) - third) * parts[1]) / len(targets))
+    if adds == is_mean: # a loss of 0, or neither
+        return ""
+    if divides:
+        return "tokens" if adds else ""
+    if is_mean and _weighs_by_targets(examiner, row, key, targets, whole):
+        return "tokens"
+    return "rows" if adds else "row_tokens"
+
+def _value_with(examiner, row, key: str, kept: torch.Tensor) -> float:
+    "The loss of a row when only these of its labels are targets."
+    return examiner.ask(_with_targets(row, key, kept), examiner.count).value
+
+def _with_targets(row, key: str, kept: torch.Tensor) -> dict:
+    labels = torch.full_like(row[key].flatten(), -100)
+    labels[kept] = row[key].flatten()[kept]
+    return {**row, key: labels.view_as(row[key])}
+
+def _weighs_by_targets(examiner, row, key: str, targets, value: float) -> bool:
+    "Whether a row weighs less with one target; before, all may have had as many."
+    light = _with_targets(row, key, targets[:1])
+    alone = examiner.ask(light, examiner.count).value
+    together = examiner.ask(join_rows([row, light]), examiner.count).value
+    number = len(targets)
+    return examiner.near(together, (number * value + alone) / (number + 1))
+
 # %% ../../nbs/accumulation_loss/facts.ipynb #8ccc340b
 _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, ArithmeticError,
              AttributeError, NotImplementedError)
@@ -366,6 +459,7 @@ def _looked_at(examiner, facts, dealt, parts, whole, number: int) -> LossFacts:
     facts = _after_comparison(examiner, facts, dealt, answers, uncut, whole)
     if number == 0:
         facts = _look_at_all_gradients(examiner, facts, first, few_parts, whole)
+        facts = replace(facts, loss_mean=named_mean(examiner, facts, few, first))
     return facts
 
 def _dealing(examiner, facts, parts: list, whole, number: int) -> list:
@@ -384,7 +478,7 @@ def _few_rows(whole) -> tuple:
 
 def _look_at_all_gradients(examiner, facts, uncut, parts: list, whole) -> LossFacts:
     "Once, of a few rows in two uneven parts: loss and gradients of every parameter."
-    if facts.way in ("chunks", "rows", "unknown") or facts.ordered or facts.draws \
+    if facts.way in ("chunks", "rows", "added", "unknown") or facts.ordered or facts.draws \
             or not examiner.asks_gradients or not row_count(parts[0]):
         return facts
     shares = _shares_of_terms(facts.terms, parts) if facts.way == "terms" else [None, None]
@@ -421,7 +515,7 @@ def _look_at_padding(facts, examiner, parts: list, answers: list, whole) -> Loss
                 "here, with masks of 0", exact=None)
 
 def _after_comparison(examiner, facts, parts, answers, uncut, whole) -> LossFacts:
-    if facts.way in ("chunks", "rows"):
+    if facts.way in ("chunks", "rows", "added"):
         return facts # nothing is claimed of parts
     if facts.way == "terms" and _terms_fit(examiner, facts.terms, parts, uncut):
         return facts
@@ -431,7 +525,8 @@ def _after_comparison(examiner, facts, parts, answers, uncut, whole) -> LossFact
         facts = said(facts, "the loss draws random numbers, others for each part of a step "
                      "than for the whole batch, as dropout does: the weights of the parts "
                      "are read, and cannot be checked", exact=None)
-        way, differed = (way, differed) if way else ("weighs", True)
+        likely = "adds" if facts.takes_count else "weighs"
+        way, differed = (way, differed) if way else (likely, True)
     # chosen rows and then rejected ones, as DPO has them, whose first loss is log 2 in
     # any order
     if not way and (facts.ordered or _values_fit(examiner, parts, answers, uncut)):
@@ -485,16 +580,32 @@ def cut_model(
                             ordered=False) # rows keep the order of the micro-batches
             return said(facts, f"{reason}: the model runs in chunks of rows, once more in "
                         "the backward pass; head and loss see the whole step")
-    return said(replace(facts, way="rows", told=True), f"{reason}; nor can the model be "
-                f"cut ({problem}): parts weigh by their rows", exact=False)
+    way = inexact_way(facts)
+    return said(replace(facts, way=way, told=True), f"{reason}; nor can the model be "
+                f"cut ({problem}): {WAYS[way].partition(',')[0]}", exact=False)
 
-def _ways_to_chunk(examiner, whole):
-    try:
-        names = chunked_modules(examiner.model, lambda: examiner.ask(whole, examiner.count))
-    except _FAILURES: # the whole batch fails, too, and training will say so
-        return []
-    names = tuple(names)
-    return [(names, trims) for trims in (True, False) if names]
+def inexact_way(facts: LossFacts) -> str: # one of `WAYS`
+    "What is left where no way is exact."
+    # a loss that is divided by the count of the whole step is about the sum of its parts
+    return "added" if facts.takes_count else "rows"
+
+def _ways_to_chunk(examiner, whole) -> Iterator[tuple]:
+    "Names of modules and whether to trim: the topmost ones first, then those inside."
+    passed = ()
+    for _ in range(_LEVELS):
+        try:
+            names = tuple(chunked_modules(
+                examiner.model, lambda: examiner.ask(whole, examiner.count),
+                row_count(whole), passed))
+        except _FAILURES: # the whole batch fails, too, and training will say so
+            return
+        if not names:
+            return
+        yield names, True
+        yield names, False
+        passed += names
+
+_LEVELS = 3 # of modules in modules
 
 def _problem_of_chunks(examiner, names, trims: bool, whole) -> str:
     "What is wrong with the loss when these modules run in chunks; '' if nothing is."

@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['SETS', 'PARTS', 'WRONG', 'TINY_SMOOTHING', 'COLUMNS', 'REBALANCE', 'MODULE', 'PATIENCE', 'ExactTrainer',
-           'quiet_trainer', 'collator_of', 'trained_gradient', 'TwoProcesses', 'gradient_of_two', 'own_gradient',
-           'own_loss', 'evaluated_loss', 'compared', 'facts_of_head', 'reads_count', 'stock_columns', 'has_lengths',
-           'can_smooth', 'exact_columns', 'is_off', 'cause_of', 'facts_of_class', 'measure_head', 'limit_memory',
-           'limit_time', 'serve', 'HeadProcess', 'rows_of_file', 'short_numbers', 'HeadTable', 'audit_heads',
-           'read_heads', 'is_exact', 'summarize_heads']
+           'quiet_trainer', 'collator_of', 'trained_step', 'trained_gradient', 'TwoProcesses', 'gradient_of_two',
+           'own_gradient', 'own_loss', 'evaluated_loss', 'compared', 'facts_of_head', 'sees_padding', 'reads_count',
+           'stock_columns', 'has_lengths', 'can_smooth', 'exact_columns', 'exact_error', 'float64_error', 'is_off',
+           'cause_of', 'facts_of_class', 'measure_head', 'limit_memory', 'limit_time', 'serve', 'HeadProcess',
+           'rows_of_file', 'short_numbers', 'HeadTable', 'audit_heads', 'read_heads', 'is_exact', 'summarize_heads']
 
 # %% ../../nbs/accumulation_loss/heads.ipynb #038f48f4
+import copy
 import csv
 import gc
 import inspect
@@ -40,7 +41,8 @@ from transformers.trainer_callback import PrinterCallback
 from prompt_packing.accumulation_loss.conformance import (
     StepReader, compare_gradients)
 from .exact import ExactLossMixin
-from ..foundation.foreign import BatchNorm
+from .facts import LossFacts
+from ..foundation.foreign import BatchNorm, tree_map
 from prompt_packing.accumulation_loss.tiny_models import (
     WIDTH, CannotBuild, collate_rows, head_classes, head_kind, learnable_rows, reason,
     tiny_model)
@@ -68,26 +70,29 @@ def quiet_trainer(
     trainer.remove_callback(PrinterCallback)
     return trainer
 
-def collator_of(model: PreTrainedModel) -> Callable: # rows -> batch
+def collator_of(
+    model: PreTrainedModel,
+    width: int = WIDTH, # of every text, in tokens
+) -> Callable: # rows -> batch
     "Pads texts, and shifts targets to the decoder as `DataCollatorForSeq2Seq` does."
     shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     names = inspect.signature(model.forward).parameters
 
     def collate(rows):
-        batch = collate_rows(rows)
+        batch = collate_rows(rows, width)
         if shift and "decoder_input_ids" in names and "labels" in batch:
             batch["decoder_input_ids"] = shift(labels=batch["labels"])
         return batch
 
     return collate
 
-def trained_gradient(
+def trained_step(
     trainer_class: type, # transformers' Trainer, or one derived from it
     model: PreTrainedModel, # without dropout
     rows: Sequence[dict], # all of them are one step
     accumulation: int = 1, # micro-batches, of which the last may have fewer rows
     **arguments, # of `TrainingArguments`
-) -> dict[str, torch.Tensor]: # by parameter
+) -> tuple[dict[str, torch.Tensor], Trainer]: # gradient by parameter; after the step
     "The gradient of one step, as the optimizer gets it."
     model.zero_grad(set_to_none=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -98,7 +103,14 @@ def trained_gradient(
         with StepReader(model) as reader:
             trainer.train()
     model.zero_grad(set_to_none=True)
-    return reader.gradients[0]
+    return reader.gradients[0], trainer
+
+def trained_gradient(
+    trainer_class: type, model: PreTrainedModel, rows: Sequence[dict],
+    accumulation: int = 1, **arguments
+) -> dict[str, torch.Tensor]: # by parameter
+    "The gradient alone; the same arguments."
+    return trained_step(trainer_class, model, rows, accumulation, **arguments)[0]
 
 # %% ../../nbs/accumulation_loss/heads.ipynb #57d6cae4
 class TwoProcesses(Accelerator):
@@ -168,8 +180,9 @@ COLUMNS = """
     processes_ratio processes_cosine rebalanced_ratio rebalanced_cosine
     smoothing_ratio smoothing_cosine one_batch_ratio one_batch_cosine
     eval_1 eval_4 eval_10 exact_even_error exact_uneven_error
-    exact_rebalanced_error exact_eval_4 counted reads_count batch_norm random
-    couples_rows cause not_built seconds transformers date""".split()
+    exact_rebalanced_error exact_float64_error exact_way exact_says exact_eval_4
+    loss_mean counted reads_count batch_norm random couples_rows sees_padding cause
+    not_built seconds transformers date""".split()
 
 def compared(name: str, right: dict, other: dict) -> dict[str, float]:
     "Ratio and cosine as two columns."
@@ -194,7 +207,22 @@ def facts_of_head(model: PreTrainedModel, even: Sequence[dict]) -> dict[str, boo
         random=compare_gradients(first, again)["error"] > 1e-4,
         # of even parts the mean gradient points the same way, whatever is averaged
         couples_rows=compare_gradients(first, in_parts)["cosine"] < 1 - 1e-4,
+        sees_padding=sees_padding(model, even[:2]),
     )
+
+@torch.no_grad()
+def sees_padding(model: PreTrainedModel, rows: Sequence[dict]) -> bool:
+    "Whether the loss of full rows changes when two columns of padding are added."
+    if not has_lengths(rows):
+        return False
+    losses = []
+    for width in (WIDTH, WIDTH + 2):
+        try:
+            output = model(**collator_of(model, width)(rows))
+        except (RuntimeError, ValueError, IndexError): # takes one width alone
+            return True
+        losses.append(float(output["loss"]))
+    return abs(losses[0] - losses[1]) > 1e-4 * abs(losses[0])
 
 def reads_count(model: PreTrainedModel, batch: dict, items: torch.Tensor) -> bool:
     "Whether the loss halves when twice as many targets are said to be there."
@@ -251,23 +279,58 @@ def can_smooth(model: PreTrainedModel, rows: Sequence[dict]) -> bool:
     return torch.is_tensor(logits) and logits.shape[:-1] == labels.shape
 
 # %% ../../nbs/accumulation_loss/heads.ipynb #2509b788
-def exact_columns(model: PreTrainedModel, rows: dict, one: dict) -> dict:
-    """What `ExactLossMixin` makes of this head.
-
-    An error is relative to one batch: to transformers' own step on it, or to the
-    model's loss where the two differ, whichever is nearer."""
-    row = {}
+def exact_columns(
+    model: PreTrainedModel,
+    rows: dict, # of each set
+    one: dict, # of each set, the gradient of one batch
+    is_random: bool = False, # the loss; what is off is then no rounding
+) -> dict: # columns of the table
+    "What `ExactLossMixin` makes of this head."
+    row, ways, said, means = {}, [], [], set()
     for name, right in one.items():
         arguments = REBALANCE if name == "rebalanced" else {}
-        exact = trained_gradient(ExactTrainer, model, rows[name], PARTS, **arguments)
-        error = compare_gradients(right, exact)["error"]
-        if error > WRONG:
-            own = own_gradient(model, rows[name])
-            error = min(error, compare_gradients(own, exact)["error"])
+        error, facts = exact_error(model, rows[name], right, **arguments)
         row[f"exact_{name}_error"] = error
+        if error > WRONG and not is_random:
+            in_double = float64_error(model, rows[name], **arguments)
+            row["exact_float64_error"] = max(
+                row.get("exact_float64_error", 0.0), in_double)
+        ways.append(facts.way)
+        said += [text for text in facts.messages if text.startswith("NOT ")]
+        means.add(facts.loss_mean)
+    row["exact_way"] = " ".join(dict.fromkeys(ways))
+    row["exact_says"] = said[0][:160] if said else ""
+    row["loss_mean"] = means.pop() if len(means) == 1 else ""
     loss = evaluated_loss(ExactTrainer, model, rows["uneven"], 4)
     row["exact_eval_4"] = loss / own_loss(model, rows["uneven"])
     return row
+
+def exact_error(
+    model: PreTrainedModel, rows: Sequence[dict], right: dict, **arguments
+) -> tuple[float, LossFacts]:
+    "How far its step is from one batch, and what it has found out."
+    exact, trainer = trained_step(ExactTrainer, model, rows, PARTS, **arguments)
+    error = compare_gradients(right, exact)["error"]
+    if error > WRONG:
+        own = own_gradient(model, rows)
+        error = min(error, compare_gradients(own, exact)["error"])
+    return error, trainer.loss_facts
+
+def float64_error(
+    model: PreTrainedModel, rows: Sequence[dict], **arguments
+) -> float: # NaN for a model that computes in float32 whatever its weights are
+    "The same error where rounding is a billion times smaller."
+    def double(value):
+        is_number = torch.is_tensor(value) and value.is_floating_point()
+        return value.double() if is_number else value
+
+    model = copy.deepcopy(model).double()
+    rows = [tree_map(double, row) for row in rows]
+    try:
+        right = trained_gradient(Trainer, model, rows)
+        return exact_error(model, rows, right, **arguments)[0]
+    except RuntimeError:
+        return float("nan")
 
 # %% ../../nbs/accumulation_loss/heads.ipynb #66734f91
 def is_off(row: dict, name: str) -> bool:
@@ -323,7 +386,7 @@ def measure_head(
         one = {name: trained_gradient(Trainer, model, rows[name]) for name in rows}
         row |= stock_columns(model, rows, one)
         row["cause"] = cause_of(row)
-        row |= exact_columns(model, rows, one)
+        row |= exact_columns(model, rows, one, row["random"])
     except CannotBuild as error:
         row["not_built"] = str(error)
     # code of hundreds of authors under a Trainer: whatever it raises is what is listed
@@ -503,7 +566,8 @@ def read_heads(
 def is_exact(table: pd.DataFrame) -> pd.Series: # of bool
     "Whether `ExactLossMixin` has the gradient of one batch, however it was cut."
     errors = table[["exact_even_error", "exact_uneven_error", "exact_rebalanced_error"]]
-    return errors.max(axis=1) < WRONG
+    # in float64 what was rounding is far below
+    return (errors.max(axis=1) < WRONG) | (table.exact_float64_error < WRONG ** 2)
 
 def summarize_heads(
     table: pd.DataFrame, # as `audit_heads` returns it

@@ -50,7 +50,7 @@ class StepSum:
 
     def weighed(self, loss: torch.Tensor, batch) -> torch.Tensor:
         "The loss of a part times its weight. Raises `Unreadable`."
-        if self.facts.way == "adds":
+        if self.facts.way in ("adds", "added"):
             self._add(loss.detach())
             return loss
         if self.facts.way == "terms":

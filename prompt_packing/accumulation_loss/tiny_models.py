@@ -5,17 +5,18 @@
 # %% auto #0
 __all__ = ['WIDTH_NAMES', 'INNER_NAMES', 'HEAD_WIDTH_NAMES', 'LAYER_NAMES', 'HEAD_NAMES', 'LENGTH_NAMES', 'OTHER_SIZES',
            'VOCABULARY', 'SPECIAL_TOKENS', 'EVEN_IF_NONE', 'MOST_WEIGHTS', 'WIDTH', 'KINDS', 'PICTURE_KEYS',
-           'SOUND_KEYS', 'PADDING', 'modeling_modules', 'takes_targets', 'head_classes', 'small_sizes', 'is_number',
-           'small_value', 'shrink_config', 'tiny_resnet', 'shrink_lists', 'CannotBuild', 'reason', 'tiny_config',
-           'without_dropout', 'sized_model', 'tokens', 'some_masked', 'head_kind', 'target_makers', 'frame_targets',
-           'pixel_targets', 'image_sizes', 'picture_makers', 'sound_makers', 'input_makers', 'padded', 'collate_rows',
-           'check_loss', 'row_maker', 'learnable_rows', 'tiny_model']
+           'SOUND_KEYS', 'PADDING', 'ROW_MAKERS', 'modeling_modules', 'takes_targets', 'head_classes', 'small_sizes',
+           'is_number', 'small_value', 'shrink_config', 'tiny_resnet', 'shrink_lists', 'CannotBuild', 'reason',
+           'tiny_config', 'without_dropout', 'sized_model', 'tokens', 'some_masked', 'head_kind', 'target_makers',
+           'frame_targets', 'pixel_targets', 'image_sizes', 'picture_makers', 'sound_makers', 'input_makers', 'padded',
+           'collate_rows', 'check_loss', 'row_maker', 'found_row_maker', 'learnable_rows', 'tiny_model']
 
 # %% ../../nbs/accumulation_loss/tiny_models.ipynb #36db3e2a
 import inspect
 import os
 import pkgutil
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -506,11 +507,19 @@ def check_loss(model: PreTrainedModel, batch: dict):
         raise ValueError("the loss has no gradient")
 
 # %% ../../nbs/accumulation_loss/tiny_models.ipynb #b1b37896
+ROW_MAKERS = weakref.WeakKeyDictionary() # model -> its row maker, which takes tries
+
 def row_maker(
     model: PreTrainedModel, # as `tiny_model` makes it
     most_tries: int = 40, # of inputs and targets
 ) -> Callable[[int], dict]: # from the length of a row to a row
     "How to make rows that this model can learn from. `CannotBuild` says why not."
+    if model not in ROW_MAKERS:
+        ROW_MAKERS[model] = found_row_maker(model, most_tries)
+    return ROW_MAKERS[model]
+
+def found_row_maker(model: PreTrainedModel, most_tries: int) -> Callable[[int], dict]:
+    "The first of the likely inputs and targets that give a loss with a gradient."
     model_class, failure, tries = type(model), None, 0
     names = inspect.signature(model_class.forward).parameters
     targets = target_makers(head_kind(model_class), model.config, names)
@@ -557,9 +566,11 @@ def tiny_model(
 ) -> PreTrainedModel: # in training mode, without dropout
     """A small model of this class with random weights. `CannotBuild` says why not.
 
-    Of two sets of sizes it has the first with which it can learn from a row."""
+    Of three sets of sizes it has the first with which it can learn from a row: some
+    divide a width by six, or add the heads to it."""
     first, failure = None, None
-    for sizes in (small_sizes(), small_sizes(width=64, heads=4)):
+    for width, heads in ((32, 2), (64, 4), (96, 8)):
+        sizes = small_sizes(width, heads)
         try:
             model = sized_model(model_class, sizes, seed)
         # code of hundreds of authors, with sizes that it has never seen: whatever it

@@ -72,6 +72,8 @@ def _run(words):
     check_words(words, top, parsers)
     try:
         options = vars(top.parse_args(words))
+    except SystemExit as end:
+        return end.code or _help_written()
     except OSError as error: # a path that cannot even be looked at
         parsers[words[0]].error(f"{str(error.filename)[:60]}: {error.strerror}")
     name, as_json = options.pop("command"), options.pop("json")
@@ -88,10 +90,19 @@ def _run(words):
         return 2
     return int(name == "verify" and len(result) > 0)
 
-def _write(text):
+def _help_written():
+    "Exit status after argparse has printed help or version, perhaps into a buffer."
+    try:
+        _write("", end="")
+    except OSError as error:
+        print(f"prompt-packing: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+def _write(text, end="\n"):
     "Print it; that the reader has gone, as after `| head`, is no error."
     try:
-        print(text, flush=True)
+        print(text, end=end, flush=True)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()) # at exit
         if not isinstance(error, BrokenPipeError):
@@ -177,7 +188,8 @@ def _config_of(model):
         backbones.read_config(model)
     auto = import_module("transformers").AutoConfig
     try:
-        return auto.from_pretrained(model, trust_remote_code=False)
+        with chapter("foundation.hub").no_foreign_code(model):
+            return auto.from_pretrained(model, trust_remote_code=False)
     except OSError as error:
         if Path(model).exists():
             raise

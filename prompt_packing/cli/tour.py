@@ -75,7 +75,7 @@ def _classifier(backbone):
 def _quiet(folder, **settings):
     "Arguments of a Trainer that prints, saves and reports nothing."
     usual = dict(report_to="none", save_strategy="no", logging_strategy="no",
-                 disable_tqdm=True, dataloader_pin_memory=torch.cuda.is_available())
+                 disable_tqdm=True, dataloader_pin_memory=torch.accelerator.is_available())
     return TrainingArguments(output_dir=folder, **usual | settings)
 
 def gradient_factors(

@@ -20,6 +20,7 @@ from transformers import (
     AutoModelForSequenceClassification, AutoTokenizer, Pipeline,
     TextClassificationPipeline, pipeline)
 
+from ..foundation.hub import no_foreign_code
 from .methods import METHODS
 from ..prompt_tuning import PromptForSequenceClassification
 from ..tasks.task import METRICS
@@ -351,8 +352,10 @@ def load_model(
         raise FileNotFoundError(f"there is no folder {folder}")
     if read_config(folder)["model_type"] == "prompt_tuning":
         return PromptForSequenceClassification.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    return pipeline("text-classification", model=_classifier(folder), truncation=True,
+    with no_foreign_code(folder):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        model = _classifier(folder)
+    return pipeline("text-classification", model=model, truncation=True,
                     tokenizer=tokenizer, pipeline_class=_Classifier,
                     trust_remote_code=False)
 

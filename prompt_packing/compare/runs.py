@@ -193,8 +193,7 @@ def _arguments(run, folder):
         tokens_per_step=run.token_budget, num_train_epochs=run.epochs,
         learning_rate=run.learning_rate, warmup_steps=0.1, seed=run.seed,
         data_seed=run.seed, save_strategy="no", save_total_limit=1,
-        logging_strategy="no", report_to="none", disable_tqdm=True,
-        dataloader_pin_memory=torch.cuda.is_available())
+        logging_strategy="no", report_to="none", disable_tqdm=True)
     return TrainingArguments(**settings | json.loads(run.training or "{}"))
 
 def _trainer(run, kit, model, folder):

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_NAME, cached_file
+from ..foundation.hub import no_foreign_code
 from ..foundation.folders import written
 from ..foundation.foreign import IF_THERE
 from .facts import BackboneFacts, counted
@@ -325,7 +326,8 @@ def read_tokenizer(
     "The tokenizer in a folder; one that brings its own code is refused."
     if cached_file(source, "tokenizer_config.json", **IF_THERE, **hub) is None:
         return None
-    return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **hub)
+    with no_foreign_code(source):
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **hub)
 
 # %% ../../nbs/prompt_tuning/saving.ipynb #d2a7b2b3
 def check_backbone(

@@ -23,7 +23,8 @@ from transformers import (
     AutoConfig, AutoModel, AutoTokenizer, LlamaForCausalLM, PreTrainedModel,
     PreTrainedTokenizerBase, PreTrainedTokenizerFast)
 
-from ..foundation.hub import hub_answers, is_offline, only_cache
+from ..foundation.hub import (
+    hub_answers, is_offline, no_foreign_code, only_cache)
 from .package_index import Package, cached, place_of
 
 _logger = logging.getLogger(__name__)
@@ -211,7 +212,7 @@ class _Place:
 
     def load(self, auto, name, **settings):
         "What `auto`, an Auto class, loads from this place."
-        with only_cache(self.offline):
+        with only_cache(self.offline), no_foreign_code(self.where):
             try:
                 loaded = auto.from_pretrained(
                     self.where, trust_remote_code=False, **settings)

@@ -126,13 +126,17 @@ class OutputFolder:
         complete(part)
         if target.is_dir() and not (target / STATE_FILE).is_file():
             _add_missing(target, part)
-        if target.exists():
+        if target.exists() or not self._has_sealed():
             write_manifest(part)
             publish(part, target)
         else:
             os.rename(part, target)
         aside.rmdir()
         self._unsealed = target
+
+    def _has_sealed(self) -> bool:
+        "Whether there is a checkpoint to go back to."
+        return any((self.path(step) / MANIFEST_NAME).is_file() for step in self.steps())
 
     def seal(self,
         limit: int | None, # `save_total_limit`

@@ -27,9 +27,9 @@ from ..foundation.rows import map_leaves
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['same_random_numbers', 'measured_lengths', 'StepSampler', 'PlannedSteps', 'reading_options', 'data_seed',
-           'planned_loader', 'in_memory', 'ReadyBatches', 'ready_loader', 'StreamLoader', 'stream_loader',
-           'leave_on_host', 'sent_to_device']
+__all__ = ['same_random_numbers', 'measured_lengths', 'StepSampler', 'PlannedSteps', 'pins_memory', 'reading_options',
+           'data_seed', 'planned_loader', 'in_memory', 'ReadyBatches', 'are_ready', 'ready_loader', 'StreamLoader',
+           'stream_loader', 'leave_on_host', 'sent_to_device']
 
 # %% ../../nbs/trainer/loaders.ipynb #adf4ff51
 @contextmanager
@@ -154,12 +154,16 @@ class PlannedSteps(DataLoader):
     def set_epoch(self, epoch: int):
         self.batch_sampler.set_epoch(epoch)
 
+def pins_memory(args) -> bool:
+    "Whether loaders pin batches: if they are to, and the device can read pinned memory."
+    return args.dataloader_pin_memory and args.device.type not in ("cpu", "mps")
+
 def reading_options(args, is_training: bool) -> dict:
     "Keyword arguments of `DataLoader` that transformers' arguments ask for."
     options = dict(num_workers=args.dataloader_num_workers,
                    prefetch_factor=args.dataloader_prefetch_factor,
                    persistent_workers=args.dataloader_persistent_workers,
-                   pin_memory=args.dataloader_pin_memory and args.device.type != "cpu",
+                   pin_memory=pins_memory(args),
                    generator=torch.Generator().manual_seed(data_seed(args)))
     if is_training:
         options["worker_init_fn"] = partial(
@@ -244,6 +248,11 @@ class _WholeBatchSampler:
         return ([number] for number in mine)
 
 def _first(batches): return batches[0]
+
+def are_ready(dataset) -> bool:
+    "Whether a data set holds ready-made batches, with numbers."
+    made = getattr(dataset, "batch_size", 0) is None
+    return made and not hasattr(dataset, "load_state_dict")
 
 def ready_loader(batches, args, is_training: bool) -> PlannedSteps:
     "A loader of ready-made batches. In an evaluation every process reads all of them."
@@ -332,11 +341,10 @@ def leave_on_host(
 def sent_to_device(
     batch, # of tensors on the CPU
     device: torch.device,
-    pin: bool, # copy by way of pinned memory, where the device can read it
+    pin: bool, # copy by way of pinned memory, as `pins_memory` says
     non_blocking: bool, # go on before the copy has arrived
 ): # the batch on the device; packed sequences stay where they are
     "A batch is sent to the device."
-    pin = pin and device.type not in ("cpu", "mps")
     def sent(path, leaf):
         if not torch.is_tensor(leaf) or leaf.device == device:
             return leaf

@@ -23,9 +23,9 @@ from ..foundation.rows import join_rows, row_count, row_lengths, take_rows
 from ..packed_sequence.mixin import PackedSequenceMixin
 from .collators import collator_for
 from .cutting import StepCutter, measure_pass_cost, rounded_cost
-from prompt_packing.trainer.loaders import (
-    StreamLoader, leave_on_host, measured_lengths, planned_loader, ready_loader,
-    sent_to_device, stream_loader)
+from .loaders import (
+    StreamLoader, are_ready, leave_on_host, measured_lengths, pins_memory,
+    planned_loader, ready_loader, sent_to_device, stream_loader)
 from .memory import measured_budget
 from .place import StreamPlace
 from .predictions import in_order, joined_predictions
@@ -74,13 +74,14 @@ class TokenBudgetMixin:
         super()._validate_args()
 
     def _get_dataloader(self, dataset, description, *args, is_training=False, **kwargs):
-        if getattr(dataset, "batch_size", 0) is None: # of ready-made batches
-            make = stream_loader if hasattr(dataset, "load_state_dict") else ready_loader
-            return make(dataset, self.args, is_training)
+        if are_ready(dataset):
+            return ready_loader(dataset, self.args, is_training)
+        if getattr(dataset, "batch_size", 0) is None: # a stream of batches
+            return stream_loader(dataset, self.args, is_training)
         if is_training and getattr(self.args, "plans_steps", False):
             return self._planned_loader(dataset, description)
         collate = self._collator_of(dataset)
-        pin = self.args.dataloader_pin_memory and not getattr(dataset, "on_device", False)
+        pin = pins_memory(self.args) and not getattr(dataset, "on_device", False)
         with set_for_now(self, data_collator=collate), \
                 set_for_now(self.args, dataloader_pin_memory=pin):
             loader = super()._get_dataloader(
@@ -163,7 +164,7 @@ class TokenBudgetMixin:
 
     def _sent(self, part):
         "A part on its way to the device, from pinned memory where that is wanted."
-        return sent_to_device(part, self.args.device, self.args.dataloader_pin_memory,
+        return sent_to_device(part, self.args.device, pins_memory(self.args),
                               self.accelerator.non_blocking)
 
     def _new_cutter(self, batches) -> StepCutter:
@@ -240,6 +241,11 @@ class TokenBudgetMixin:
 
     # evaluation
 
+    def evaluation_loop(self, dataloader, *args, **kwargs):
+        if are_ready(getattr(dataloader, "dataset", None)): # every process has all rows
+            self.gather_function = _as_it_is
+        return super().evaluation_loop(dataloader, *args, **kwargs)
+
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
         parts = self._parts_to_predict(inputs)
         if parts is None:
@@ -285,6 +291,8 @@ def _check_exact_comes_first(cls: type):
     raise TypeError(
         f"{cls.__name__}: token_budget cuts steps, and ExactLossMixin keeps their gradient: "
         f"write class {cls.__name__}(ExactLossMixin, TokenBudgetMixin, ...)")
+
+def _as_it_is(value): return value
 
 def _tokens(batch) -> int:
     "Tokens computed for a batch, padding included."
