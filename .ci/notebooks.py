@@ -105,8 +105,9 @@ def last_cell(cells, until):
 
 
 def tidy(output):
-    "Drop what differs from run to run and says nothing: memory addresses, progress bars, carriage returns."
-    output = json.loads(re.sub(r" at 0x[0-9a-f]{6,}", "", json.dumps(output)))
+    "Drop what differs from run to run and says nothing: memory addresses, folders of this machine, progress bars, carriage returns."
+    text = re.sub(r" at 0x[0-9a-f]{6,}", "", json.dumps(output))
+    output = json.loads(text.replace(f"{root}/", "").replace(f"{tempfile.gettempdir()}/", ""))
     if output.get("output_type") == "stream":
         output["text"] = [line for line in output["text"] if "\r" not in line and not re.search(r"\d+%\||it/s", line)]
     if "image/png" in (data := output.get("data", {})): data["image/png"] = few_colors("".join(data["image/png"]))

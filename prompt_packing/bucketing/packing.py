@@ -115,7 +115,7 @@ def _run(model, batch):
 
 def _distance(logits, expected):
     "The largest difference, relative to the largest logit."
-    return float((logits - expected).abs().max() / expected.abs().max())
+    return ((logits - expected).abs().max() / expected.abs().max()).item()
 
 # %% ../../nbs/bucketing/packing.ipynb #4497739f
 def _model_facts(
