@@ -66,8 +66,12 @@ def undisturbed(
     model: nn.Module, # its modules keep their modes
     seed: int = 0, # of all random numbers meanwhile
 ) -> Iterator[None]:
-    "Without dropout; random states and buffers are afterwards what they were."
+    "Without dropout; random states, buffers, gradients are afterwards what they were."
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    # a reversible layer adds to `.grad` itself, whatever it is differentiated for
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    for parameter, _ in gradients:
+        parameter.grad = None
     python, of_numpy = random.getstate(), np.random.get_state()
     device = next(model.parameters(), torch.empty(0)).device
     several = [] if device.type == "cpu" else [device.index or 0]
@@ -80,6 +84,8 @@ def undisturbed(
         random.setstate(python)
         np.random.set_state(of_numpy)
         _restore_buffers(model, buffers)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #f3a324c2
 def last_parameter(
