@@ -31,9 +31,9 @@ class Kit:
     task:Task # labels and metric
     train:Dataset # `input_ids`, `attention_mask`, `labels`, `length`
     evaluation:Dataset # the same columns
-    facts:BackboneFacts|None = None # of the backbone; None: each model finds them
+    facts:BackboneFacts|None = None # of the backbone; None: no method leaves it frozen
     caches:dict = field(default_factory=dict) # a `TextCache` for each of the two; or {}
-    text_seconds:float = 0. # what the caches took to compute
+    text_seconds:float = 0. # that the cache took to compute
     made:dict = field(default_factory=dict) # what runs have in common, see `once`
     spared:float = 0. # seconds that `once` has saved
 

@@ -17,16 +17,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from datasets import DatasetDict
+from datasets import DatasetDict, concatenate_datasets
 from transformers import EvalPrediction, PrinterCallback, TrainerCallback, set_seed
 
 from ..bucketing import PaddedCollator, plan_batches
 from .methods import METHODS, Kit
-from ..frozen_weights import (
-    FrozenWeightsCallback, changed_layers, fingerprint)
+from ..frozen_weights import FrozenWeightsCallback, changed_layers
 from ..prompt_tuning import TextCache, find_facts
-from ..prompt_tuning.text_cache import TextCacheCollator
 from ..prompt_tuning.facts import check_fits
+from ..prompt_tuning.text_store import NoRoom
 from ..tasks import Task, load_backbone, load_task
 from ..trainer import Trainer, TrainingArguments
 
@@ -100,78 +99,59 @@ def _draw(dataset, rows, seed=0):
         return dataset
     return dataset.shuffle(seed=seed).select(range(rows))
 
-# %% ../../nbs/compare/runs.ipynb #5ce8235e
-class _CachedRows:
-    "Rows of a text cache with their labels, as a data set for the Trainer."
-    def __init__(self, cache, labels, rows=slice(None)):
-        self.cache, self.rows = cache, np.arange(len(cache))[rows]
-        self.labels = torch.tensor(list(labels))[self.rows]
-        self.lengths = cache.lengths[self.rows]
-        self.features = cache.features[self.rows]
-        self.data_collator = _collate_cached
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, i):
-        return self.cache[int(self.rows[i])] | {"labels": self.labels[i]}
-
-def _collate_cached(rows):
-    labels = torch.stack([row["labels"] for row in rows])
-    texts = [{k: v for k, v in row.items() if k != "labels"} for row in rows]
-    return TextCacheCollator()(texts) | {"labels": labels}
-
 # %% ../../nbs/compare/runs.ipynb #d2de4c7d
-def _text_caches(backbone, facts, data, folder, max_bytes, prompted):
-    "A text cache for each data set; none where it is not exact or too large."
-    why = TextCache.refusal(backbone, facts)
-    texts = {name: rows.remove_columns("labels") for name, rows in data.items()}
-    size = 0
-    if not why:
-        size = sum(TextCache.size(backbone, t, facts=facts) for t in texts.values())
-    if size > max_bytes:
-        why = f"a text cache would take {size / 2**30:.2g} GB, over max_cache_bytes"
-    if why and prompted:
-        _logger.warning(f"No text cache, since {why}: each step computes the texts "
+def _text_cache(backbone, facts, rows, folder, max_bytes, prompted):
+    "A text cache of all rows; None where it is not exact or too large."
+    reason = TextCache.refusal(backbone, facts)
+    if reason is None:
+        try:
+            return TextCache.build(
+                backbone, rows, path=folder, max_bytes=max_bytes, facts=facts)
+        except NoRoom as error: # its first half says how much there is of what
+            reason = str(error).partition(";")[0]
+            reason = reason.replace("max_bytes", "max_cache_bytes")
+    if prompted:
+        _logger.warning(f"No text cache, since {reason}: each step computes the texts "
                         "again, which is slower and changes no result.")
-    if why:
-        return {}
-    dtype = torch.bfloat16 if backbone.dtype == torch.bfloat16 else torch.float16
-    def build(name):
-        path = folder and Path(folder) / name
-        return TextCache.build(
-            backbone, texts[name], path=path, dtype=dtype, facts=facts)
-    return {name: _CachedRows(build(name), data[name]["labels"]) for name in data}
+    return None
 
 # %% ../../nbs/compare/runs.ipynb #c637ec4a
 def load_kit(
     run:Run, # its backbone, task and data settings are what counts
-    folder:str|Path|None=None, # for the text caches; None: in memory
-    max_cache_bytes:int=4 * 2**30, # text caches larger than this are not built
+    folder:str|Path|None=None, # for the text cache; None: in memory
+    max_cache_bytes:int=4 * 2**30, # a text cache larger than this is not built
     prompt_tokens:int=0, # of the largest prompt; all methods read the same texts
-    frozen:bool=True, # whether a method with a frozen backbone reads the caches
+    frozen:bool=True, # whether a method with a frozen backbone reads the cache
+    task:Task|None=None, # None: it is loaded
 )->Kit:
-    """Backbone, task, rows and text caches of a run. Raises what the two loaders raise,
+    """Backbone, task, rows and text cache of a run. Raises what the two loaders raise,
     and `ValueError` for texts that leave the largest prompt no room."""
     backbone, tokenizer = load_backbone(run.backbone, dtype=getattr(torch, run.dtype))
-    task = load_task(run.task, source=run.source, text_columns=run.text_columns,
-                     label_column=run.label_column, problem_type=run.problem_type)
+    if task is None:
+        task = load_task(run.task, source=run.source, text_columns=run.text_columns,
+                         label_column=run.label_column, problem_type=run.problem_type)
     say_if_fewer(task, run.train_rows, run.eval_rows)
     rows = DatasetDict(
         train=_draw(task.splits["train"], run.train_rows, run.rows_seed),
         validation=_draw(task.splits["validation"], run.eval_rows))
     encoded = replace(task, splits=rows).encode(tokenizer, max_length=run.max_length)
-    data = {"train": encoded["train"], "evaluation": encoded["validation"]}
-    facts, caches = None, {}
-    if frozen: # found once, for all runs on this backbone
-        facts = find_facts(backbone)
-        for part in data.values():
-            check_fits(backbone, part["length"][:], prompt_tokens, facts=facts)
-        caches = _text_caches(backbone, facts, data, folder, max_cache_bytes,
-                              prompted=prompt_tokens > 0)
-    seconds = sum(rows.cache.seconds for rows in caches.values())
-    return Kit(backbone, tokenizer, task, **data, facts=facts, caches=caches,
-               text_seconds=seconds)
+    kit = Kit(backbone, tokenizer, task, encoded["train"], encoded["validation"])
+    if frozen:
+        kit.facts = find_facts(backbone)
+        _add_cache(kit, folder, max_cache_bytes, prompt_tokens)
+    return kit
+
+def _add_cache(kit, folder, max_bytes, prompt_tokens):
+    "Give a kit its text caches. Raises `ValueError` for texts that are too long."
+    rows = concatenate_datasets([kit.train, kit.evaluation])
+    check_fits(kit.facts, rows["length"][:], prompt_tokens)
+    cache = _text_cache(
+        kit.backbone, kit.facts, rows, folder, max_bytes, prompted=prompt_tokens > 0)
+    if cache is not None:
+        kit.text_seconds = cache.seconds
+        train = len(kit.train)
+        kit.caches = {"train": cache.select(range(train)),
+                      "evaluation": cache.select(range(train, len(rows)))}
 
 # %% ../../nbs/compare/runs.ipynb #9e6abbfc
 def _hold_out(kit, share):
@@ -181,8 +161,9 @@ def _hold_out(kit, share):
     by_label = np.argsort(place.reshape(-1), kind="stable")
     held = np.sort(by_label[every // 2::every])
     rows = {"train": np.setdiff1d(by_label, held), "evaluation": held}
-    caches = {name: _CachedRows(kit.caches["train"], labels.tolist(), r)
-              for name, r in rows.items()} if kit.caches else {}
+    caches = {}
+    if kit.caches:
+        caches = {name: kit.caches["train"].select(r) for name, r in rows.items()}
     parts = {name: kit.train.select(r) for name, r in rows.items()}
     return replace(kit, caches=caches, **parts)
 
@@ -303,7 +284,7 @@ def _run(run, kit, models, folder, every):
     set_seed(run.seed)
     if run.held_out:
         kit = _hold_out(kit, run.held_out)
-    before, start, spared = fingerprint(kit.backbone), time.perf_counter(), kit.spared
+    start, spared = time.perf_counter(), kit.spared
     model = METHODS[run.method].build(run, kit)
     built = time.perf_counter() - start + kit.spared - spared # as if nothing was there
     scores, predicted, trained = _measure(run, kit, model, folder, every)
@@ -316,7 +297,7 @@ def _run(run, kit, models, folder, every):
         "majority": one_answer[kit.task.metrics[0]], "majority_scores": one_answer,
         "one_class": _one_class(run, predictions, references),
         "rows": len(kit.train), "seconds": built + trained, "model": saved,
-        **_costs(run, kit, model), **_frozen(run, kit, before),
+        **_costs(run, kit, model), **_frozen(run, kit),
         "predictions": predictions, "references": references}
 
 # %% ../../nbs/compare/runs.ipynb #e77d5815
@@ -332,12 +313,17 @@ def _save(model, kit, folder, run):
     return run.name
 
 def _costs(run, kit, model):
-    padding, shuffled = _paddings(np.asarray(kit.train["length"]), run.token_budget)
+    lengths = np.asarray(kit.train["length"])
+    padding, shuffled = kit.once(("paddings", len(lengths), run.token_budget),
+                                 lambda: _paddings(lengths, run.token_budget))
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return {"text_seconds": kit.text_seconds, "trained_parameters": trained,
             "cached": kit.data(model, "train") is not kit.train,
             "padding": padding, "padding_shuffled": shuffled}
 
-def _frozen(run, kit, before):
-    return {"frozen_checked": len(before) if METHODS[run.method].frozen else 0,
-            "frozen_changed": len(changed_layers(kit.backbone, before))}
+def _frozen(run, kit):
+    "How many tensors of the backbone are not what they were when it was loaded."
+    if not METHODS[run.method].frozen: # it worked on a copy
+        return {"frozen_checked": 0, "frozen_changed": 0}
+    return {"frozen_checked": len(kit.facts.weights),
+            "frozen_changed": len(changed_layers(kit.backbone, kit.facts.weights))}

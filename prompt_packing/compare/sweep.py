@@ -97,9 +97,12 @@ def _settled(run, records): # `records`: of the trials, by run
 _shared = ("backbone", "task", "train_rows", "rows_seed", "eval_rows", "max_length",
            "dtype", "source", "text_columns", "label_column", "problem_type", "data")
 
+_tasks = {} # digest of its rows -> task, of a sweep that this process has begun
+
 @lru_cache(maxsize=1) # a run mostly follows one that shares its kit
 def _load_shared(run, output_dir, **options):
-    return load_kit(run, Path(output_dir) / "text_cache" / run.name, **options)
+    folder = Path(output_dir) / "text_cache" / run.name
+    return load_kit(run, folder, task=_tasks.get(run.data), **options)
 
 def _kit_of(run, output_dir, **options): # options of `load_kit`
     "The kit of a run: runs that agree in the settings that count get the same."
@@ -183,7 +186,9 @@ def _data(name, settings):
     options = ("source", "text_columns", "label_column", "problem_type")
     task = load_task(name, **{o: settings[o] for o in options if o in settings})
     say_if_fewer(task, settings.get("train_rows"), settings.get("eval_rows"))
-    return _digest(task)
+    digest = _digest(task)
+    _tasks[digest] = task # the kits of this process need not read it again
+    return digest
 
 # %% ../../nbs/compare/sweep.ipynb #772f801d
 def _tidy(output_dir, keep_text_cache):
@@ -246,6 +251,7 @@ def sweep(
         runs = [_settled(run, trials) for run in wanted]
         records = recorded(runs, what="runs")
         _tidy(output_dir, keep_text_cache)
+    _tasks.clear()
     return Comparison([records[run] for run in runs], output_dir)
 
 # %% ../../nbs/compare/sweep.ipynb #e786c168

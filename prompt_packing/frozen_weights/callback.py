@@ -13,7 +13,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from transformers import (
@@ -30,10 +29,8 @@ from ..foundation.foreign import write_count
 # %% ../../nbs/frozen_weights/callback.ipynb #df389e3b
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     "Whether `name` is one of `patterns`, lies in such a module, or fits a `*`."
-    return any(
-        name == pattern or name.startswith(pattern + ".") or fnmatchcase(name, pattern)
-        for pattern in patterns
-    )
+    return any(name == pattern or name.startswith(f"{pattern}.")
+               or fnmatchcase(name, pattern) for pattern in patterns)
 
 def _checked_patterns(
     patterns: str | Sequence[str], names: Iterable[str], model: nn.Module
@@ -43,10 +40,8 @@ def _checked_patterns(
     for pattern in patterns:
         if not any(_matches(name, [pattern]) for name in names):
             modules = ", ".join(name for name, _ in model.named_children())
-            raise ValueError(
-                f"nothing in the model has the name {pattern!r}; its modules are "
-                f"{modules}"
-            )
+            raise ValueError(f"nothing in the model has the name {pattern!r}; its "
+                             f"modules are {modules}")
     return patterns
 
 # %% ../../nbs/frozen_weights/callback.ipynb #52f38a69
@@ -94,8 +89,7 @@ def frozen_tensors(
         if not chosen:
             raise ValueError(
                 "nothing is frozen in this model: call freeze(model, except_=...) "
-                "first, or give frozen=() to watch only that what should train does"
-            )
+                "first, or give frozen=() to watch only that what should train does")
     else:
         patterns = _checked_patterns(frozen, tensors, model)
         chosen = [name for name in tensors if _matches(name, patterns)]
@@ -184,11 +178,9 @@ def _refuse_optimizer(
     optimizer: torch.optim.Optimizer | None, tensors: Mapping[str, torch.Tensor]
 ):
     "`ValueError` where the optimizer holds one of `tensors`."
-    groups = {
-        id(parameter): group
-        for group in getattr(optimizer, "param_groups", ())
-        for parameter in group["params"]
-    }
+    groups = {id(parameter): group
+              for group in getattr(optimizer, "param_groups", ())
+              for parameter in group["params"]}
     for name, tensor in tensors.items():
         if id(tensor) in groups:
             decay = groups[id(tensor)].get("weight_decay", 0)
@@ -196,14 +188,10 @@ def _refuse_optimizer(
             raise ValueError(
                 f"{name} should be frozen but the optimizer holds it{with_decay}: "
                 "freeze before the optimizer is made, or give it trainable parameters "
-                "only"
-            )
+                "only")
 
 # %% ../../nbs/frozen_weights/callback.ipynb #eedca97b
 MANIFEST = FROZEN_MANIFEST
-
-def _checkpoint(args, state) -> Path:
-    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
 
 def _compare_with(state, now: Fingerprint):
     "`RuntimeError` where a resumed run starts from other frozen weights."
@@ -216,8 +204,7 @@ def _compare_with(state, now: Fingerprint):
         raise RuntimeError(
             f"the run cannot go on: {len(table)} of {len(now)} frozen tensors are not "
             f"those of the checkpoint of step {state.global_step}, the first: {name} "
-            f"({change})"
-        )
+            f"({change})")
 
 # %% ../../nbs/frozen_weights/callback.ipynb #af783b97
 def _first_three(changes: Mapping[str, str]) -> str:
@@ -231,9 +218,8 @@ def _failure(changes: Mapping[str, str], checked: int, step: int) -> str:
             f"{_first_three(changes)}")
 
 def _success(prints: Fingerprint) -> str:
-    values = sum(int(np.prod(line["shape"])) for line in prints.tensors.values())
     return (f"0 of {len(prints)} frozen tensors changed "
-            f"({values:,} values, {prints.algorithm})")
+            f"({prints.values:,} values, {prints.algorithm})")
 
 def _movement(unmoved: Mapping[str, str], trainable: int) -> str:
     "The sentence that says which tensors stood still."
@@ -304,7 +290,7 @@ class FrozenWeightsCallback(TrainerCallback):
             self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
             model: nn.Module | None = None, **kwargs: Any):
         self._check(model, state)
-        folder = _checkpoint(args, state)
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and folder.is_dir():
             self.watch.prints.save(folder / MANIFEST)
             unmoved = self.trained.unmoved(model)

@@ -9,6 +9,7 @@ __all__ = ['tensor_bytes', 'check_algorithm', 'tensor_hash', 'named_tensors', 't
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #6454de94
 import hashlib
 import json
+import math
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,14 +26,13 @@ from ..foundation.foreign import computed_buffers
 
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #e06344dd
 def tensor_bytes(
-    tensor: torch.Tensor,  # any shape, dtype and device
-    piece: int = 2**24,  # bytes at a time
-) -> Iterator[np.ndarray]:  # uint8
+    tensor: torch.Tensor, # any shape, dtype and device
+    piece: int = 2**24, # bytes at a time
+) -> Iterator[np.ndarray]: # uint8
     "The bytes of `tensor` in order, as views where it lies contiguous on the CPU."
     if tensor.is_meta:
-        raise ValueError(
-            "a tensor on the meta device has no values: load the model first"
-        )
+        raise ValueError("a tensor on the meta device has no values: load the model "
+                         "first")
     flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
     for part in flat.split(max(1, piece // flat.element_size())):
         part = part.cpu().contiguous()
@@ -43,16 +43,15 @@ def tensor_bytes(
 _ALGORITHMS = ("crc32", "sha256")
 
 def check_algorithm(name: str):
-    if name in _ALGORITHMS:
-        return
-    raise ValueError(
-        f"unknown algorithm {name!r}: allowed are {' and '.join(_ALGORITHMS)}"
-    )
+    "Raises `ValueError` for the name of another one."
+    if name not in _ALGORITHMS:
+        raise ValueError(f"unknown algorithm {name!r}: allowed are "
+                         f"{' and '.join(_ALGORITHMS)}")
 
 def tensor_hash(
-    tensor: torch.Tensor,  # any shape, dtype and device
-    algorithm: str = "crc32",  # or "sha256"
-) -> str:  # hexadecimal
+    tensor: torch.Tensor, # any shape, dtype and device
+    algorithm: str = "crc32", # or "sha256"
+) -> str: # hexadecimal
     "Hash of the tensor's bytes. `ValueError`: an unknown algorithm, or a meta tensor."
     check_algorithm(algorithm)
     if algorithm == "sha256":
@@ -67,45 +66,31 @@ def tensor_hash(
 
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #d0d22274
 def named_tensors(
-    model: nn.Module,  # any module
-) -> dict[str, tuple[torch.Tensor, str]]:  # name -> tensor and its kind
+    model: nn.Module, # any module
+) -> dict[str, tuple[torch.Tensor, str]]: # name -> tensor and its kind
     """Every parameter and every buffer of `model`, under each of its names.
 
     The kind is "parameter", "buffer" or "computed": a buffer that no checkpoint has."""
-    computed = {
-        f"{path}.{name}" if path else name
-        for path, module in model.named_modules(remove_duplicate=False)
-        for name in computed_buffers(module)
-    }
-    found = {
-        name: (parameter, "parameter")
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-    }
+    named = {name: (parameter, "parameter")
+             for name, parameter in model.named_parameters(remove_duplicate=False)}
     for name, buffer in model.named_buffers(remove_duplicate=False):
-        found[name] = buffer, "computed" if name in computed else "buffer"
-    return found
+        path, _, own_name = name.rpartition(".")
+        computed = own_name in computed_buffers(model.get_submodule(path))
+        named[name] = buffer, "computed" if computed else "buffer"
+    return named
 
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #78b491f1
-def tensor_form(tensor: torch.Tensor):
+def tensor_form(tensor: torch.Tensor) -> dict:
     "Shape, dtype and device as they stand in JSON."
-    return {
-        "shape": list(tensor.shape),
-        "device": str(tensor.device),
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-    }
+    return {"shape": list(tensor.shape), "device": str(tensor.device),
+            "dtype": str(tensor.dtype).removeprefix("torch.")}
 
 def _place(tensor):
     "Where a tensor lies in memory, and how."
-    return (
-        tensor.untyped_storage().data_ptr(),
-        tensor.storage_offset(),
-        tuple(tensor.shape),
-        tensor.stride(),
-        tensor.dtype,
-        str(tensor.device),
-    )
+    return (tensor.untyped_storage().data_ptr(), tensor.storage_offset(),
+            tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device))
 
-def _hash_all(tensors, algorithm):  # place in memory -> hash
+def _hash_all(tensors, algorithm): # place in memory -> hash
     "Each memory hashed once, on as many threads as torch uses."
     places = {_place(tensor): tensor for tensor in tensors}
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
@@ -125,44 +110,40 @@ def _checked(content):
     try:
         parts = content["tensors"], content["algorithm"], content["digest"]
     except (KeyError, TypeError) as error:
-        raise ValueError(
-            "not a fingerprint: it needs the keys algorithm, digest and tensors"
-        ) from error
+        raise ValueError("not a fingerprint: it needs the keys algorithm, digest and "
+                         "tensors") from error
     if _digest(*parts[:2]) != parts[2]:
-        raise ValueError(
-            "the fingerprint is damaged: its digest does not fit its tensors"
-        )
+        raise ValueError("the fingerprint is damaged: its digest does not fit its "
+                         "tensors")
     return parts[:2]
 
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #b622f4e6
 def _digest(tensors, algorithm):
-    rows = [
-        (name, line["hash"], line["shape"], line["dtype"])
-        for name, line in sorted(tensors.items())
-        if line["kind"] != "computed"
-    ]
+    rows = [(name, line["hash"], line["shape"], line["dtype"])
+            for name, line in sorted(tensors.items()) if line["kind"] != "computed"]
     return hashlib.sha256(json.dumps([algorithm, rows]).encode()).hexdigest()
 
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #fe81c9f7
 @dataclass
 class Fingerprint:
     "Hash, shape, dtype, device and kind of every tensor of a model; saved as JSON."
-
-    tensors: dict  # name -> {"hash", "shape", "dtype", "device", "kind"}
-    algorithm: str  # "crc32" or "sha256"
+    tensors: dict # name -> {"hash", "shape", "dtype", "device", "kind"}
+    algorithm: str # "crc32" or "sha256"
 
     @property
     def digest(self) -> str:
         "One sha256 over parameters and persistent buffers, without their device."
         return _digest(self.tensors, self.algorithm)
 
+    @property
+    def values(self) -> int:
+        "How many numbers the tensors hold."
+        return sum(math.prod(line["shape"]) for line in self.tensors.values())
+
     def to_dict(self) -> dict:
         "Ready for JSON."
-        return {
-            "algorithm": self.algorithm,
-            "digest": self.digest,
-            "tensors": self.tensors,
-        }
+        return {"algorithm": self.algorithm, "digest": self.digest,
+                "tensors": self.tensors}
 
     @classmethod
     def from_dict(cls, content: dict) -> "Fingerprint":
@@ -187,26 +168,19 @@ class Fingerprint:
         return len(self.tensors)
 
     def __repr__(self):
-        values = sum(int(np.prod(line["shape"])) for line in self.tensors.values())
-        return (
-            f"Fingerprint of {len(self)} tensors, {values:,} values "
-            f"({self.algorithm}): {self.digest[:16]}"
-        )
+        return (f"Fingerprint of {len(self)} tensors, {self.values:,} values "
+                f"({self.algorithm}): {self.digest[:16]}")
 
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #2ad71425
 def fingerprint(
-    model: nn.Module,  # any module that is not on the meta device
-    algorithm: str = "crc32",  # or "sha256": slower, and proof against intent too
-) -> Fingerprint:  # shared memory is hashed once, nothing is copied
+    model: nn.Module, # any module that is not on the meta device
+    algorithm: str = "crc32", # or "sha256": slower, and proof against intent too
+) -> Fingerprint: # shared memory is hashed once, nothing is copied
     """Fingerprint of every parameter and every buffer of `model`.
 
     `ValueError`: an unknown algorithm, or a model on the meta device."""
     tensors = named_tensors(model)
     memo = _hash_all([tensor for tensor, _ in tensors.values()], algorithm)
-    return Fingerprint(
-        {
-            name: tensor_line(tensor, kind, algorithm, memo)
-            for name, (tensor, kind) in tensors.items()
-        },
-        algorithm,
-    )
+    lines = {name: tensor_line(tensor, kind, algorithm, memo)
+             for name, (tensor, kind) in tensors.items()}
+    return Fingerprint(lines, algorithm)

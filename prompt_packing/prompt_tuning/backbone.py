@@ -222,28 +222,24 @@ class FrozenBackbone(nn.Module):
 
     def after_text(
             self, states: tuple, mask: torch.Tensor, rows: torch.Tensor,
-            texts: torch.Tensor | None = None, last: torch.Tensor | None = None):
+            last: torch.Tensor | None = None):
         """The prompt alone, after texts whose keys and values are given.
 
-        `texts` [rows] says which of the texts each row continues (None: its own),
-        `last` [rows] which virtual token is read (None: the last one)."""
+        `last` [rows] says which virtual token is read (None: the last one)."""
         # on devices fewer kernels count, and a compiler wants no numbers from tensors
         saves_work = mask.device.type == "cpu" and not torch.compiler.is_compiling()
         lean = self.lean if saves_work and last is None else None
         order = None
         if lean is not None: # it wants the shortest texts first
-            lengths = mask.sum(1)
-            order = (lengths if texts is None else lengths[texts]).argsort()
-            texts, rows = order if texts is None else texts[order], rows[order]
-        mask = mask if texts is None else mask[texts]
+            order = mask.sum(1).argsort()
+            mask, rows = mask[order], rows[order]
         both = torch.cat([mask, self._prompt_mask(rows, last)], dim=1)
         inputs = dict(inputs_embeds=rows.to(self.model.dtype), attention_mask=both,
                       **self.positions(both, skip=mask.shape[1]))
-        hidden = continue_text(self.model, states, lean, texts, **inputs)
-        if last is None:
-            hidden = hidden[:, -1]
-        else:
-            hidden = hidden[torch.arange(len(hidden), device=hidden.device), last]
+        hidden = continue_text(self.model, states, lean, order, **inputs)
+        if last is not None:
+            hidden = hidden[torch.arange(len(hidden), device=hidden.device), last, None]
+        hidden = hidden[:, -1]
         hidden = hidden if order is None else hidden[order.argsort()]
         return hidden if hidden.dtype == torch.float64 else hidden.float()
 

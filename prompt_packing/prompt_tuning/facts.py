@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn.modules.module import register_module_forward_hook
 from transformers import PreTrainedModel
 from ..foundation.foreign import attention_of, write_count
-from ..frozen_weights.fingerprints import fingerprint
+from ..frozen_weights.fingerprints import Fingerprint, fingerprint
 from .frozen_text import (
     LeanAttention, continue_text, frozen_view, text_pass)
 
@@ -140,16 +141,15 @@ def text_is_constant(
     lean:bool=False, # with `LeanAttention`; False: with the backbone's own attention
 ) -> bool:
     "Whether a text may be computed once, tried on four tokens and two that follow."
-    view = frozen_view(backbone) # `LeanAttention` leaves a hook
-    ids = torch.arange(3, 9, device=view.device)[None]
+    ids = torch.arange(3, 9, device=backbone.device)[None]
     mask, positions = torch.ones_like(ids), ids - 3
     start = dict(attention_mask=mask[:, :4], position_ids=positions[:, :4])
     rest = dict(attention_mask=mask, position_ids=positions[:, 4:])
-    attention = LeanAttention(view) if lean else None
+    attention = LeanAttention(backbone) if lean else None
     try:
-        whole = view(input_ids=ids, attention_mask=mask, position_ids=positions)
-        _, text = text_pass(view, input_ids=ids[:, :4], **start)
-        after = continue_text(view, text, attention, input_ids=ids[:, 4:], **rest)
+        whole = backbone(input_ids=ids, attention_mask=mask, position_ids=positions)
+        _, text = text_pass(backbone, input_ids=ids[:, :4], **start)
+        after = continue_text(backbone, text, attention, input_ids=ids[:, 4:], **rest)
     except MODEL_ERRORS:
         return False
     whole = whole.last_hidden_state
@@ -174,32 +174,30 @@ def unread_parameters(
     backbone:PreTrainedModel, # in eval mode
 ) -> set[str]: # their names
     "Parameters of layers that run without any influence on the last hidden states."
-    backbone = frozen_view(backbone) # its hooks go with it
     leaves = {n: p.detach().requires_grad_() for n, p in backbone.named_parameters()
               if p.is_floating_point()}
-    ran = set()
-    for name, module in backbone.named_modules():
-        module.register_forward_hook(lambda *args, name=name: ran.add(name))
-    inputs = dict(input_ids=sample_ids(backbone, 4))
-    with torch.enable_grad():
+    inputs, ran = dict(input_ids=sample_ids(backbone, 4)), set()
+    seeing = register_module_forward_hook(lambda module, *values: ran.add(module))
+    with seeing, torch.enable_grad():
         hidden = functional_call(backbone, leaves, kwargs=inputs).last_hidden_state
     read = _leaves_of(hidden)
-    return {name for name, leaf in leaves.items()
-            if id(leaf) not in read and name.rpartition(".")[0] in ran}
+    return {name for name, leaf in leaves.items() if id(leaf) not in read
+            and backbone.get_submodule(name.rpartition(".")[0]) in ran}
 
 # %% ../../nbs/prompt_tuning/facts.ipynb #2919ee0c
 def backbone_digest(
     backbone:PreTrainedModel, # in eval mode
+    weights:Fingerprint|None=None, # all of its weights, sha256; None: they are read
 ) -> str: # 64 hexadecimal digits
     "One sha256 over names, shapes, dtypes and values of the weights that are read."
-    whole, unread = fingerprint(backbone, "sha256"), unread_parameters(backbone)
-    whole.tensors = {n: line for n, line in whole.tensors.items() if n not in unread}
-    return whole.digest
+    weights = fingerprint(backbone, "sha256") if weights is None else weights
+    unread = unread_parameters(backbone)
+    lines = {n: line for n, line in weights.tensors.items() if n not in unread}
+    return Fingerprint(lines, weights.algorithm).digest
 
 # %% ../../nbs/prompt_tuning/facts.ipynb #f4e82797
 def _marks(backbone): # dtype and version of each parameter; reads no value
-    return [(p.dtype, write_count(p))
-            for p in backbone.parameters()]
+    return [(p.dtype, write_count(p)) for p in backbone.parameters()]
 
 @torch.no_grad()
 def _glance(backbone): # marks, shapes, and some values of each parameter
@@ -286,6 +284,7 @@ class BackboneFacts:
     dtype:torch.dtype # of its weights
     refusal:str|None = None # why no prompt can be put on it; None: one can
     digest:str = "" # of the weights that are read, 64 hexadecimal digits
+    weights:Fingerprint|None = field(default=None, repr=False) # of all weights, sha256
     layers:int = 0 # of the backbone
     embedding_size:int = 0 # numbers in a token's embedding, and in a virtual token
     feature_size:int = 0 # numbers in a vector of the last hidden states
@@ -321,28 +320,31 @@ def _state_shapes(backbone): # (heads, size) of keys, then of values, layer afte
 def _tried(backbone): # fields of `BackboneFacts`
     config, token = backbone.config.get_text_config(), sample_ids(backbone, 1)
     start, causal = first_position(backbone), is_causal(backbone)
+    weights = fingerprint(backbone, "sha256")
     constant = causal and text_is_constant(backbone)
     # the lean attention masks as sdpa does
     lean = constant and attention_of(backbone.config) == "sdpa"
     return dict(
-        digest=backbone_digest(backbone), layers=config.num_hidden_layers,
+        digest=backbone_digest(backbone, weights), weights=weights,
         embedding_size=backbone.get_input_embeddings()(token).shape[-1],
-        feature_size=_states(backbone, token).shape[-1],
+        feature_size=_states(backbone, token).shape[-1], layers=config.num_hidden_layers,
         first_position=start, limit=position_limit(backbone, start),
         named_limit=getattr(config, "max_position_embeddings", None), causal=causal,
         text_is_constant=constant, lean=lean and text_is_constant(backbone, lean=True),
         state_shapes=_state_shapes(backbone) if constant else ())
 
+# %% ../../nbs/prompt_tuning/facts.ipynb #dca336e8
 def find_facts(
     backbone:PreTrainedModel, # bare, without a head
 ) -> BackboneFacts:
     "Runs a few tokens through a backbone, and reads its weights once."
-    backbone, name = backbone.eval(), type(backbone).__name__
+    name = type(backbone.eval()).__name__
     facts = dict(name=name, source=backbone.name_or_path, dtype=backbone.dtype)
     try:
-        refusal = _reading_error(backbone)
+        view = frozen_view(backbone)
+        refusal = _reading_error(view)
         return BackboneFacts(**facts, refusal=refusal,
-                             **({} if refusal else _tried(backbone)))
+                             **({} if refusal else _tried(view)))
     except MODEL_ERRORS as error: # of the model's own code
         return BackboneFacts(**facts, refusal=(
             f"{name} cannot take a prompt: tried on texts of up to 8 tokens, given by "
@@ -355,13 +357,11 @@ def counted(number:int, noun:str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 def check_fits(
-    backbone:PreTrainedModel, # in eval mode
+    facts:BackboneFacts, # of the backbone
     lengths: np.ndarray | list[int], # [rows], tokens of each text
     prompt_tokens:int=0, # beside each of them
-    facts:BackboneFacts|None=None, # of the backbone; None: they are found
 ):
     "Raises `ValueError` for a text that takes more positions than there are."
-    facts = find_facts(backbone) if facts is None else facts
     row = max(range(len(lengths)), key=lengths.__getitem__)
     if facts.limit is None or lengths[row] + prompt_tokens <= facts.limit:
         return

@@ -165,24 +165,26 @@ class LeanAttention:
     "While entered, a backbone attends as above, and its last MLP reads one position."
     def __init__(
         self,
-        backbone:PreTrainedModel, # a view of one's own: it keeps a hook
+        backbone:PreTrainedModel, # its configuration and last MLP are changed meanwhile
     ):
-        self.config, self.own, self.entered = backbone.config, None, False
+        self.config, self.attention = backbone.config, None
         mlps = [m for name, m in backbone.named_modules() if name.endswith(".mlp")]
-        for mlp in mlps[-1:]:
-            mlp.register_forward_pre_hook(self._last_position)
-
-    def _last_position(self, module, args):
-        return (args[0][:, -1:].contiguous(),) if self.entered else None
+        self.last_mlp, self.hooks = mlps[-1:], []
 
     def __enter__(self):
-        self.own, self.entered = attention_of(self.config), True
+        self.attention = attention_of(self.config)
         set_attention_of(self.config, "frozen_text")
+        self.hooks = [mlp.register_forward_pre_hook(_last_position)
+                      for mlp in self.last_mlp]
         return self
 
     def __exit__(self, *error: Any):
-        set_attention_of(self.config, self.own)
-        self.entered = False
+        set_attention_of(self.config, self.attention)
+        for hook in self.hooks:
+            hook.remove()
+
+def _last_position(module, args):
+    return (args[0][:, -1:].contiguous(),)
 
 # %% ../../nbs/prompt_tuning/frozen_text.ipynb #cd0a1cac
 def continue_text(

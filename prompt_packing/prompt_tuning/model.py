@@ -21,9 +21,10 @@ from .predicting import (
     label_loss, make_room, named_scores, predict_texts, text_limit)
 from .prompts import Prompt, PromptHead, initial_prompt
 from .saving import (
-    PromptTuningConfig, as_dtype, check_arguments, check_backbone, check_choices,
-    check_config, check_tokenizer, described_backbone, named_labels, read_config,
-    read_tensors, read_tokenizer, replace_template, write_prompt)
+    PromptTuningConfig, check_arguments, check_backbone, check_choices, check_config,
+    check_tokenizer, described_backbone, named_labels, read_config, read_tensors,
+    read_tokenizer, replace_template, write_prompt)
+from ..tasks.backbones import as_dtype
 
 # %% ../../nbs/prompt_tuning/model.ipynb #80867401
 def text_id(digest:str) -> int:
@@ -286,7 +287,6 @@ class PromptForSequenceClassification(PreTrainedModel):
         save_directory: str | os.PathLike, # a folder, made if it does not exist
         is_main_process:bool=True, # False: another process writes
         state_dict:dict|None=None, # tensors to save; None: the model's own
-        comparison: Any = None, # a DataFrame that the card shows
         **kwargs: Any, # further arguments of transformers' method change nothing here
     ):
         """Writes prompt, head, configuration, tokenizer and a card.
@@ -294,7 +294,7 @@ class PromptForSequenceClassification(PreTrainedModel):
         Raises `ValueError` where the backbone's weights are no longer those that the
         folder would name."""
         if is_main_process:
-            write_prompt(self, save_directory, state_dict, comparison)
+            write_prompt(self, save_directory, state_dict)
 
     def _upload_modified_files(self, working_dir, *args, **kwargs): # by `push_to_hub`
         replace_template(self, working_dir)

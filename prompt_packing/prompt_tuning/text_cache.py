@@ -6,10 +6,9 @@
 __all__ = ['TextCacheCollator', 'TextCache']
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #afe5bef6
-import hashlib
-import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,10 @@ from ..bucketing.collating import PaddedCollator
 from ..foundation.folders import owned_in_turn
 from .backbone import real_positions
 from .facts import BackboneFacts, check_fits, find_facts
-from .frozen_text import frozen_view, text_pass
+from .frozen_text import text_pass
 from .model import text_id
 from .text_store import (
-    TextPlan, TextStore, check_room, map_file)
+    TextPlan, TextStore, check_room, check_size, map_file)
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #f5ade4bb
 @torch.no_grad()
@@ -81,7 +80,7 @@ def _build_in_memory(passes, device, progress):
     return states, features
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #528ab886
-def _build_on_disk(passes, store, max_bytes, progress):
+def _build_on_disk(passes, store, progress):
     "Adds the missing batches to the store."
     store.path.mkdir(parents=True, exist_ok=True)
     store.read()
@@ -89,9 +88,8 @@ def _build_on_disk(passes, store, max_bytes, progress):
         return
     with owned_in_turn(store.path, "a text cache"):
         store.read() # another process may have built while this one waited
-        there, count = sum(store.sizes), len(passes.plan.batches)
-        check_room(passes.nbytes - there, store.path,
-                   None if max_bytes is None else max_bytes - there)
+        count = len(passes.plan.batches)
+        check_room(passes.nbytes - sum(store.sizes), store.path)
         for i in progress(range(store.batches, count)):
             start = time.perf_counter()
             parts = [t.cpu().contiguous().view(torch.uint8).numpy()
@@ -122,21 +120,12 @@ def _open_store(passes, store, device=None):
     return states, torch.from_numpy(in_order)
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #746e77f5
-def _identity(passes, tokenizer=None): # key -> (value, what it is in words)
+def _identity(passes):
     "What must agree for a cache to be used."
-    vocabulary = {} if tokenizer is None else tokenizer.get_vocab()
-    words = json.dumps(sorted(vocabulary.items())) if vocabulary else ""
-    plan, facts = passes.plan, passes.facts
-    return {
-        "format": (3, "the format"),
-        "backbone_fingerprint": (facts.digest, "weights"),
-        "tokenizer": (words and hashlib.sha256(words.encode()).hexdigest(),
-                      "the tokenizer"),
-        "data": (plan.digest(), "the token ids and labels"),
-        "dtype": (str(passes.dtype).removeprefix("torch."), "the dtype"),
-        "first_position": (facts.first_position, "first position"),
-        "token_budget": (plan.token_budget, "the token_budget"),
-        "backbone": (facts.source, "the backbone")}
+    return dict(
+        format=4, weights=passes.facts.digest, first_position=passes.facts.first_position,
+        token_ids_and_labels=passes.plan.digest(), token_budget=passes.plan.token_budget,
+        dtype=str(passes.dtype).removeprefix("torch."))
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #178f6685
 def _facts_of(model, facts=None):
@@ -195,9 +184,9 @@ def _passes_of(model, dataset, dtype=None, token_budget=None, facts=None):
     if reason := _refusal(model, facts):
         raise ValueError(f"no text cache for this model: {reason}; train it on the "
                          "texts themselves")
-    backbone = frozen_view(getattr(model, "backbone", model).base_model.eval())
+    backbone = getattr(model, "backbone", model).base_model.eval()
     plan = TextPlan(dataset, token_budget)
-    check_fits(backbone, plan.lengths, facts=facts)
+    check_fits(facts, plan.lengths)
     if dtype is None:
         dtype = backbone.dtype if backbone.dtype.itemsize == 2 else torch.float16
     return _TextPass(backbone, facts, plan, dtype)
@@ -206,13 +195,12 @@ def _passes_of(model, dataset, dtype=None, token_budget=None, facts=None):
 class TextCache(Dataset):
     "Keys and values of frozen texts: a data set for `Trainer(train_dataset=cache)`."
     def __init__(
-            self, passes: TextPlan, states: np.ndarray | None,
-            features: np.ndarray | None, identity: dict, path: str | Path | None = None,
-            seconds: float = 0.0):
+            self, passes: _TextPass, states: torch.Tensor, features: torch.Tensor,
+            path: str | None = None, seconds: float = 0.0):
         plan = passes.plan
         self.starts, self.lengths, self.labels = plan.starts, plan.lengths, plan.labels
         self.states, self.features = states, features
-        self.identity, self.path, self.seconds = identity, path, seconds
+        self.path, self.seconds = path, seconds
         self.made_by = text_id(passes.facts.digest)
         self.data_collator = TextCacheCollator()
 
@@ -227,7 +215,6 @@ class TextCache(Dataset):
         dtype:torch.dtype|None=None, # None: float16, or bfloat16 as the backbone
         token_budget:int|None=None, # tokens in a batch; None: 1,024. A GPU likes more
         max_bytes:int|None=None, # refuse a larger cache; None: what is free
-        tokenizer: Any = None, # refuse a cache in `path` that was made with another
         progress:bool=True, # a bar that says the size
         device:torch.device|str|None=None, # keep the states there; None: on the CPU
         facts:BackboneFacts|None=None, # of the backbone; None: they are found
@@ -237,24 +224,24 @@ class TextCache(Dataset):
         It is computed where the backbone is. A cache on a GPU needs no worker processes,
         since its batches are there already; with transformers' own Trainer also
         `dataloader_pin_memory=False`, which ours sets. Raises `ValueError` where it would
-        not be exact or not fit, for a text longer than `token_budget` or the backbone's
+        not be exact or not fit (`NoRoom`), for a text longer than `token_budget` or the backbone's
         positions, and if `path` holds another cache; `OSError` for a full disk;
         `TypeError` if `dataset` is no `datasets.Dataset`."""
         passes = _passes_of(model, dataset, dtype, token_budget, facts)
-        identity = _identity(passes, tokenizer)
+        check_size(passes.nbytes, max_bytes)
         device = None if device is None else torch.device(device)
         words = f"text cache, {passes.nbytes / 1e6:,.1f} MB"
         bar = lambda batches: tqdm(batches, desc=words, disable=not progress)
         if path is None:
-            check_room(passes.nbytes, None, max_bytes, device)
+            check_room(passes.nbytes, device=device)
             start = time.perf_counter()
             parts = _build_in_memory(passes, device, bar)
             seconds = time.perf_counter() - start
-            return cls(passes, *parts, identity, seconds=seconds)
-        store = TextStore(path, identity)
-        _build_on_disk(passes, store, max_bytes, bar)
+            return cls(passes, *parts, seconds=seconds)
+        store = TextStore(path, _identity(passes))
+        _build_on_disk(passes, store, bar)
         parts = _open_store(passes, store, device)
-        return cls(passes, *parts, identity, str(path), store.seconds)
+        return cls(passes, *parts, str(path), store.seconds)
 
     @staticmethod
     def size(
@@ -273,6 +260,18 @@ class TextCache(Dataset):
     ) -> str|None: # the reason in words; None: a cache is exact
         "Why a cache would not be exact for this prompt model or backbone."
         return _refusal(model, _facts_of(model, facts))
+
+    def select(
+        self,
+        rows:Sequence[int], # numbers of texts, in the order that is wanted
+    ) -> "TextCache":
+        "Some of the texts: the same states, nothing copied."
+        part, rows = object.__new__(TextCache), np.asarray(rows)
+        part.__dict__ |= self.__dict__ # `copy` would map the file again
+        part.starts, part.lengths = self.starts[rows], self.lengths[rows]
+        part.features = self.features[rows]
+        part.labels = None if self.labels is None else self.labels[rows]
+        return part
 
     def __len__(self) -> int: return len(self.lengths)
 

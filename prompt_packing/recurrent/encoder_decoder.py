@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import BaseModelOutputWithPast, Seq2SeqLMOutput
+from transformers.utils.generic import can_return_tuple
 from .generation import (
     unseen_steps, refuse_right_padding, StateGenerationMixin)
 from .heads import token_loss
@@ -22,7 +23,7 @@ from .layers import RecurrentLayers, layout_of
 from .layout import Layout
 from .model import (
     RecurrentConfig, RecurrentModel, RecurrentPreTrainedModel, RecurrentState,
-    embedded_layout, one_input, model_output, new_state, wants_states)
+    embedded_layout, one_input, new_state, wants_states)
 
 # %% ../../nbs/recurrent/encoder_decoder.ipynb #9a5b25d0
 class _Attention(nn.Module):
@@ -102,7 +103,6 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, StateGenerationMixin):
     The encoder reads in one or two directions, the decoder in one. Both share one
     vocabulary and its embeddings. `ValueError` without `config.decoder_start_token_id`
     and `config.pad_token_id`."""
-    auto_class, pipeline_tag = "AutoModelForSeq2SeqLM", "text2text-generation"
     base_model_prefix = "encoder" # so that an encoder's checkpoint fits
     _tied_weights_keys = {"lm_head.weight": "encoder.embed_tokens.weight"}
 
@@ -122,6 +122,7 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, StateGenerationMixin):
     def set_input_embeddings(self, value: nn.Embedding):
         self.encoder.embed_tokens = value
 
+    @can_return_tuple # also takes `return_dict`
     def forward(self,
         # source: int64 (rows, steps) or a `PackedSequence`
         input_ids: torch.Tensor | PackedSequence | None = None,
@@ -144,7 +145,6 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, StateGenerationMixin):
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None, # for `decoder_input_ids`
         output_hidden_states:bool=None, # embeddings and the outputs of each layer too
-        return_dict:bool=None, # else a tuple
         token_type_ids: torch.Tensor | None = None, # ignored
     ):
         show, loss = wants_states(self, output_hidden_states), None
@@ -171,12 +171,11 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, StateGenerationMixin):
         if labels is not None:
             loss = token_loss(self, Layout(logits), logits, labels.flatten(),
                                labels=labels)
-        out = Seq2SeqLMOutput(
+        return Seq2SeqLMOutput(
             loss, logits, new_state(self, hidden, x, before, use_cache),
             decoder_hidden_states=tuple(shown) if shown else None,
             encoder_last_hidden_state=memory,
             encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None))
-        return model_output(out, return_dict, self)
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor):
         "Labels one step later, after `decoder_start_token_id`; -100 becomes padding."

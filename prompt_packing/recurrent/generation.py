@@ -14,13 +14,13 @@ from torch.nn.utils.rnn import PackedSequence
 from transformers import AutoModelForCausalLM, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils.generic import can_return_tuple
 from .heads import token_loss
 from .layers import layout_of
 from .layout import (
     Layout, checked_lengths, first_row, on_tokens)
-from prompt_packing.recurrent.model import (
-    RecurrentConfig, RecurrentModel, RecurrentPreTrainedModel, RecurrentState,
-    model_output, one_input)
+from .model import (
+    RecurrentConfig, RecurrentModel, RecurrentPreTrainedModel, RecurrentState, one_input)
 
 # %% ../../nbs/recurrent/generation.ipynb #c0bbf2b4
 def unseen_steps(
@@ -116,7 +116,6 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, StateGenerationMixin):
     """Predicts the next token of each row.
 
     `generate()` carries the state instead of reading the prefix again."""
-    auto_class, pipeline_tag = "AutoModelForCausalLM", "text-generation"
     default_loss = "ForCausalLM"
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
@@ -127,6 +126,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, StateGenerationMixin):
         self.lm_head = nn.Linear(config.output_size, config.vocab_size, bias=False)
         self.post_init()
 
+    @can_return_tuple # also takes `return_dict`
     def forward(self,
         # int64 (rows, steps), or a `PackedSequence` of token ids
         input_ids: torch.Tensor | PackedSequence | None = None,
@@ -144,7 +144,6 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, StateGenerationMixin):
         # so many last logits, or a tensor of positions; 0 for all
         logits_to_keep: int | torch.Tensor = 0,
         output_hidden_states:bool=None, # embeddings and the outputs of each layer too
-        return_dict:bool=None, # else a tuple
         token_type_ids: torch.Tensor | None = None, # ignored
         # `shift_labels`: as `labels`, already shifted, and in their place
         **kwargs: Any,
@@ -167,8 +166,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, StateGenerationMixin):
             loss = token_loss(self, layout, logits, targets, labels=labels,
                                shift_labels=shift_labels)
         logits, state = layout.restore(logits), out.past_key_values
-        out = CausalLMOutputWithPast(loss, logits, state, out.hidden_states)
-        return model_output(out, return_dict, self)
+        return CausalLMOutputWithPast(loss, logits, state, out.hidden_states)
 
     def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any):
         """As in transformers.

@@ -13,11 +13,11 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from transformers import AutoModelForTokenClassification
 from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 from transformers.modeling_outputs import TokenClassifierOutput
+from transformers.utils.generic import can_return_tuple
 from .layers import layout_of
 from .layout import Layout, on_tokens
 from .model import (
-    RecurrentConfig, RecurrentModel, RecurrentPreTrainedModel, RecurrentState,
-    model_output, one_input, value_or_default)
+    RecurrentConfig, RecurrentModel, RecurrentPreTrainedModel, RecurrentState, one_input, value_or_default)
 
 # %% ../../nbs/recurrent/heads.ipynb #8776e587
 def _top_state(state, bidirectional):
@@ -45,13 +45,13 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
     """A label for each row, from the last state of the top layer.
 
     Classification, regression, several labels a row, as `config.problem_type` says."""
-    auto_class = "AutoModelForSequenceClassification"
-    pipeline_tag, default_loss = "text-classification", "ForSequenceClassification"
+    default_loss = "ForSequenceClassification"
 
     def __init__(self, config: RecurrentConfig):
         super().__init__(config)
         _add_classifier(self)
 
+    @can_return_tuple # also takes `return_dict`
     def forward(self,
         # int64 (rows, steps), or a `PackedSequence` of token ids
         input_ids: torch.Tensor | PackedSequence | None = None,
@@ -67,7 +67,6 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
         past_key_values: RecurrentState | None = None,
         use_cache:bool=None, # return the state; `config.use_cache` if None
         output_hidden_states:bool=None, # embeddings and the outputs of each layer too
-        return_dict:bool=None, # else a tuple
         token_type_ids: torch.Tensor | None = None, # ignored
     ):
         out = self.model(input_ids, attention_mask, input_lengths, inputs_embeds,
@@ -81,8 +80,7 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
                                       config=self.config)
         if not value_or_default(use_cache, self.config.use_cache):
             state = None
-        out = SequenceClassifierOutputWithPast(loss, logits, state, out.hidden_states)
-        return model_output(out, return_dict, self)
+        return SequenceClassifierOutputWithPast(loss, logits, state, out.hidden_states)
 
 AutoModelForSequenceClassification.register(
     RecurrentConfig, RecurrentForSequenceClassification, exist_ok=True)
@@ -120,13 +118,13 @@ def token_loss(
 # %% ../../nbs/recurrent/heads.ipynb #521fd885
 class RecurrentForTokenClassification(RecurrentPreTrainedModel):
     "A label for each token, from the outputs of the top layer."
-    auto_class = "AutoModelForTokenClassification"
-    pipeline_tag, default_loss = "token-classification", "ForTokenClassification"
+    default_loss = "ForTokenClassification"
 
     def __init__(self, config: RecurrentConfig):
         super().__init__(config)
         _add_classifier(self)
 
+    @can_return_tuple # also takes `return_dict`
     def forward(self,
         # int64 (rows, steps), or a `PackedSequence` of token ids
         input_ids: torch.Tensor | PackedSequence | None = None,
@@ -141,7 +139,6 @@ class RecurrentForTokenClassification(RecurrentPreTrainedModel):
         # `RecurrentState` to start from; zeros if None
         past_key_values: RecurrentState | None = None,
         output_hidden_states:bool=None, # embeddings and the outputs of each layer too
-        return_dict:bool=None, # else a tuple
         token_type_ids: torch.Tensor | None = None, # ignored
     ):
         x, loss = one_input(input_ids, inputs_embeds), None
@@ -154,8 +151,7 @@ class RecurrentForTokenClassification(RecurrentPreTrainedModel):
         if labels is not None:
             targets = layout.targets(labels)
             loss = token_loss(self, layout, logits, targets, labels=labels)
-        out = TokenClassifierOutput(loss, layout.restore(logits), out.hidden_states)
-        return model_output(out, return_dict, self)
+        return TokenClassifierOutput(loss, layout.restore(logits), out.hidden_states)
 
 AutoModelForTokenClassification.register(
     RecurrentConfig, RecurrentForTokenClassification, exist_ok=True)

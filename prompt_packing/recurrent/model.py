@@ -4,23 +4,21 @@
 
 # %% auto #0
 __all__ = ['RecurrentState', 'RecurrentConfig', 'RecurrentPreTrainedModel', 'one_input', 'embedded_layout', 'value_or_default',
-           'model_output', 'new_state', 'wants_states', 'RecurrentModel']
+           'new_state', 'wants_states', 'RecurrentModel']
 
 # %% ../../nbs/recurrent/model.ipynb #6173f87a
 import math
-import os
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from huggingface_hub import ModelCard, ModelCardData
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers import initialization as init
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_outputs import BaseModelOutputWithPast
-from transformers.utils import ModelOutput
+from transformers.utils.generic import can_return_tuple
 from .layers import CELLS, Hidden, RecurrentLayers, layout_of
 from .layout import Layout, on_tokens
 
@@ -126,58 +124,14 @@ class RecurrentConfig(PreTrainedConfig):
 
 AutoConfig.register("recurrent", RecurrentConfig, exist_ok=True)
 
-# %% ../../nbs/recurrent/model.ipynb #1872c1ce
-_CARD = """---
-{data}
----
-
-# {name}
-
-`{name}`: {cell}, {layers} layer(s) of {hidden} units{directions}, {vocab} token ids,
-{parameters:,} parameters. It packs its rows inside `forward`: padding changes nothing.
-
-```python
-import prompt_packing.recurrent  # registers the architecture
-from transformers import {auto}
-
-model = {auto}.from_pretrained("path or repository")
-```
-"""
-
-def _card(model):
-    "A model card, made from the configuration."
-    config = model.config
-    data = ModelCardData(library_name="transformers", pipeline_tag=model.pipeline_tag,
-                         tags=["recurrent", config.cell, "prompt_packing"])
-    return ModelCard(_CARD.format(
-        data=data.to_yaml(), name=type(model).__name__, cell=config.cell.upper(),
-        layers=config.num_layers, hidden=config.hidden_size,
-        directions=" in two directions" if config.bidirectional else "",
-        vocab=config.vocab_size, parameters=model.num_parameters(),
-        auto=model.auto_class))
-
-def _in_place_of_template(card, folder):
-    "`push_to_hub` puts a template over the card of a new model: `card` replaces it."
-    there = ModelCard.load(os.path.join(folder, "README.md"))
-    if "# Model Card for Model ID" not in there.text:
-        return # a card of the user's
-    card.data.tags = [*(card.data.tags or []), *(there.data.tags or [])]
-    card.save(os.path.join(folder, "README.md"))
-
-def _refuse_checkpointing(model):
-    raise ValueError(f"{type(model).__name__} does not support gradient checkpointing: "
-                     "torch runs all steps of a layer as one operation, so there are "
-                     "no pieces to recompute. Train on shorter rows, and pass the "
-                     "state on between them.")
-
 # %% ../../nbs/recurrent/model.ipynb #a41107a4
 class RecurrentPreTrainedModel(PreTrainedModel):
-    "Initial weights, loss type and model card of the recurrent models."
+    "Initial weights and loss type of the recurrent models."
     config_class, base_model_prefix = RecurrentConfig, "model"
     main_input_name = "input_ids"
     supports_gradient_checkpointing, _is_stateful = False, True
     accepts_loss_kwargs = False
-    auto_class, pipeline_tag, default_loss = "AutoModel", None, None
+    default_loss = None
 
     def __init__(self, config: RecurrentConfig):
         super().__init__(config)
@@ -191,26 +145,6 @@ class RecurrentPreTrainedModel(PreTrainedModel):
         bound = 1 / math.sqrt(module.hidden_size)
         for weight in module.parameters(recurse=False):
             init.uniform_(weight, -bound, bound)
-
-    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any):
-        "Refused with `ValueError`: a recurrent layer has no pieces to recompute."
-        _refuse_checkpointing(self)
-
-    def model_card(self)->ModelCard:
-        "A card for the hub; `save_pretrained` writes it where there is none."
-        return _card(self)
-
-    def save_pretrained(
-            self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any):
-        "As in transformers, with a model card."
-        super().save_pretrained(save_directory, *args, **kwargs)
-        card = os.path.join(save_directory, "README.md")
-        if kwargs.get("is_main_process", True) and not os.path.exists(card):
-            self.model_card().save(card)
-
-    def _upload_modified_files(self, working_dir, *args, **kwargs): # by `push_to_hub`
-        _in_place_of_template(self.model_card(), working_dir)
-        return super()._upload_modified_files(working_dir, *args, **kwargs)
 
 # %% ../../nbs/recurrent/model.ipynb #c4f3610b
 def one_input(
@@ -232,10 +166,6 @@ def embedded_layout(
 
 def value_or_default(given: Any, default: Any):
     return default if given is None else given
-
-def model_output(output: ModelOutput, return_dict: bool | None, model: PreTrainedModel):
-    as_output = value_or_default(return_dict, model.config.return_dict)
-    return output if as_output else output.to_tuple()
 
 # %% ../../nbs/recurrent/model.ipynb #6cf68371
 def new_state(
@@ -259,8 +189,6 @@ class RecurrentModel(RecurrentPreTrainedModel):
 
     A row's outputs depend on its own tokens only, on whichever side it is padded.
     Source of the cells: `torch.nn.RNN`, `torch.nn.GRU`, `torch.nn.LSTM`."""
-    pipeline_tag = "feature-extraction"
-
     def __init__(self, config: RecurrentConfig):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_size)
@@ -270,6 +198,7 @@ class RecurrentModel(RecurrentPreTrainedModel):
     def get_input_embeddings(self): return self.embed_tokens
     def set_input_embeddings(self, value: nn.Embedding): self.embed_tokens = value
 
+    @can_return_tuple # also takes `return_dict`
     def forward(self,
         # int64 (rows, steps), or a `PackedSequence` of token ids
         input_ids: torch.Tensor | PackedSequence | None = None,
@@ -284,7 +213,6 @@ class RecurrentModel(RecurrentPreTrainedModel):
         use_cache:bool=None, # return the state; `config.use_cache` if None
         output_hidden_states:bool=None, # embeddings and the outputs of each layer too
         output_attentions:bool=None, # refused: there are none
-        return_dict:bool=None, # else a tuple
         token_type_ids: torch.Tensor | None = None, # ignored
         # the layout of the input, from a head; outputs then stay packed
         layout: Layout | None = None,
@@ -301,7 +229,6 @@ class RecurrentModel(RecurrentPreTrainedModel):
         state = new_state(self, hidden, x, past_key_values, use_cache)
         if not packed:
             outputs = shown[-1] if shown else layout.restore(outputs)
-        out = BaseModelOutputWithPast(outputs, state, tuple(shown) if shown else None)
-        return model_output(out, return_dict, self)
+        return BaseModelOutputWithPast(outputs, state, tuple(shown) if shown else None)
 
 AutoModel.register(RecurrentConfig, RecurrentModel, exist_ok=True)
