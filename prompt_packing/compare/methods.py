@@ -34,7 +34,7 @@ class Kit:
     facts:BackboneFacts|None = None # of the backbone; None: no method leaves it frozen
     caches:dict = field(default_factory=dict) # a `TextCache` for each of the two; or {}
     text_seconds:float = 0. # that the cache took to compute
-    made:dict = field(default_factory=dict) # what runs have in common, see `once`
+    results:dict = field(default_factory=dict) # what runs have in common, see `once`
     spared:float = 0. # seconds that `once` has saved
 
     def once(
@@ -43,13 +43,13 @@ class Kit:
         make:Callable[[], object],
     )->object:
         "What `make` returns, made for one run and given to all with the same `key`."
-        if key in self.made:
-            result, seconds = self.made[key]
+        if key in self.results:
+            result, seconds = self.results[key]
             self.spared += seconds
             return result
         start = time.perf_counter()
         result = make()
-        self.made[key] = result, time.perf_counter() - start
+        self.results[key] = result, time.perf_counter() - start
         return result
 
     def data(
@@ -82,12 +82,12 @@ def _features(model, kit, batch_tokens=8192): # float32 [rows, hidden]
     if data is not kit.train:
         return prompt_features(model, data)
     collate = PaddedCollator(pad_token_id=kit.tokenizer.pad_token_id)
-    rows, found = data.remove_columns(["labels", "length"]), {}
+    rows, features = data.remove_columns(["labels", "length"]), {}
     for batch in plan_batches(np.asarray(data["length"]), token_budget=batch_tokens):
         inputs = collate([rows[int(i)] for i in batch])
         states = model.features(**{k: v.to(model.device) for k, v in inputs.items()})
-        found.update(zip(batch.tolist(), states.cpu()))
-    return torch.stack([found[i] for i in range(len(data))])
+        features.update(zip(batch.tolist(), states.cpu()))
+    return torch.stack([features[i] for i in range(len(data))])
 
 # %% ../../nbs/compare/methods.ipynb #859c73cc
 def _ridge(features, numbers): # [rows, hidden], [rows]
@@ -169,13 +169,13 @@ def _finetune(run, kit):
         "pad_token_id": kit.tokenizer.pad_token_id,
         "label2id": {name: i for i, name in enumerate(names)}})
     model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
-    own = model.base_model.state_dict() # of some types without the pooler
+    encoder_weights = model.base_model.state_dict() # of some types without the pooler
     weights = kit.backbone.state_dict()
-    if missing := sorted(own.keys() - weights.keys()):
+    if missing := sorted(encoder_weights.keys() - weights.keys()):
         raise ValueError(f"finetune cannot train this backbone: it has no {missing[0]} "
                          f"for {type(model).__name__}; if LoRA is inside, merge it, "
                          "save the whole model and name that")
-    model.base_model.load_state_dict({n: weights[n] for n in own})
+    model.base_model.load_state_dict({n: weights[n] for n in encoder_weights})
     return model
 
 METHODS["finetune"] = Method(

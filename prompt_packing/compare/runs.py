@@ -22,7 +22,7 @@ from transformers import EvalPrediction, PrinterCallback, TrainerCallback, set_s
 
 from ..bucketing import PaddedCollator, plan_batches
 from .methods import METHODS, Kit
-from ..frozen_weights import FrozenWeightsCallback, changed_layers
+from ..frozen_weights import changed_layers
 from ..prompt_tuning import TextCache, find_facts
 from ..prompt_tuning.facts import check_fits
 from ..prompt_tuning.text_store import NoRoom
@@ -178,13 +178,12 @@ def _arguments(run, folder):
     return TrainingArguments(**settings | json.loads(run.training or "{}"))
 
 def _trainer(run, kit, model, folder):
-    train, frozen = kit.data(model, "train"), METHODS[run.method].frozen
+    train = kit.data(model, "train")
     collator = PaddedCollator(pad_token_id=kit.tokenizer.pad_token_id)
     trainer = Trainer(
         model=model, args=_arguments(run, folder), train_dataset=train,
         eval_dataset=kit.data(model, "evaluation"), compute_metrics=kit.task.metric,
-        data_collator=getattr(train, "data_collator", collator),
-        callbacks=[FrozenWeightsCallback(verbose=False)] if frozen else [])
+        data_collator=getattr(train, "data_collator", collator))
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -307,8 +306,8 @@ def _save(model, kit, folder, run):
         return None
     model.config.text_columns = list(kit.task.text_columns) # for `predict`
     model.save_pretrained(Path(folder) / run.name)
-    own = getattr(model, "tokenizer", None) # a prompt's is saved with its length limit
-    if own is None:
+    # a prompt's tokenizer is saved with it, and has its length limit
+    if getattr(model, "tokenizer", None) is None:
         kit.tokenizer.save_pretrained(Path(folder) / run.name)
     return run.name
 

@@ -43,8 +43,8 @@ def _check(methods, prompt_tokens, tasks=()):
                         f"{type(bad[0]).__name__}; write it to a file, for example "
                         "with to_parquet")
     if unknown := [m for m in methods if m not in METHODS]:
-        known = ", ".join(METHODS)
-        raise ValueError(f"Unknown method {unknown[0]!r}; known are {known}.")
+        names = ", ".join(METHODS)
+        raise ValueError(f"Unknown method {unknown[0]!r}; known are {names}.")
     if bad := [p for p in prompt_tokens if not isinstance(p, int) or p < 1]:
         raise ValueError("prompt_tokens must be whole numbers of at least 1, not "
                          f"{bad[0]!r}; the head alone is the method 'head'.")

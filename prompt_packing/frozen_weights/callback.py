@@ -263,8 +263,7 @@ class FrozenWeightsCallback(TrainerCallback):
 
     def on_train_begin(
             self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
-            model: nn.Module | None = None,
-            optimizer: torch.optim.Optimizer | None = None, **kwargs: Any):
+            model: nn.Module, optimizer: torch.optim.Optimizer | None, **others: Any):
         tensors = frozen_tensors(model, self.frozen, self.ignore)
         _refuse_optimizer(optimizer, tensors)
         self.watch = WatchedWeights(
@@ -277,18 +276,17 @@ class FrozenWeightsCallback(TrainerCallback):
 
     def on_pre_optimizer_step(
             self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
-            model: nn.Module | None = None,
-            optimizer: torch.optim.Optimizer | None = None, **kwargs: Any):
+            model: nn.Module, optimizer: torch.optim.Optimizer, **others: Any):
         self.trained.look(model, optimizer)
 
     def on_epoch_end(
             self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
-            model: nn.Module | None = None, **kwargs: Any):
+            model: nn.Module, **others: Any):
         self._check(model, state, whole=False)
 
     def on_save(
             self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
-            model: nn.Module | None = None, **kwargs: Any):
+            model: nn.Module, **others: Any):
         self._check(model, state)
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and folder.is_dir():
@@ -298,7 +296,7 @@ class FrozenWeightsCallback(TrainerCallback):
 
     def on_train_end(
             self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
-            model: nn.Module | None = None, **kwargs: Any):
+            model: nn.Module, **others: Any):
         self._check(model, state)
         self.unmoved = self.trained.unmoved(model)
         moved = _movement(self.unmoved, len(self.trained))

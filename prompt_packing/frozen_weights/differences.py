@@ -63,8 +63,8 @@ def _open_model(model):
 # %% ../../nbs/frozen_weights/differences.ipynb #92082535
 def _refuse_pickle(path):
     if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
-        raise ValueError(f"{path} is a pickle, which can run code when it is read: save "
-                         "the model as safetensors (`save_pretrained`)")
+        raise ValueError(f"{path} is a pickle, which can run code when it is read: "
+                         "save the model as safetensors (`save_pretrained`)")
 
 def _safetensors_files(path):
     "The safetensors files of a checkpoint: those that transformers would load."

@@ -24,11 +24,11 @@ def trainable_tensors(
         # DeepSpeed's third stage leaves an empty tensor where it took the values away
         if parameter.requires_grad and parameter.numel():
             names.setdefault(id(parameter), (parameter, []))[1].append(name)
-    found = {}
+    tensors = {}
     for parameter, (first, *others) in names.values():
         tied = f" (tied to {', '.join(others)})" if others else ""
-        found[first + tied] = parameter
-    return found
+        tensors[first + tied] = parameter
+    return tensors
 
 # %% ../../nbs/frozen_weights/trained.ipynb #73dfd425
 @dataclass

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pad_sequence, unpack_sequence
 from torch.utils.data import DataLoader, IterableDataset
-from transformers.trainer_pt_utils import LabelSmoother, find_batch_size
+from transformers.trainer_pt_utils import LabelSmoother
 
 from ..foundation.mixins import check_order, set_for_now
 from .collator import PackedSequenceCollator
@@ -60,8 +60,8 @@ def _labels_in(
     "`wanted` if the batch has them all, otherwise its keys with `label` in their name."
     if wanted and all(batch.get(name) is not None for name in wanted):
         return wanted
-    found = [name for name in batch if "label" in name and batch[name] is not None]
-    return wanted if fixed or not found else found
+    names = [name for name in batch if "label" in name and batch[name] is not None]
+    return wanted if fixed or not names else names
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #c1321a27
 def _require_labels(model, batch, names):
@@ -99,12 +99,6 @@ def _for_packed(smoother):
 # %% ../../nbs/packed_sequence/mixin.ipynb #a25ff1ab
 def _main_input(model): return getattr(model, "main_input_name", "input_ids")
 
-def _flat_main(inputs, model):
-    "`inputs` with a packed main input as a flat tensor; themselves without one."
-    name = _main_input(model)
-    packed = isinstance(inputs, Mapping) and isinstance(inputs.get(name), PackedSequence)
-    return flat_tokens(inputs, name) if packed else inputs
-
 def _rows_to_generate_from(
     model, # about to generate
     inputs, # a batch
@@ -117,11 +111,11 @@ def _rows_to_generate_from(
     side = "right" if config.is_encoder_decoder else "left"
     mask = pad_sequence([torch.ones_like(row) for row in rows], True, padding_side=side)
     padded = pad_sequence(rows, True, config.pad_token_id or 0, side)
-    made, moved = {name: pad_nest(values) for name, values in inputs.items()}, None
-    if side == "left" and getattr(made.get("labels"), "shape", None) == mask.shape:
+    batch, moved = {name: pad_nest(values) for name, values in inputs.items()}, None
+    if side == "left" and getattr(batch.get("labels"), "shape", None) == mask.shape:
         moved = (mask == 0).sum(1)
-        made["labels"] = _rolled(made["labels"], moved)
-    return made | {main: padded, "attention_mask": mask}, moved
+        batch["labels"] = _rolled(batch["labels"], moved)
+    return batch | {main: padded, "attention_mask": mask}, moved
 
 def _rolled(labels, by): # int64 (rows, steps), int64 (rows,)
     "Each row moved to the right by so many steps, and what falls off put in front."
@@ -200,10 +194,11 @@ class PackedSequenceMixin:
         return super()._prepare_inputs(inputs)
 
     def _track_num_input_tokens(self, inputs):
-        return super()._track_num_input_tokens(_flat_main(inputs, self.model))
+        return super()._track_num_input_tokens(
+            flat_tokens(inputs, _main_input(self.model)))
 
     def floating_point_ops(self, inputs):
-        return super().floating_point_ops(_flat_main(inputs, self.model))
+        return super().floating_point_ops(flat_tokens(inputs, _main_input(self.model)))
 
     def _get_num_items_in_batch(self, batch_samples, device):
         batches = [_pad_labels(batch) for batch in batch_samples]
@@ -223,7 +218,8 @@ class PackedSequenceMixin:
             *args: Any, **kwargs: Any):
         names = _label_names(self, inputs)
         step, moved = inputs, None
-        if not prediction_loss_only and getattr(self.args, "predict_with_generate", False):
+        generates = getattr(self.args, "predict_with_generate", False)
+        if generates and not prediction_loss_only:
             step, moved = _rows_to_generate_from(self.model, inputs)
         _note_last_rows(self.accelerator, inputs)
         with set_for_now(self, label_names=names), _padded_outputs(self, model):
@@ -259,6 +255,5 @@ def _note_last_rows(accelerator, inputs):
     state = accelerator.gradient_state
     is_last = state.in_dataloader and state.end_of_dataloader
     if is_last and state.remainder < 0 and accelerator.num_processes == 1:
-        rows = count_rows(inputs) if holds_packed(inputs) else find_batch_size(inputs)
-        if rows:
+        if rows := count_rows(inputs):
             state.active_dataloader.remainder = rows

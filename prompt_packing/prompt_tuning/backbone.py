@@ -103,12 +103,12 @@ def load_text_model(
 
 # %% ../../nbs/prompt_tuning/backbone.ipynb #f22584e0
 def _leave_out(module, state_dict, prefix, local_metadata):
-    for name in module.given:
+    for name in module.weight_names:
         state_dict.pop(f"{prefix}model.{name}", None)
 
 def _not_missing(module, incompatible):
     missing = [name for name in incompatible.missing_keys
-               if name.split("model.", 1)[-1] not in module.given]
+               if name.split("model.", 1)[-1] not in module.weight_names]
     incompatible.missing_keys[:] = missing
 
 # %% ../../nbs/prompt_tuning/backbone.ipynb #8adf011c
@@ -162,7 +162,7 @@ class FrozenBackbone(nn.Module):
             raise ValueError(facts.refusal)
         freeze(model)
         self.model, self.facts = frozen_view(model.eval()), facts
-        self.given = frozenset(model.state_dict())
+        self.weight_names = frozenset(model.state_dict())
         self.placement, self.pooling = Placement(placement), pooling
         suffix = (placement, pooling) == ("suffix", "last")
         self.text_is_constant = suffix and facts.text_is_constant

@@ -62,7 +62,7 @@ def first_position(
     if not takes(backbone, "position_ids"):
         return None
     ids = sample_ids(backbone, 6)
-    own, steps = _states(backbone, ids), torch.arange(6, device=ids.device)[None]
+    unnumbered, steps = _states(backbone, ids), torch.arange(6, device=ids.device)[None]
     starts = [0, *{m.padding_idx + 1 for m in backbone.modules()
                    if isinstance(m, nn.Embedding) and m.padding_idx is not None}]
     for start in starts:
@@ -70,7 +70,7 @@ def first_position(
             numbered = _states(backbone, ids, position_ids=steps + start)
         except (IndexError, RuntimeError): # outside the table of positions
             continue
-        if relative_distance(numbered, own) <= rounding(own.dtype):
+        if relative_distance(numbered, unnumbered) <= rounding(unnumbered.dtype):
             return start
     return None
 
@@ -214,6 +214,7 @@ def _alike(a, b): # two glances
         return True
     return a[:2] == b[:2] and torch.equal(a[2], b[2])
 
+# %% ../../nbs/prompt_tuning/facts.ipynb #1540380d
 class SeenWeights:
     "The digest of a backbone's weights, taken again where they look changed."
     def __init__(
@@ -263,9 +264,9 @@ def _reading_error(backbone): # why it cannot read virtual tokens; None if it ca
     name, ids = type(backbone).__name__, sample_ids(backbone, 8)
     if backbone.config.is_encoder_decoder:
         return f"{name} is an encoder-decoder; give a decoder or an encoder"
-    own = backbone(input_ids=ids, attention_mask=torch.ones_like(ids))
+    from_ids = backbone(input_ids=ids, attention_mask=torch.ones_like(ids))
     states = _states(backbone, ids)
-    distance = relative_distance(states, own.last_hidden_state)
+    distance = relative_distance(states, from_ids.last_hidden_state)
     # means of two embeddings: some models look for them in their table
     virtual = backbone.get_input_embeddings()(ids).unflatten(1, (-1, 2)).mean(2)
     backbone(inputs_embeds=virtual, attention_mask=torch.ones_like(ids[:, ::2]))
@@ -326,8 +327,9 @@ def _tried(backbone): # fields of `BackboneFacts`
     lean = constant and attention_of(backbone.config) == "sdpa"
     return dict(
         digest=backbone_digest(backbone, weights), weights=weights,
+        layers=config.num_hidden_layers,
         embedding_size=backbone.get_input_embeddings()(token).shape[-1],
-        feature_size=_states(backbone, token).shape[-1], layers=config.num_hidden_layers,
+        feature_size=_states(backbone, token).shape[-1],
         first_position=start, limit=position_limit(backbone, start),
         named_limit=getattr(config, "max_position_embeddings", None), causal=causal,
         text_is_constant=constant, lean=lean and text_is_constant(backbone, lean=True),

@@ -25,7 +25,7 @@ def text_limit(
     """What remains for a text beside the prompt.
 
     Raises `ValueError` where that is nothing, or special tokens alone."""
-    own = getattr(tokenizer, "model_max_length", None)
+    longest = getattr(tokenizer, "model_max_length", None)
     limits = [] if facts.limit is None else [facts.limit - prompt_tokens]
     special = 0 if tokenizer is None else tokenizer.num_special_tokens_to_add()
     if limits and limits[0] <= special:
@@ -33,8 +33,9 @@ def text_limit(
                          f"{counted(prompt_tokens, 'token')} and "
                          f"{counted(special, 'special token')} no text fits; give a "
                          "smaller prompt_tokens")
-    if own is not None and own < 10**9: # transformers writes "no limit" as 10**30
-        limits.append(own)
+    # transformers writes "no limit" as 10**30
+    if longest is not None and longest < 10**9:
+        limits.append(longest)
     return min(limits, default=None)
 
 # %% ../../nbs/prompt_tuning/predicting.ipynb #c41f7a63

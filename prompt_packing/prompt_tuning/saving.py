@@ -159,6 +159,7 @@ def replace_template(
     card.data.tags = there.data.tags or None
     card.save(file)
 
+# %% ../../nbs/prompt_tuning/saving.ipynb #b63004a9
 def check_unchanged(model:PreTrainedModel): # a prompt model
     "Raises `ValueError` where a folder could not bring back its backbone's weights."
     more = [name for name in model.state_dict() if name.startswith("frozen.")]
@@ -177,6 +178,7 @@ def check_unchanged(model:PreTrainedModel): # a prompt model
                      "the changed backbone, and make a prompt with "
                      "from_backbone(its folder, init=this model)")
 
+# %% ../../nbs/prompt_tuning/saving.ipynb #46fd1287
 def _fitting_tokenizer(model):
     tokenizer = copy.deepcopy(model.tokenizer)
     limit = text_limit(model.facts, model.config.prompt_tokens, tokenizer)
@@ -193,9 +195,9 @@ def write_prompt(
 
     Raises `ValueError` where the backbone is no longer the one that it had at first."""
     check_unchanged(model)
-    folder, own = Path(folder), model.state_dict()
+    folder, trained = Path(folder), model.state_dict()
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = own if state_dict is None else {n: state_dict[n] for n in own}
+    tensors = trained if state_dict is None else {n: state_dict[n] for n in trained}
     tensors = {n: t.detach().cpu().contiguous() for n, t in tensors.items()}
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)

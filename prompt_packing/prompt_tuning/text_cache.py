@@ -122,9 +122,10 @@ def _open_store(passes, store, device=None):
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #746e77f5
 def _identity(passes):
     "What must agree for a cache to be used."
+    plan, facts = passes.plan, passes.facts
     return dict(
-        format=4, weights=passes.facts.digest, first_position=passes.facts.first_position,
-        token_ids_and_labels=passes.plan.digest(), token_budget=passes.plan.token_budget,
+        format=4, weights=facts.digest, first_position=facts.first_position,
+        token_ids_and_labels=plan.digest(), token_budget=plan.token_budget,
         dtype=str(passes.dtype).removeprefix("torch."))
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #178f6685
@@ -132,9 +133,10 @@ def _facts_of(model, facts=None):
     "Facts of the weights that a prompt model or backbone has now."
     if facts is not None:
         return facts
-    own = getattr(model, "facts", None)
-    if own is not None and model.seen_weights.digest_of(model.backbone) == own.digest:
-        return own
+    model_facts = getattr(model, "facts", None) # a prompt model's, also inside PEFT's
+    if model_facts is not None:
+        if model.seen_weights.digest_of(model.backbone) == model_facts.digest:
+            return model_facts
     return find_facts(getattr(model, "backbone", model).base_model)
 
 def _refusal(model, facts):
@@ -221,12 +223,12 @@ class TextCache(Dataset):
     ) -> "TextCache":
         """All texts of `dataset`; a cache that is in `path` is checked and used.
 
-        It is computed where the backbone is. A cache on a GPU needs no worker processes,
-        since its batches are there already; with transformers' own Trainer also
-        `dataloader_pin_memory=False`, which ours sets. Raises `ValueError` where it would
-        not be exact or not fit (`NoRoom`), for a text longer than `token_budget` or the backbone's
-        positions, and if `path` holds another cache; `OSError` for a full disk;
-        `TypeError` if `dataset` is no `datasets.Dataset`."""
+        It is computed where the backbone is. A cache on a GPU needs no worker
+        processes, since its batches are there already; with transformers' own Trainer
+        also `dataloader_pin_memory=False`, which ours sets. Raises `ValueError` where
+        it would not be exact or not fit (`NoRoom`), for a text longer than
+        `token_budget` or the backbone's positions, and if `path` holds another cache;
+        `OSError` for a full disk; `TypeError` if `dataset` is no `datasets.Dataset`."""
         passes = _passes_of(model, dataset, dtype, token_budget, facts)
         check_size(passes.nbytes, max_bytes)
         device = None if device is None else torch.device(device)
@@ -279,7 +281,9 @@ class TextCache(Dataset):
         start, n = int(self.starts[i]), int(self.lengths[i])
         row = {"text_states": self.states[start:start + n],
                "text_features": self.features[i], "text_made_by": self.made_by}
-        return row if self.labels is None else row | {"labels": self.labels[i].tolist()}
+        if self.labels is not None:
+            row["labels"] = self.labels[i].tolist()
+        return row
 
     @property
     def on_device(self) -> bool: # its batches are there, and cannot be pinned

@@ -94,11 +94,11 @@ def check_room(
     device:torch.device|None=None, # where memory is taken; None: the CPU's
 ):
     "Raises `NoRoom` if it will not fit."
+    memory = torch.get_device_module(device or "cpu")
     if path is not None:
         free, what = shutil.disk_usage(path).free, f"free disk space in {path}"
-    elif device is not None and hasattr(torch.get_device_module(device), "mem_get_info"):
-        free, _ = torch.get_device_module(device).mem_get_info(device)
-        what = f"free memory of {device}"
+    elif hasattr(memory, "mem_get_info"):
+        free, what = memory.mem_get_info(device)[0], f"free memory of {device}"
     else:
         free, what = psutil.virtual_memory().available, "free memory"
     check_size(size, free, what)
@@ -111,9 +111,9 @@ def check_size(
     "Raises `NoRoom` for more than the limit."
     if limit is not None and size > limit:
         raise NoRoom(
-            f"the cache needs {size / 1e6:,.1f} MB and {what} is {limit / 1e6:,.1f} MB; "
-            "give a folder (path=...), a smaller dtype, fewer or shorter texts, or "
-            "train without a cache")
+            f"the cache needs {size / 1e6:,.1f} MB and {what} is "
+            f"{limit / 1e6:,.1f} MB; give a folder (path=...), a smaller dtype, fewer "
+            "or shorter texts, or train without a cache")
 
 # %% ../../nbs/prompt_tuning/text_store.ipynb #10f75df6
 def _check_identity(

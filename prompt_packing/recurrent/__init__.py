@@ -4,19 +4,18 @@
 
 # %% auto #0
 __all__ = ['Layout', 'RecurrentConfig', 'RecurrentEncoderDecoder', 'RecurrentForCausalLM', 'RecurrentForSequenceClassification',
-           'RecurrentForTokenClassification', 'RecurrentModel', 'RecurrentState', 'on_tokens']
+           'RecurrentForTokenClassification', 'RecurrentModel', 'RecurrentState']
 
 # %% ../../nbs/recurrent/index.ipynb #1ccf5b74
 from .encoder_decoder import RecurrentEncoderDecoder
 from .generation import RecurrentForCausalLM
 from .heads import RecurrentForSequenceClassification
 from .heads import RecurrentForTokenClassification
-from .layout import Layout, on_tokens
+from .layout import Layout, on_tokens as on_tokens
 from .model import RecurrentConfig, RecurrentModel
 from .model import RecurrentState
 
 # %% ../../nbs/recurrent/index.ipynb #recu0003
 _all_ = ["Layout", "RecurrentConfig", "RecurrentEncoderDecoder",
          "RecurrentForCausalLM", "RecurrentForSequenceClassification",
-         "RecurrentForTokenClassification", "RecurrentModel", "RecurrentState",
-         "on_tokens"]
+         "RecurrentForTokenClassification", "RecurrentModel", "RecurrentState"]

@@ -19,8 +19,9 @@ from .heads import token_loss
 from .layers import layout_of
 from .layout import (
     Layout, checked_lengths, first_row, on_tokens)
-from .model import (
-    RecurrentConfig, RecurrentModel, RecurrentPreTrainedModel, RecurrentState, one_input)
+from prompt_packing.recurrent.model import (
+    RecurrentConfig, RecurrentModel, RecurrentPreTrainedModel, RecurrentState,
+    one_input)
 
 # %% ../../nbs/recurrent/generation.ipynb #c0bbf2b4
 def unseen_steps(

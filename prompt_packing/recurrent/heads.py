@@ -16,8 +16,9 @@ from transformers.modeling_outputs import TokenClassifierOutput
 from transformers.utils.generic import can_return_tuple
 from .layers import layout_of
 from .layout import Layout, on_tokens
-from .model import (
-    RecurrentConfig, RecurrentModel, RecurrentPreTrainedModel, RecurrentState, one_input, value_or_default)
+from prompt_packing.recurrent.model import (
+    RecurrentConfig, RecurrentModel, RecurrentPreTrainedModel, RecurrentState,
+    one_input, value_or_default)
 
 # %% ../../nbs/recurrent/heads.ipynb #8776e587
 def _top_state(state, bidirectional):

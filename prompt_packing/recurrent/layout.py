@@ -46,8 +46,8 @@ def _check_mask(mask, input_ids):
     lengths, starts = mask.sum(1), mask.int().argmax(1)
     ends = steps - mask.flip(1).int().argmax(1)
     if (lengths == 0).any():
-        raise ValueError(f"Row {first_row(lengths == 0)} is empty: its attention_mask is "
-                         "0 everywhere. Filter empty rows out.")
+        raise ValueError(f"Row {first_row(lengths == 0)} is empty: its attention_mask "
+                         "is 0 everywhere. Filter empty rows out.")
     if (bad := ends - starts != lengths).any():
         row = first_row(bad)
         raise ValueError(f"Row {row} of attention_mask has a hole: {int(lengths[row])} "

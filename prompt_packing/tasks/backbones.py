@@ -154,6 +154,7 @@ def _check_sizes(config, file, tensors):
             raise ValueError(f"{file}: {name} is {value}, and the weights beside it "
                              f"have {len(tensors)} tensors in all")
 
+# %% ../../nbs/tasks/backbones.ipynb #91ee22b6
 def _tensor_names(folder):
     "Names of the tensors in a folder's model.safetensors; None where it has none."
     file = folder/"model.safetensors"
@@ -193,6 +194,7 @@ def read_config(
     _check_sizes(config, file, tensors)
     return config
 
+# %% ../../nbs/tasks/backbones.ipynb #f31fee78
 def _are_names(names):
     "Whether `id2label` is what transformers takes it for."
     if not isinstance(names, dict):

@@ -169,13 +169,14 @@ def _too_many(where, names, texts):
 # %% ../../nbs/tasks/labels.ipynb #b2ed36cd
 def _class_ids(values, names, where):
     "Class numbers, 0 to len(names) - 1."
-    known = {str(name): i for i, name in enumerate(names)}
-    sizes = {_as_number(name): i for name, i in known.items()}
+    numbers = {str(name): i for i, name in enumerate(names)}
+    sizes = {_as_number(name): i for name, i in numbers.items()}
     sizes.pop(None, None) # of names that are no numbers
     if not sizes:
-        known |= {str(i): i for i in range(len(names))}
-    texts = [v if isinstance(v, str) and v in known else plain_label(v) for v in values]
-    ids = [known.get(text, sizes.get(_as_number(text))) for text in texts]
+        numbers |= {str(i): i for i in range(len(names))}
+    texts = [v if isinstance(v, str) and v in numbers else plain_label(v)
+             for v in values]
+    ids = [numbers.get(text, sizes.get(_as_number(text))) for text in texts]
     if None not in ids:
         return ids
     row = ids.index(None)

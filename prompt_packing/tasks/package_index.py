@@ -54,8 +54,9 @@ def _run_with_bar(command, env, package, folder):
     "Run pip to its end with a progress bar; its exit status and what it said."
     bar = tqdm(total=package.size, unit="B", unit_scale=True, desc=package.requirement)
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with bar, subprocess.Popen(command, env=env, **how) as process, ExitStack() as stack:
-        stack.callback(process.kill) # after Ctrl-C; nothing happens to one that has ended
+    process = subprocess.Popen(command, env=env, **how)
+    with bar, process, ExitStack() as stack:
+        stack.callback(process.kill) # after Ctrl-C; one that has ended is left alone
         while True:
             try:
                 said, _ = process.communicate(timeout=0.1)

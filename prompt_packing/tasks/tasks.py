@@ -55,10 +55,10 @@ def _unlabelled(labels):
 def _own_task(name, tables, source, text_columns, label_column, labels, problem_type,
               validation):
     "A task of the user's own tables."
-    train, given = tables["train"], text_columns is not None
+    train, named_columns = tables["train"], text_columns is not None
     text_columns, label_columns = find_columns(
         train.columns, f"{name}, train", text_columns, label_column, train)
-    if not given:
+    if not named_columns:
         _say_columns(name, train, text_columns, label_columns)
     for split in list(tables):
         where, table = f"{name}, {split}", tables.pop(split)
@@ -88,27 +88,27 @@ _METRICS_OF = {"single_label_classification": ("accuracy",),
 def _kind(values, where, label_columns, labels, problem_type):
     "Problem type and label names: as given, and otherwise as the training rows tell."
     if len(label_columns) > 1:
-        found = "multi_label_classification", label_columns
+        kind, names = "multi_label_classification", label_columns
     elif problem_type == "regression":
-        found = problem_type, label_columns
+        kind, names = problem_type, label_columns
     elif labels is None:
-        found = find_labels(values, where, label_columns[0])
+        kind, names = find_labels(values, where, label_columns[0])
     elif are_lists(values):
-        found = "multi_label_classification", labels
+        kind, names = "multi_label_classification", labels
     else:
-        found = "single_label_classification", labels
-    if problem_type not in (None, found[0]):
+        kind, names = "single_label_classification", labels
+    if problem_type not in (None, kind):
         raise ValueError(f"{where}: problem_type is {problem_type!r}, and the labels "
-                         f"are those of a {found[0]}")
-    return found[0], tuple(map(str, found[1]))
+                         f"are those of a {kind}")
+    return kind, tuple(map(str, names))
 
 def _say_columns(name, table, text_columns, label_columns):
     "A message where columns are left aside."
     rest = [c for c in table if c not in (*text_columns, *label_columns)]
     if rest:
         _logger.warning_once(
-   f"{name}: the text is in {' and '.join(text_columns)}, the label in "
-   f"{', '.join(label_columns)}; left aside: {', '.join(map(str, rest))}")
+            f"{name}: the text is in {' and '.join(text_columns)}, the label in "
+            f"{', '.join(label_columns)}; left aside: {', '.join(map(str, rest))}")
 
 def _say_kind(name, kind, names):
     "Messages about what the labels were taken for."
