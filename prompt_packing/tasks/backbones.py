@@ -148,7 +148,7 @@ def _check_sizes(config, file, tensors):
             continue
         smallest = 0 if name == "prompt_tokens" else 1
         if type(value) is not int or not smallest <= value <= _most[name]:
-            raise ValueError(f"{file}: {name} is {str(value)[:40]}; it must be a whole "
+            raise ValueError(f"{file}: {name} is {value!r:.40}; it must be a whole "
                              f"number from {smallest} to {_most[name]}")
         if name in _layers and tensors is not None and value > len(tensors):
             raise ValueError(f"{file}: {name} is {value}, and the weights beside it "
