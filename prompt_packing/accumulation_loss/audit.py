@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from transformers import PretrainedConfig, TrainingArguments
 
 from .asking import Answer, ask_loss, undisturbed
+from .conformance import compare_gradients
 from .exact import ExactLossMixin
 from .facts import Examiner, LossFacts, examine
 from ..foundation.foreign import set_sync
@@ -27,7 +28,7 @@ from ..foundation.rows import (
     join_rows, row_count, row_lengths, take_rows)
 
 # %% auto #0
-__all__ = ['HEADS', 'audit_loss', 'audit_head', 'random_batch']
+__all__ = ['HEADS', 'simulated_step', 'audit_loss', 'audit_head', 'random_batch']
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #11c8eb55
 def _taken_gradient(model: nn.Module, scale: float) -> dict:
@@ -37,8 +38,13 @@ def _taken_gradient(model: nn.Module, scale: float) -> dict:
     model.zero_grad(set_to_none=True)
     return gradient
 
-def _step(trainer, batches: list, accumulation: int, processes: int) -> tuple:
-    "Loss, gradient and `num_items_in_batch` of one optimizer step."
+def simulated_step(
+    trainer: transformers.Trainer,
+    batches: list, # micro-batches of all processes
+    accumulation: int, # micro-batches of one process
+    processes: int, # that the Trainer is told of
+) -> tuple: # loss, gradient by parameter, `num_items_in_batch`
+    "One optimizer step; several processes take their turns in this one."
     accelerator, loss = trainer.accelerator, 0.0
     # the loader and the count of other processes: all batches, in one place
     found, items = trainer.get_batch_samples(iter(batches), len(batches),
@@ -52,19 +58,6 @@ def _step(trainer, batches: list, accumulation: int, processes: int) -> tuple:
     scaler = accelerator.scaler
     scale = processes * (scaler.get_scale() if scaler else 1)
     return loss / processes, _taken_gradient(trainer.model, scale), items
-
-def _compare(right: dict, other: dict) -> dict:
-    "Ratio of norms, relative error and cosine of two gradients."
-    names = {*right, *other}
-    zero = torch.zeros(())
-    pairs = [(right.get(n, zero).cpu().double(), other.get(n, zero).cpu().double())
-             for n in names]
-    dot = sum(float((a * b).sum()) for a, b in pairs)
-    norm = sum(float(a.square().sum()) for a, _ in pairs) ** 0.5 or 1e-30
-    norm_other = sum(float(b.square().sum()) for _, b in pairs) ** 0.5
-    error = sum(float((a - b).square().sum()) for a, b in pairs) ** 0.5
-    return dict(ratio=norm_other / norm, cosine=dot / (norm * norm_other or 1),
-                relative_error=error / norm)
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #6c6ac108
 def _rebalanced(batches: list) -> list | None:
@@ -185,24 +178,27 @@ def _eval_mode_stays(trainer) -> Iterator[None]:
 
 def _audit(trainer, batches: list) -> pd.DataFrame:
     whole = join_rows(batches)
-    loss, right, _ = _step(trainer, [whole], 1, 1)
+    loss, right, _ = simulated_step(trainer, [whole], 1, 1)
     _check_targets(trainer, right, loss)
-    rounding = _compare(right, _rescaled_step(trainer, whole))["relative_error"]
+    rounding = compare_gradients(right, _rescaled_step(trainer, whole))["error"]
     rows, facts = [], None
     for words, cut, accumulation, processes in _settings(trainer, batches):
-        cut_loss, made, items = _step(trainer, cut, accumulation, processes)
-        found = _compare(right, made) | dict(loss_ratio=cut_loss / (loss or 1e-30))
+        cut_loss, made, items = simulated_step(trainer, cut, accumulation, processes)
+        found = compare_gradients(right, made)
         cause = "right"
-        if found["relative_error"] >= max(1e-4, 2 * rounding):
+        if found["error"] >= max(1e-4, 2 * rounding):
             facts = facts or _known(trainer, batches, items)
             cause = _cause(found, facts, trainer, items, processes)
-        rows.append(dict(setting=words, **found, cause=cause))
+        rows.append(dict(
+            setting=words, ratio=found["ratio"], cosine=found["cosine"],
+            relative_error=found["error"], loss_ratio=cut_loss / (loss or 1e-30),
+            cause=cause))
     return pd.DataFrame(rows)
 
 def _rescaled_step(trainer, whole) -> dict:
     "The gradient again, where every sum rounds differently: rows in another order."
     rows = row_count(whole)
-    return _step(trainer, [take_rows(whole, range(rows - 1, -1, -1))], 1, 1)[1]
+    return simulated_step(trainer, [take_rows(whole, range(rows - 1, -1, -1))], 1, 1)[1]
 
 def _check_targets(trainer, gradient: dict, loss: float):
     if any(bool(g.any()) for g in gradient.values()) and loss == loss:
