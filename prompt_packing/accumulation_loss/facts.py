@@ -133,7 +133,7 @@ class Examiner:
         try:
             return self._ask(batch, count, **options)
         except RuntimeError:
-            if options.get("read") or options.get("every"):
+            if {"read", "every", "backward"} & {k for k, v in options.items() if v}:
                 raise
             return self._ask(batch, count, **options | dict(read=True))
 
