@@ -10,9 +10,10 @@ from execnb.nbio import read_nb
 
 root = Path(__file__).resolve().parent.parent
 LONGEST_LINE, MOST_CELLS = 100, 72
+RETURNED = {  # public names that users get from a call, or that transformers calls for them, and never type
+    "CollatorFacts"}
 USED_AT_HOME = {  # public names that no other page uses yet: no name is added
-    "audit_head", "create_wiki_dataloader",
-    "register_loss", "tour", "use_named_loss"}
+    "create_wiki_dataloader", "tour"}
 
 
 def directives(cell): return re.findall(r"^#\s*\|\s*(\w+)", cell.source, flags=re.M)
@@ -119,7 +120,7 @@ def main():
     alone, names = set(only_at_home(paths)), public_names()
     print(f"{len(names)} public names, {len(alone)} of them used on no other page: {', '.join(sorted(alone))}")
     broken = [fault for found in faults for fault in found] + [fault for path in paths for fault in invalid(path)]
-    broken += [f"{name}: public, and no page but its own uses it" for name in sorted(alone - USED_AT_HOME)]
+    broken += [f"{name}: public, and no page but its own uses it" for name in sorted(alone - RETURNED - USED_AT_HOME)]
     print(*broken, sep="\n")
     sys.exit(bool(broken))
 
