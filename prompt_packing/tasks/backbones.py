@@ -218,8 +218,8 @@ class _Place:
             try:
                 loaded = auto.from_pretrained(
                     self.where, trust_remote_code=False, **settings)
-            except Exception as error: # whatever it is, it is raised again, explained
-                self.explain(name, error)
+            except Exception as error: # the tokenizers library raises no other kind
+                self.explain(name, error) # raises a clearer one where it knows one
                 raise
         if self.offline and not is_offline():
             _logger.warning_once(f"{name}: the hub does not answer, its cache is used")
