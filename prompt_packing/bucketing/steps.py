@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from .batches import (
-    as_lengths, check_positive, epoch_random, stable_order)
+    BatchPlan, as_lengths, check_positive, epoch_random, stable_order)
 from .cut import cut_packed_rows, cut_rows
 
 # %% auto #0
-__all__ = ['Permutation', 'StepPlan', 'plan_steps', 'step_report', 'tenth_weights']
+__all__ = ['Permutation', 'StepPlan', 'plan_steps', 'step_report', 'cut_steps', 'tenth_weights']
 
 # %% ../../nbs/bucketing/steps.ipynb #208f8da7
 def _stratum_edges(rows: int, steps: int, bands: int) -> np.ndarray:
@@ -223,27 +223,37 @@ def step_report(
     capacity: int | None = None,  # tokens in a packed row; None: padded
 ) -> dict:  # steps, rows, tokens, padding, passes, time, noise, weights
     "Padding and passes of these steps, and how fair a sample each of them is."
-    text = computed = passes = 0
-    for rows in steps:
-        step = lengths[rows].astype(np.int64)
-        widths = _micro_batches(step, token_budget, pass_cost, capacity)
-        text += int(step.sum())
-        computed += sum(rows * longest for rows, longest in widths)
-        passes += len(widths)
-    rows_of_step = np.array([len(rows) for rows in steps])
-    return {"steps": len(steps), "rows": float(rows_of_step.mean()),
-            "tokens": text / len(steps), "padding": 1 - text / computed,
-            "passes": passes / len(steps),
-            "time": (computed + passes * pass_cost) / text,
+    cut = cut_steps(steps, lengths, token_budget, pass_cost, capacity)
+    text, computed = int(cut.tokens.sum()), int(cut.computed.sum())
+    return {"steps": len(steps), "rows": len(cut.indices) / len(steps),
+            "tokens": text / len(steps), "padding": cut.padding,
+            "passes": len(cut) / len(steps),
+            "time": (computed + len(cut) * pass_cost) / text,
             "noise": _noise(steps, lengths), "weights": tenth_weights(steps, lengths)}
 
+def cut_steps(
+    steps: Sequence[np.ndarray],  # row numbers of each step
+    lengths: np.ndarray,  # tokens in each row
+    token_budget: int | None,
+    pass_cost: float,
+    capacity: int | None = None,  # tokens in a packed row; None: padded
+) -> BatchPlan:
+    "The micro-batches of all steps, each step cut in the cheapest way."
+    batches, computed = [], []
+    for rows in steps:
+        step = lengths[rows].astype(np.int64)
+        for part, tokens in _micro_batches(step, token_budget, pass_cost, capacity):
+            batches.append(rows[part])
+            computed.append(tokens)
+    return BatchPlan.from_batches(batches, lengths, computed)
+
 def _micro_batches(step, token_budget, pass_cost, capacity):
-    "Rows and longest row of each micro-batch of the cheapest cut."
+    "Row numbers of each micro-batch of the cheapest cut, and its computed tokens."
     if capacity is None:
         cut = cut_rows(step, token_budget, pass_cost=pass_cost)
-        return [(len(rows), int(step[rows].max())) for rows in cut]
+        return [(rows, len(rows) * int(step[rows].max())) for rows in cut]
     cut = cut_packed_rows(step, capacity, token_budget, pass_cost=pass_cost)
-    return [(len(packed), max(int(step[rows].sum()) for rows in packed))
+    return [(np.concatenate(packed), len(packed) * max(step[rows].sum() for rows in packed))
             for packed in cut]
 
 # %% ../../nbs/bucketing/steps.ipynb #58397156

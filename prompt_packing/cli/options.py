@@ -66,18 +66,19 @@ def check_words(
 
 # %% ../../nbs/cli/options.ipynb #896ddfe7
 _Wrong = argparse.ArgumentTypeError # the parser adds the option's name to its message
-_LARGEST = 2**31 - 1 # tokens, rows and lengths are counted in 32 bits here and there
 
-def _whole(text):
-    digits = text.replace("_", "") # 16_384
-    if not digits.isdecimal() or len(digits) > 10 or not 1 <= int(digits) <= _LARGEST:
-        raise _Wrong(f"must be a whole number from 1 to {_LARGEST}, not {text[:40]!r}")
-    return int(digits)
+def _whole_from(least, most):
+    "A function that reads whole numbers of these bounds."
+    def read(text):
+        digits = text.replace("_", "") # 16_384
+        if digits.isdecimal() and len(digits) <= 10 and least <= int(digits) <= most:
+            return int(digits)
+        raise _Wrong(
+            f"must be a whole number from {least} to {most}, not {text[:40]!r}")
+    return read
 
-def _seed(text):
-    if not text.isdecimal() or len(text) > 10 or int(text) >= 2**32:
-        raise _Wrong(f"must be a whole number from 0 to {2**32 - 1}, not {text[:40]!r}")
-    return int(text)
+# tokens, rows and lengths are counted in 32 bits here and there
+_whole, _seed = _whole_from(1, 2**31 - 1), _whole_from(0, 2**32 - 1)
 
 def _positive(text):
     try:
@@ -183,20 +184,17 @@ def _output_dir(text):
         raise _Wrong(f"{text} is a file; name a folder")
     return text
 
-def _picture(text):
-    if Path(text).suffix not in (".png", ".pdf", ".svg"):
-        raise _Wrong(f"{text} must end in .png, .pdf or .svg")
-    if Path(text).is_dir():
-        raise _Wrong(f"{text} is a folder; name a file")
-    return text
+def _file_to_write(*endings):
+    "A function that reads the name of a file to write."
+    def read(text):
+        if Path(text).suffix not in endings:
+            raise _Wrong(f"{text} must end in {' or '.join(endings)}")
+        if Path(text).is_dir():
+            raise _Wrong(f"{text} is a folder; name a file")
+        return text
+    return read
 
-# %% ../../nbs/cli/options.ipynb #6b0d9c1e
-def _csv(text):
-    if Path(text).suffix != ".csv":
-        raise _Wrong(f"{text} must end in .csv")
-    if Path(text).is_dir():
-        raise _Wrong(f"{text} is a folder; name a file")
-    return text
+_picture, _csv = _file_to_write(".png", ".pdf", ".svg"), _file_to_write(".csv")
 
 # %% ../../nbs/cli/options.ipynb #c5cd6ee2
 def _try_writing(folder, option):

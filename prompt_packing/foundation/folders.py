@@ -34,8 +34,9 @@ except ImportError: # Windows
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['LOCK_NAME', 'MANIFEST_NAME', 'FolderInUse', 'owned', 'owned_in_turn', 'unique_name', 'aside_path', 'written',
-           'DamagedFolder', 'write_manifest', 'verify', 'sync_folder', 'publish', 'remove', 'clean_leftovers']
+__all__ = ['LOCK_NAME', 'MANIFEST_NAME', 'FolderInUse', 'owned', 'owned_in_turn', 'unique_name', 'aside_path', 'sync_path',
+           'written', 'DamagedFolder', 'file_checksum', 'write_manifest', 'verify', 'sync_folder', 'publish', 'remove',
+           'clean_leftovers']
 
 # %% ../../nbs/foundation/folders.ipynb #6bd4c9f6
 LOCK_NAME = "_owner.lock" # transformers uploads no file that begins with _
@@ -209,7 +210,9 @@ def aside_path(
 
 _leftover = re.compile(r"_(?P<name>.+)\.\d+-[0-9a-f]{8}\.(?P<ending>part|old)")
 
-def _sync(path: Path) -> None:
+def sync_path(
+    path: str | os.PathLike,
+) -> None:
     "Send a file, or the names in a folder, to the disk."
     if os.name == "nt":
         return # Windows syncs neither folders nor files opened for reading
@@ -244,7 +247,7 @@ def written(
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-    _sync(path.parent)
+    sync_path(path.parent)
 
 # %% ../../nbs/foundation/folders.ipynb #3920d759
 MANIFEST_NAME = "manifest.json"
@@ -252,7 +255,9 @@ MANIFEST_NAME = "manifest.json"
 class DamagedFolder(ValueError):
     "A file of the folder is missing, or is not as it was written."
 
-def _checksum(path: Path) -> str:
+def file_checksum(
+    path: str | os.PathLike,
+) -> str:
     "CRC-32 of a file, as 8 hexadecimal digits."
     total, buffer = 0, bytearray(1 << 20)
     with open(path, "rb", buffering=0) as file:
@@ -263,7 +268,7 @@ def _checksum(path: Path) -> str:
 def _checksums(paths: list[Path]) -> list[str]:
     "Checksums of files, several at a time: crc32 lets other threads run."
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
-        return list(threads.map(_checksum, paths))
+        return list(threads.map(file_checksum, paths))
 
 def _files(folder: Path) -> list[Path]:
     "The files that a manifest lists, also in folders inside, sorted."
@@ -345,7 +350,7 @@ def sync_folder(
     "Send all that is in a folder to the disk, and its own name."
     folder = Path(folder)
     for path in [*folder.rglob("*"), folder, folder.parent]:
-        _sync(path)
+        sync_path(path)
 
 def publish(
     aside: str | os.PathLike, # a complete folder, named by `aside_path(target)`
@@ -366,7 +371,7 @@ def publish(
         old = aside_path(target, "old")
         os.rename(target, old)
         os.rename(aside, target)
-    _sync(target.parent)
+    sync_path(target.parent)
     if old is not None:
         _delete(old)
 

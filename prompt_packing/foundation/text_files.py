@@ -24,7 +24,7 @@ from pyarrow.parquet import ParquetFile
 
 # %% auto #0
 __all__ = ['TABLE_FORMATS', 'LONGEST_LINE', 'file_format', 'check_text', 'check_columns', 'row_name', 'BadRows', 'table_rows',
-           'cell_text', 'find_text', 'text_column', 'file_texts', 'files_in', 'read_table']
+           'cell_text', 'find_text', 'one_text', 'text_column', 'file_texts', 'files_in', 'read_table']
 
 # %% ../../nbs/foundation/text_files.ipynb #9955a406
 TABLE_FORMATS = ("csv", "tsv", "json", "jsonl", "parquet")
@@ -220,9 +220,13 @@ def _jsonl_rows(path, columns):
                 record = json.loads(line)
             except (ValueError, RecursionError) as error:
                 fault = f"is not JSON: {_json_fault(error)}"
-        if fault is None and not isinstance(record, dict):
-            fault = f"is no JSON object but of type {type(record).__name__}"
-        yield number, record, fault
+        yield number, record, fault or _no_object(record)
+
+def _no_object(record):
+    "What is wrong with a row that is no object; else None."
+    if isinstance(record, dict):
+        return None
+    return f"is no JSON object but of type {type(record).__name__}"
 
 def _json_fault(error):
     if isinstance(error, RecursionError):
@@ -233,56 +237,12 @@ def _json_fault(error):
 
 # %% ../../nbs/foundation/text_files.ipynb #a119c11b
 def _json_list(path):
-    "Objects of a list. `text` is what was read of the file, `place` is inside it."
-    decode = json.JSONDecoder().raw_decode
-    blank = json.decoder.WHITESPACE.match
-    number, text, place = 0, "", 0
-    file = TextIOWrapper(_open(path), "utf-8-sig")
-
-    def skip_blank():
-        "Move to the next character that is not blank, and return it; '' at the end."
-        nonlocal text, place
-        place = blank(text, place).end()
-        while place == len(text):
-            text, place = file.read(2**20), 0
-            if not text:
-                return ""
-            place = blank(text, place).end()
-        return text[place]
-
-    def value():
-        "Read the object at `place`, and more of the file for as long as it needs."
-        nonlocal text, place
-        while True:
-            try:
-                record, place = decode(text, place)
-                return record
-            except ValueError:
-                text, place = text[place:], 0
-                more = file.read(max(2**20, len(text)))
-                if not more or len(text) > LONGEST_LINE:
-                    raise
-                text += more
-
+    "Objects of a list."
+    number = 0
     try:
-        with file:
-            skip_blank()
-            place += 1 # after "["
-            while (mark := skip_blank()) != "]":
-                if number:
-                    if mark != ",":
-                        raise ValueError("a comma or the end of the list is missing")
-                    place += 1
-                    skip_blank()
-                record = value()
-                number += 1
-                fault = None
-                if not isinstance(record, dict):
-                    fault = f"is no JSON object but of type {type(record).__name__}"
-                yield number, record, fault
-            place += 1
-            if skip_blank():
-                raise ValueError("something follows the list")
+        with TextIOWrapper(_open(path), "utf-8-sig") as file:
+            for number, record in enumerate(_list_values(file), 1):
+                yield number, record, _no_object(record)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} after row {number} {_not_utf8(error)}") from None
     except (ValueError, RecursionError) as error:
@@ -290,6 +250,40 @@ def _json_list(path):
                          f"{_json_fault(error)}") from None
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is broken after row {number}: {error}") from error
+
+def _list_values(file):
+    "The values of a list, one at a time: the rest of the file is not in memory."
+    text, separator = _from_mark("", file)[1:], "" # after "["
+    while not (text := _from_mark(text, file)).startswith("]"):
+        if not text.startswith(separator):
+            raise ValueError("a comma or the end of the list is missing")
+        text = _from_mark(text.removeprefix(separator), file)
+        value, text = _first_value(text, file)
+        yield value
+        separator = ","
+    if _from_mark(text[1:], file):
+        raise ValueError("something follows the list")
+
+def _from_mark(text, file):
+    "The text from its first character that is not blank on, read on if there is none."
+    text = text.lstrip(_BLANK)
+    while not text and (more := file.read(2**16)):
+        text = more.lstrip(_BLANK)
+    return text
+
+def _first_value(text, file):
+    "The value that the text begins with, and the text after it."
+    while True:
+        try:
+            value, end = json.JSONDecoder().raw_decode(text)
+            return value, text[end:]
+        except ValueError: # perhaps the value is longer than the text
+            more = file.read(max(2**16, len(text)))
+            if not more or len(text) > LONGEST_LINE:
+                raise
+            text += more
+
+_BLANK = " \t\n\r" # in JSON
 
 # %% ../../nbs/foundation/text_files.ipynb #11eb1c9c
 def _parquet_rows(path, columns):
@@ -452,6 +446,18 @@ def find_text(
         columns = [column for column in columns if _is_prose(rows, column)]
     return tuple(columns) if len(columns) == 1 else ()
 
+def one_text(
+    where: str | Path, # a file, or a row of a data set, for the message
+    columns: Sequence[str], # names of those that may hold the text
+    rows: Sequence[Mapping], # some rows, to look at what the columns hold
+) -> str: # name of a column
+    "The one that `find_text` finds. Raises `ValueError` for none, and for a pair."
+    names = find_text(columns, rows)
+    if len(names) == 1:
+        return names[0]
+    raise ValueError(f"{where}: it is not clear which column is the text; there are "
+                     f"{', '.join(columns)}: name one with column=")
+
 def _is_prose(rows, column):
     "Whether most of the values have several words."
     values = [row.get(column) for row in rows]
@@ -472,12 +478,7 @@ def text_column(
     head = itertools.islice(table_rows(path, bad_rows=skipping), 1_000)
     rows = [row for _, row in head]
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    columns = columns or _header(path, None) or ["text"]
-    names = find_text(columns, rows)
-    if len(names) == 1:
-        return names[0]
-    raise ValueError(f"{path}: it is not clear which column is the text; there are "
-                     f"{', '.join(columns)}: name one with column=")
+    return one_text(path, columns or _header(path, None) or ["text"], rows)
 
 # %% ../../nbs/foundation/text_files.ipynb #80b7d61b
 def file_texts(
