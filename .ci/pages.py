@@ -13,8 +13,8 @@ LONGEST_LINE, MOST_CELLS = 100, 72
 RETURNED = {  # public names that users get from a call, or that transformers calls for them, and never type
     "BackboneFacts", "Task"}
 USED_AT_HOME = {  # public names that no other page uses yet: no name is added
-    "audit_head", "create_wiki_dataloader", "pad_nest", "prompt_features",
-    "register_loss", "tour", "use_named_loss"}
+    "audit_head", "pad_nest", "prompt_features",
+    "register_loss", "use_named_loss"}
 
 
 def directives(cell): return re.findall(r"^#\s*\|\s*(\w+)", cell.source, flags=re.M)

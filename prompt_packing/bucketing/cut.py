@@ -42,7 +42,8 @@ def _row_limits(
 def _check_limits(token_budget, pass_cost):
     "Raise for a budget below 1, or a pass that costs less than 0."
     if token_budget is not None and token_budget < 1:
-        raise ValueError(f"token_budget must be at least 1, or None; got {token_budget}")
+        raise ValueError(
+            f"token_budget must be at least 1, or None; got {token_budget}")
     if not pass_cost >= 0:  # not a number fails too
         raise ValueError(f"pass_cost must be at least 0 tokens; got {pass_cost}")
 

@@ -47,8 +47,8 @@ def plot_lengths(
 # %% ../../nbs/bucketing/report.ipynb #85cadc2c
 def _in_order(order, lengths, rows) -> BatchPlan:
     "Batches of so many rows, in a given order."
-    offsets = np.append(np.arange(0, len(order), rows), len(order))
-    return BatchPlan(np.asarray(order), offsets, lengths)
+    batches = np.split(np.asarray(order), range(rows, len(order), rows))
+    return BatchPlan.from_batches(batches, lengths)
 
 def _shuffled(lengths, rows, seed, epoch) -> BatchPlan:
     order = epoch_random(seed, epoch).permutation(len(lengths))

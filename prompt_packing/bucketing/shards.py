@@ -106,6 +106,7 @@ def _tokenize_file(task, encode):
         leftovers.pop_all() # the files are whole, and stay
     return parts, record
 
+# %% ../../nbs/bucketing/shards.ipynb #c27ceaa5
 @contextmanager
 def _said_if_full(task):
     "A full disk is reported with the file that was read and what to do."
@@ -121,7 +122,6 @@ def _said_if_full(task):
 
 _ENDINGS = (".arrow", ".npy")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
 
 # %% ../../nbs/bucketing/shards.ipynb #7b9f8991
 def _content_of(path):
@@ -218,6 +218,7 @@ def _records(folder):
         records.append(record)
     return records
 
+# %% ../../nbs/bucketing/shards.ipynb #c436babd
 def check_record(
     folder: Path,
     record: dict, # of a shard, as it was read
@@ -248,6 +249,7 @@ def check_record(
                 f"bytes, and {size:,} were written: remove it and call tokenize_corpus "
                 "again")
 
+# %% ../../nbs/bucketing/shards.ipynb #c436babe
 def _same_corpus(folder, records, files, column, digest):
     "Raise a `ValueError` if the folder was made of something else."
     names = {os.path.basename(path) for path in files}
@@ -375,6 +377,7 @@ def _outcomes(places, show):
                 yield places[future], outcome
         show()
 
+# %% ../../nbs/bucketing/shards.ipynb #c128cc2b
 def _tokenize_group(tasks, tokenizer):
     "In a worker: for each file what was written, or the error."
     _end_with_parent()
@@ -407,6 +410,7 @@ def _end_with_parent():
 
     threading.Thread(target=watch, daemon=True).start()
 
+# %% ../../nbs/bucketing/shards.ipynb #c128cc2c
 def _publish(digest, parts, record):
     "Give the files of a shard their names, and write the record last."
     folder = parts[".arrow"].parent

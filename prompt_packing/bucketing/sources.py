@@ -232,6 +232,7 @@ class DatasetSource:
     def row_name(self, name: str, number: int) -> str:
         return f"{name}, row {number}"
 
+# %% ../../nbs/bucketing/sources.ipynb #c8421b51
 def _split(dataset, part):
     "(data set, k, n): of its rows in this pass, the part has number k of each n."
     index, count = part.index, part.count

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from .batches import (
 from .cut import cut_packed_rows, cut_rows
 
 # %% auto #0
-__all__ = ['Permutation', 'StepPlan', 'plan_steps', 'step_report', 'cut_steps', 'tenth_weights']
+__all__ = ['Permutation', 'StepPlan', 'plan_steps', 'cut_steps', 'tenth_weights']
 
 # %% ../../nbs/bucketing/steps.ipynb #208f8da7
 def _stratum_edges(rows: int, steps: int, bands: int) -> np.ndarray:
@@ -160,22 +160,7 @@ class StepPlan(Sequence):
             self._window = number, self.steps_of_window(number)
         return self._window[1][i - int(self.first_step[number])]
 
-    def from_step(self, step: int) -> Iterator[np.ndarray]:
-        "The steps from one on, as a resumed run needs them."
-        for number in range(step, len(self)):
-            yield self[number]
 
-    def report(
-        self,
-        token_budget: int | None = None,  # for micro-batches; None: a sixteenth step
-        *,
-        pass_cost: float = 512,  # what a pass costs besides its tokens, in tokens
-        capacity: int | None = None,  # tokens in a packed row; None: padded
-        most_steps: int = 200,  # measure only the first so many
-    ) -> dict:
-        "`step_report` of this plan's first steps, which are as random as all."
-        return step_report(self[:most_steps], self.lengths, token_budget,
-                           pass_cost=pass_cost, capacity=capacity)
 
 # %% ../../nbs/bucketing/steps.ipynb #adabe76d
 def plan_steps(
@@ -214,23 +199,6 @@ def plan_steps(
         epoch=check_positive("epoch", epoch, 0))
 
 # %% ../../nbs/bucketing/steps.ipynb #82b54001
-def step_report(
-    steps: Sequence[np.ndarray],  # row numbers of each step
-    lengths: np.ndarray,  # tokens in each row
-    token_budget: int | None = None,  # for micro-batches; None: no limit
-    *,
-    pass_cost: float = 512,  # what a pass costs besides its tokens, in tokens
-    capacity: int | None = None,  # tokens in a packed row; None: padded
-) -> dict:  # steps, rows, tokens, padding, passes, time, noise, weights
-    "Padding and passes of these steps, and how fair a sample each of them is."
-    cut = cut_steps(steps, lengths, token_budget, pass_cost, capacity)
-    text, computed = int(cut.tokens.sum()), int(cut.computed.sum())
-    return {"steps": len(steps), "rows": len(cut.indices) / len(steps),
-            "tokens": text / len(steps), "padding": cut.padding,
-            "passes": len(cut) / len(steps),
-            "time": (computed + len(cut) * pass_cost) / text,
-            "noise": _noise(steps, lengths), "weights": tenth_weights(steps, lengths)}
-
 def cut_steps(
     steps: Sequence[np.ndarray],  # row numbers of each step
     lengths: np.ndarray,  # tokens in each row
@@ -253,19 +221,11 @@ def _micro_batches(step, token_budget, pass_cost, capacity):
         cut = cut_rows(step, token_budget, pass_cost=pass_cost)
         return [(rows, len(rows) * int(step[rows].max())) for rows in cut]
     cut = cut_packed_rows(step, capacity, token_budget, pass_cost=pass_cost)
-    return [(np.concatenate(packed), len(packed) * max(step[rows].sum() for rows in packed))
-            for packed in cut]
+    fullest = [max(step[rows].sum() for rows in packed) for packed in cut]
+    return [(np.concatenate(packed), len(packed) * tokens)
+            for packed, tokens in zip(cut, fullest)]
 
 # %% ../../nbs/bucketing/steps.ipynb #58397156
-def _noise(steps, lengths):
-    "Variance over steps of the mean length, relative to steps of random rows."
-    means = np.array([lengths[rows].mean() for rows in steps])
-    all_rows = lengths[np.concatenate(steps)]
-    random_variance = all_rows.var() * len(steps) / len(all_rows)
-    if random_variance == 0:
-        return 0.0
-    return float(means.var() / random_variance)
-
 def tenth_weights(
     steps: Sequence[np.ndarray], lengths: np.ndarray
 ) -> tuple[float, float]:

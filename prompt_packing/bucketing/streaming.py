@@ -333,6 +333,7 @@ def _source_name(name):
     checksum = zlib.crc32("\n".join(name).encode())
     return f"{len(name)} files, {name[0]} ... {name[-1]}, checksum {checksum}"
 
+# %% ../../nbs/bucketing/streaming.ipynb #ca48f651
 def _check_states(states, stream, share, alone):
     "Raise a `ValueError` that says why the states are of no use."
     present = _settings(stream)
@@ -387,6 +388,7 @@ def _deal_states(stream, states):
     unread, epoch = deal_again(deals, used)
     return unread, epoch, 1 + max(position.window for position in positions)
 
+# %% ../../nbs/bucketing/streaming.ipynb #cfec580e
 def _used(stream, shares, positions):
     "The rows of the windows that readers of the same rows are in: which were used?"
     numbers = sorted({position.window for position in positions})

@@ -170,9 +170,9 @@ class TokenWindow:
                              "made by another tokenizer than the model's")
 
 _other_lengths = (
-    "rows have other lengths than when the state was saved: by another tokenizer, or by "
-    "a data set that draws random numbers. What goes on is not exact, and rows that have "
-    "become longer are cut")
+    "rows have other lengths than when the state was saved: by another tokenizer, or "
+    "by a data set that draws random numbers. What goes on is not exact, and rows that "
+    "have become longer are cut")
 
 # %% ../../nbs/bucketing/windows.ipynb #50189c83
 def pack_numbers(

@@ -6,7 +6,7 @@
 __all__ = ['Backbone', 'TaskName', 'Method', 'Head', 'ProblemType', 'Whole', 'Seed', 'Positive', 'Text', 'Model', 'SavedModel',
            'Tokenizer', 'TaskOrFile', 'Source', 'TextFile', 'TextFiles', 'Checkpoint', 'Folder', 'Column',
            'TextColumns', 'Names', 'Sentences', 'OutputDir', 'Picture', 'CsvFile', 'Parser', 'nearest', 'check_words',
-           'Shell', 'add_options', 'prepare', 'remove_empty', 'chapter', 'worker_processes', 'in_option_names']
+           'Shell', 'add_options', 'folders_to_write', 'chapter', 'worker_processes', 'in_option_names']
 
 # %% ../../nbs/cli/options.ipynb #e7d456e2
 import argparse
@@ -350,6 +350,7 @@ def _help(parameter):
         text += f" (default {default})"
     return text.replace("%", "%%") # which is special to argparse
 
+# %% ../../nbs/cli/options.ipynb #c9846224
 def add_options(
     parser:Parser, # that gets them
     function:Callable, # whose parameters they are
@@ -374,41 +375,31 @@ def add_options(
                                 help=help, **reading)
 
 # %% ../../nbs/cli/options.ipynb #c9e494cf
-def prepare(
+@contextmanager
+def folders_to_write(
     function:Callable, # of a command
-    options:dict, # that it will be called with
-)->list[Path]:
-    """Try to write everything that these options name; the folders that were made.
+    options:dict, # that it is called with
+)->Iterator[None]:
+    """Make the folders that these options name, and try to write there.
 
-    Raises `OSError`, in the names of the options, and leaves nothing behind then."""
+    Raises `OSError`, in the names of the options. Folders that were made and are still
+    empty at the end are removed."""
     made = []
     try:
         for parameter in _parameters(function):
             value = options.get(parameter.name, parameter.default)
-            if isinstance(value, str) and parameter.kind is not bool:
-                made += _tried(parameter, value)
-    except OSError:
-        remove_empty(made)
-        raise
-    return made
-
-def _tried(parameter, value):
-    "The folders that were made to try writing there."
-    shell, _ = _shell_of(parameter.kind)
-    if shell.try_writing is None:
-        return []
-    folders = [Path(value), *Path(value).parents]
-    missing = [folder for folder in folders if not folder.exists()]
-    shell.try_writing(value, _names(parameter)[0])
-    return [folder for folder in missing if folder.is_dir()]
-
-def remove_empty(
-    folders:Sequence[Path], # inner ones first
-):
-    "Remove those of these folders that are empty."
-    for folder in folders:
-        with suppress(OSError): # something is in it by now
-            folder.rmdir()
+            if not isinstance(value, str):
+                continue
+            shell, _ = _shell_of(parameter.kind)
+            if shell.try_writing is not None:
+                places = [Path(value), *Path(value).parents]
+                made += [place for place in places if not place.exists()]
+                shell.try_writing(value, _names(parameter)[0])
+        yield
+    finally:
+        for folder in made: # inner ones first
+            with suppress(OSError): # something is in it by now
+                folder.rmdir()
 
 # %% ../../nbs/cli/options.ipynb #f51c5f34
 def chapter(

@@ -135,6 +135,7 @@ def _named(path: Path) -> Iterator[None]:
             error.filename = str(path)
         raise
 
+# %% ../../nbs/foundation/folders.ipynb #cb80e43e
 def _describe_owner(descriptor: int, purpose: str, run: str | None) -> None:
     "Write into the lock file who owns the folder."
     started = time.localtime(psutil.Process().create_time())
@@ -226,16 +227,15 @@ def sync_path(
     finally:
         os.close(descriptor)
 
+# %% ../../nbs/foundation/folders.ipynb #c93b7f34
 @contextmanager
 def written(
     path: str | os.PathLike, # of the file; an older one is replaced
     mode: str = "w", # or "wb"
-    encoding: str | None = None, # of a text; None: UTF-8
 ) -> Iterator[IO]: # the open file; `.name` is its path, for libraries that want one
     "Write a file whole or not at all, by way of a name aside."
     path, part = Path(path), aside_path(path)
-    if "b" not in mode:
-        encoding = encoding or "utf-8"
+    encoding = None if "b" in mode else "utf-8"
     try:
         # x: the file must be new, and a link of that name is not followed
         new = open(part, mode.replace("w", "x"), encoding=encoding)
@@ -244,9 +244,8 @@ def written(
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    finally:
+        part.unlink(missing_ok=True) # after an error; else it has its name by now
     sync_path(path.parent)
 
 # %% ../../nbs/foundation/folders.ipynb #3920d759
@@ -375,6 +374,7 @@ def publish(
     if old is not None:
         _delete(old)
 
+# %% ../../nbs/foundation/folders.ipynb #cb232823
 def remove(
     folder: str | os.PathLike,
 ) -> None:

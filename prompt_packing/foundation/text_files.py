@@ -113,43 +113,36 @@ def _not_utf8(error):
             f"at {error.start}")
 
 # %% ../../nbs/foundation/text_files.ipynb #e6983655
-class _CsvLines:
-    "The lines of a file for `csv.reader`; remembers what is wrong, and the end."
-    def __init__(self, path):
-        self._lines = _numbered_lines(path)
-        self.fault = None # of any line since it was last cleared
-        self.ended = False
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        for _, line, fault in self._lines:
-            self.fault = self.fault or fault
-            return line
-        self.ended = True
-        raise StopIteration
-
 def _csv_fields(path):
     "(number of the first line, fields, fault) of each record, the header included."
     # A text may be long. The limit belongs to the module, so it is only ever raised.
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))
-    lines = _CsvLines(path)
+    faults, ended = [], False # of the lines of the present record; after the last line
+
+    def lines_of_file():
+        nonlocal ended
+        for _, line, fault in _numbered_lines(path):
+            faults.extend([fault] if fault else [])
+            yield line
+        ended = True
+
+    lines = lines_of_file()
     header = next(lines, "")
     begin = 1
     try:
         separator = _separator(header)
         reader = csv.reader(itertools.chain([header], lines), delimiter=separator)
         for fields in reader:
-            if lines.ended and fields:
+            if ended and fields:
                 raise csv.Error("its quotation mark is never closed")
-            if fields or lines.fault:
-                yield begin, fields, lines.fault
-            lines.fault = None
+            if fields or faults:
+                yield begin, fields, next(iter(faults), None)
+            faults.clear()
             begin = reader.line_num + 1
     except csv.Error as error:
         raise ValueError(f"{path}, line {begin} is broken: {error}") from None
 
+# %% ../../nbs/foundation/text_files.ipynb #c6983656
 def _separator(header):
     for separator in (",", ";", "\t"):
         columns = next(csv.reader([header], delimiter=separator), [])
@@ -251,6 +244,7 @@ def _json_list(path):
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is broken after row {number}: {error}") from error
 
+# %% ../../nbs/foundation/text_files.ipynb #c119c11c
 def _list_values(file):
     "The values of a list, one at a time: the rest of the file is not in memory."
     text, separator = _from_mark("", file)[1:], "" # after "["
@@ -531,13 +525,12 @@ def read_table(
     format: str | None = None, # None: by the ending of the name
     names: Sequence[str] | None = None, # of the columns of a csv or tsv without header
     bad_rows: str | BadRows = "raise", # or "skip"
-    nrows: int | None = None, # read no more rows than that
 ) -> pd.DataFrame: # a column for each column of the file
     """All rows of a file.
 
     Raises what `table_rows` raises."""
     rows = table_rows(path, format=format, names=names, bad_rows=bad_rows)
-    table = [row for _, row in itertools.islice(rows, nrows)]
+    table = [row for _, row in rows]
     if not table:
         return pd.DataFrame(columns=names or _header(path, format))
     return pd.DataFrame(table)
