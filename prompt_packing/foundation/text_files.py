@@ -261,7 +261,7 @@ def _list_values(file):
 def _from_mark(text, file):
     "The text from its first character that is not blank on, read on if there is none."
     text = text.lstrip(_BLANK)
-    while not text and (more := file.read(2**16)):
+    while not text and (more := file.read(_PIECE)):
         text = more.lstrip(_BLANK)
     return text
 
@@ -269,15 +269,17 @@ def _first_value(text, file):
     "The value that the text begins with, and the text after it."
     while True:
         try:
-            value, end = json.JSONDecoder().raw_decode(text)
+            value, end = _decode(text)
             return value, text[end:]
         except ValueError: # perhaps the value is longer than the text
-            more = file.read(max(2**16, len(text)))
+            more = file.read(max(_PIECE, len(text)))
             if not more or len(text) > LONGEST_LINE:
                 raise
             text += more
 
+_PIECE = 2**14 # characters; larger ones are slower, since the rest is copied each time
 _BLANK = " \t\n\r" # in JSON
+_decode = json.JSONDecoder().raw_decode
 
 # %% ../../nbs/foundation/text_files.ipynb #11eb1c9c
 def _parquet_rows(path, columns):
