@@ -5,7 +5,7 @@
 # %% ../../nbs/bucketing/batches.ipynb #f37f0e4e
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,6 +109,20 @@ class BatchPlan(Sequence):
         self.rows = np.diff(offsets)  # in each batch
         self.computed = self.rows * self.longest if computed is None else computed
 
+    @classmethod
+    def from_batches(
+        cls,
+        batches: Iterable,  # of row numbers: of any sampler, or by hand
+        lengths: np.ndarray,  # tokens in each row of the data set
+        computed: Sequence[int] | None = None,  # tokens per batch; None: rows x longest
+    ) -> BatchPlan:
+        "The plan that consists of these batches."
+        batches = [np.asarray(rows) for rows in batches]
+        offsets = np.cumsum([0, *map(len, batches)])
+        if computed is not None:
+            computed = np.asarray(computed)
+        return cls(np.concatenate(batches), offsets, lengths, computed)
+
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -125,7 +139,9 @@ class BatchPlan(Sequence):
     @property
     def tokens(self) -> np.ndarray:
         "In each batch, without padding."
-        return np.add.reduceat(self.lengths[self.indices], self.offsets[:-1])
+        # not in the dtype of the lengths: 16 bits cannot hold the sum of a batch
+        lengths = self.lengths[self.indices]
+        return np.add.reduceat(lengths, self.offsets[:-1], dtype=np.int64)
 
     @property
     def longest(self) -> np.ndarray:

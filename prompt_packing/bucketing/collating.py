@@ -204,16 +204,18 @@ def by_column(
 # %% ../../nbs/bucketing/collating.ipynb #2c2908fb
 def without_padding(
     columns:Mapping, # name -> one entry for each row
+    gaps:bool=True, # keep what the mask hides between tokens
 ) -> Mapping: # the same, rows without the padding that their attention mask hides
     "Cut the padding that rows bring along, in all columns of tokens."
     masks = columns.get("attention_mask")
     if masks is None or all(map(np.all, masks)):
         return columns
     shown = [np.flatnonzero(mask) for mask in masks]
-    ends = [slice(places[0], places[-1] + 1) if len(places) else slice(0, 0)
-            for places in shown]
+    if gaps:
+        shown = [slice(places[0], places[-1] + 1) if len(places) else slice(0, 0)
+                 for places in shown]
     sizes = list(map(len, masks))
-    return {name: [row[end] for row, end in zip(rows, ends)]
+    return {name: [np.asarray(row)[places] for row, places in zip(rows, shown)]
             if all(map(has_entries, rows, sizes)) else rows
             for name, rows in columns.items()}
 
@@ -233,7 +235,6 @@ class PaddedCollator:
         *,
         pad_token_id:int | None=None, # fills `input_ids`
         padding_side:str | None=None, # "right" or "left"
-        fills:dict[str, float] | None=None, # of further columns; default 0
         labels_from_ids:bool=False, # for language models: labels are the ids
     ):
         if pad_token_id is None:
@@ -241,7 +242,7 @@ class PaddedCollator:
         self.pad_token_id = _check_pad_token(pad_token_id)
         side = padding_side or getattr(tokenizer, "padding_side", "right")
         self.padding_side = _check_side(side)
-        self.fills = {**column_fills, "input_ids": self.pad_token_id, **(fills or {})}
+        self.fills = {**column_fills, "input_ids": self.pad_token_id}
         self.labels_from_ids = labels_from_ids
 
     def __call__(self,

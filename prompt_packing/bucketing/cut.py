@@ -32,22 +32,18 @@ def _sort_rows(lengths):
 def _row_limits(
     longest_first: np.ndarray,  # lengths in descending order
     token_budget: int | None,
-    most_rows: int | None,
 ) -> np.ndarray:  # most rows of a micro-batch that begins at each row, at least 1
     "How far a micro-batch may reach, for each row that it could begin with."
-    rows = np.full(len(longest_first), len(longest_first))
-    if token_budget is not None:
-        rows = np.maximum(token_budget // longest_first, 1)
-    if most_rows is not None:
-        rows = np.minimum(rows, most_rows)
-    return rows
+    if token_budget is None:
+        return np.full(len(longest_first), len(longest_first))
+    return np.maximum(token_budget // longest_first, 1)
 
 # %% ../../nbs/bucketing/cut.ipynb #e02f9af4
-def _check_limits(token_budget, most_rows, pass_cost):
-    "Raise for a budget or a number of rows below 1, or a pass that costs less than 0."
-    for name, value in (("token_budget", token_budget), ("most_rows", most_rows)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, or None; got {value}")
+def _check_limits(token_budget, pass_cost):
+    "Raise for a budget below 1, or a pass that costs less than 0."
+    if token_budget is not None and token_budget < 1:
+        raise ValueError(
+            f"token_budget must be at least 1, or None; got {token_budget}")
     if not pass_cost >= 0:  # not a number fails too
         raise ValueError(f"pass_cost must be at least 0 tokens; got {pass_cost}")
 
@@ -138,7 +134,6 @@ def cut_rows(
     token_budget: int | None = None,  # most tokens of a micro-batch, padding included
     *,
     pass_cost: float = 0,  # what a pass costs besides its tokens, in tokens
-    most_rows: int | None = None,  # of a micro-batch
     passes: int | None = None,  # exactly so many micro-batches; None: the cheapest cut
 ) -> list[np.ndarray]:  # row numbers of each micro-batch, longest first
     """Cut the rows of one step into the micro-batches that are cheapest to compute.
@@ -147,11 +142,11 @@ def cut_rows(
     longer than the budget is a micro-batch of its own. Fewer rows than `passes` give
     as many micro-batches as rows. Raises `ValueError` for limits below 1, and where
     `passes` micro-batches cannot hold the rows within the budget."""
-    _check_limits(token_budget, most_rows, pass_cost)
+    _check_limits(token_budget, pass_cost)
     order, longest_first = _sort_rows(lengths)
     if len(order) == 0:
         return []
-    row_limits = _row_limits(longest_first, token_budget, most_rows)
+    row_limits = _row_limits(longest_first, token_budget)
     if passes is None:
         ends = _cheapest_ends(longest_first, row_limits, pass_cost)
     else:
@@ -289,7 +284,6 @@ def deal_rows(
     token_budget: int | None = None,  # most tokens of a micro-batch, padding included
     *,
     pass_cost: float = 0,  # what a pass costs besides its tokens, in tokens
-    most_rows: int | None = None,  # of a micro-batch
     equal_passes: bool = False,  # sharded models: the same number for each
 ) -> list[list[np.ndarray]]:  # over processes: row numbers of each micro-batch
     """Cut the rows of one step and deal them, so that the slowest process ends soonest.
@@ -299,13 +293,13 @@ def deal_rows(
     micro-batches; where the rows do not allow it (five rows, each as long as the
     budget, on four processes), some get one less. Raises `ValueError` for limits below
     1."""
-    _check_limits(token_budget, most_rows, pass_cost)
+    _check_limits(token_budget, pass_cost)
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1; got {world_size}")
     order, longest_first = _sort_rows(lengths)
     if len(order) == 0:
         return [[] for _ in range(world_size)]
-    row_limits = _row_limits(longest_first, token_budget, most_rows)
+    row_limits = _row_limits(longest_first, token_budget)
     if world_size == 1:
         ends = _cheapest_ends(longest_first, row_limits, pass_cost)
         return [np.split(order, ends[:-1])]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from .collating import (
-    by_column, column_fills, has_entries, torch_dtype_array)
+    by_column, column_fills, has_entries, torch_dtype_array, without_padding)
 
 # %% auto #0
 __all__ = ['packing_kinds', 'PackingWay', 'Layout', 'lay_out', 'pack_batch', 'PackedCollator']
@@ -270,11 +270,12 @@ class PackedCollator:
     def __call__(self,
         features:Sequence[Mapping] | Mapping, # rows, or a dict of columns
     ) -> dict:
-        columns = _without_masked(by_column(features))
+        columns = {**without_padding(by_column(features), gaps=False)}
+        columns.pop("attention_mask", None) # nothing is masked any more
         lengths = np.fromiter(map(len, columns["input_ids"]), np.int64)
         rows = _next_fit(lengths, self.capacity)
         if "labels" not in columns and self.way.causal:
-            columns = {**columns, "labels": columns["input_ids"]}
+            columns["labels"] = columns["input_ids"]
         flat = {name: _joined(name, values, lengths) for name, values in columns.items()
                 if name == "labels" or _is_per_token(values, lengths)}
         tokens = np.arange(lengths.sum())
@@ -305,16 +306,6 @@ def _joined(name, values, lengths):
     if len(joined) != lengths.sum():
         raise _one_for_each_row(name, np.empty(len(values)))
     return torch.from_numpy(torch_dtype_array(joined))
-
-def _without_masked(columns):
-    "What belongs to the tokens that the attention mask shows."
-    shown = [np.asarray(mask) != 0 for mask in columns.get("attention_mask", ())]
-    columns = {name: rows for name, rows in columns.items() if name != "attention_mask"}
-    if all(mask.all() for mask in shown):
-        return columns
-    def left(row, mask):
-        return np.asarray(row)[mask] if has_entries(row, len(mask)) else row
-    return {name: list(map(left, rows, shown)) for name, rows in columns.items()}
 
 def _is_per_token(rows, lengths):
     "Whether a column has a number for each token, or several."

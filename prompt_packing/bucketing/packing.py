@@ -318,6 +318,7 @@ def _dynamic_rotary(model):
         if each.get("rope_type") in ("dynamic", "longrope"):
             return each.get("original_max_position_embeddings") or _positions(model)
 
+# %% ../../nbs/bucketing/packing.ipynb #c81831d1
 def _attention_of(way, model):
     "Switches the model to the attention of a way; leaving it switches back."
     stack, before = ExitStack(), attention_of(model.config)
@@ -338,6 +339,7 @@ def _padding_token(model):
     pad = getattr(model.config.get_text_config(), "pad_token_id", None)
     return pad if isinstance(pad, int) and pad >= 0 else 0
 
+# %% ../../nbs/bucketing/packing.ipynb #c81831d2
 def _check_takes_packed_rows(model):
     "Refuse what has no configuration of a text model, and encoder-decoders."
     if not hasattr(getattr(model, "config", None), "get_text_config"):

@@ -25,17 +25,14 @@ def _batch_shapes(
     longest_first: np.ndarray,  # lengths in descending order
     rows_at: Callable[[int], int],  # longest length in a batch -> rows in it
     windows: int,  # batches in a group
-    step: int = 1,  # rows of a batch are a multiple of this, where so many fit
-) -> np.ndarray:  # shape (groups, 3): rows, batches, and the multiple that holds here
+) -> np.ndarray:  # shape (groups, 2): rows and batches
     "Cut sorted lengths into groups. Nothing in it is random: each epoch has the same."
     groups = []
     start = 0
     while start < len(longest_first):
         rows = rows_at(int(longest_first[start]))
-        unit = step if rows >= step else 1
-        rows -= rows % unit
         taken = min(rows * windows, len(longest_first) - start)
-        groups.append((taken, -(-taken // rows), unit))
+        groups.append((taken, -(-taken // rows)))
         start += taken
     return np.array(_spread_rest(groups))
 
@@ -43,10 +40,10 @@ def _spread_rest(groups):
     "If the last group has fewer rows in a batch than the one before, make them one."
     if len(groups) < 2:
         return groups
-    *others, (rows, batches, unit), (rest, more, _) = groups
+    *others, (rows, batches), (rest, more) = groups
     if rest * batches >= rows * more:
         return groups
-    return others + [(rows + rest, batches + more, unit)]
+    return others + [(rows + rest, batches + more)]
 
 # %% ../../nbs/bucketing/plan.ipynb #66b2461a
 def _cut_finer(
@@ -54,28 +51,25 @@ def _cut_finer(
     multiple: int,  # the number of batches becomes a multiple of this
 ) -> np.ndarray | None:  # groups with as many more batches; None: too few rows
     "Split batches until their number divides."
-    rows, batches, units = groups.T
+    rows, batches = groups.T
     missing = -batches.sum() % multiple
     by_rows = np.argsort(-rows, kind="stable")
-    room = (-(-rows // units) - batches)[by_rows]  # batches of one unit: no more
+    room = (rows - batches)[by_rows]  # batches of one row: no more
     added = np.clip(missing - (np.cumsum(room) - room), 0, room)
     if added.sum() < missing:
         return None
     batches = batches.copy()
     batches[by_rows] += added
-    return np.stack([rows, batches, units], 1)
+    return np.stack([rows, batches], 1)
 
 # %% ../../nbs/bucketing/plan.ipynb #a90c2b5c
 def _even_sizes(groups: np.ndarray) -> np.ndarray:
-    "Rows of each batch: equal parts of its group, in whole units but for the last."
-    rows, batches, units = groups.T
-    parts = -(-rows // units)
-    last = np.cumsum(batches) - 1  # batch of each group
-    place = np.arange(batches.sum()) - np.repeat(last + 1 - batches, batches)
-    larger = place < np.repeat(parts % batches, batches)
-    sizes = np.repeat(units, batches) * (np.repeat(parts // batches, batches) + larger)
-    sizes[last] -= parts * units - rows
-    return sizes
+    "Rows of each batch: equal parts of its group, the first of them a row larger."
+    rows, batches = groups.T
+    first = np.cumsum(batches) - batches  # batch of each group
+    place = np.arange(batches.sum()) - np.repeat(first, batches)  # in its group
+    larger = place < np.repeat(rows % batches, batches)
+    return np.repeat(rows // batches, batches) + larger
 
 # %% ../../nbs/bucketing/plan.ipynb #4a94b493
 def narrow_integers(values: np.ndarray) -> np.ndarray:
@@ -148,12 +142,12 @@ def _count_windows(rows, window, shuffle):
     return -(-rows // window) if shuffle else 1
 
 # %% ../../nbs/bucketing/plan.ipynb #4921b4db
-def _shape_plan(longest_first, rows_at, windows, multiple, step):
+def _shape_plan(longest_first, rows_at, windows, multiple):
     """Groups whose number of batches is a multiple of `multiple`.
 
-    Where that leaves too few rows: one window, or no multiple of `step` rows."""
-    for tried in ((windows, step), (1, step), (windows, 1), (1, 1)):
-        groups = _cut_finer(_batch_shapes(longest_first, rows_at, *tried), multiple)
+    One window where so many leave too few rows."""
+    for tried in (windows, 1):
+        groups = _cut_finer(_batch_shapes(longest_first, rows_at, tried), multiple)
         if groups is not None:
             return groups
     raise ValueError(
@@ -173,7 +167,6 @@ def plan_batches(
     rank: int = 0,  # index of this process
     world_size: int = 1,  # number of processes; each gets the same number of batches
     multiple: int = 1,  # batches of each rank are a multiple of this
-    rows_multiple: int = 1,  # rows of a batch are a multiple of this, if so many fit
     shuffle: bool = True,  # False: sorted, longest first, not random (for evaluation)
 ) -> BatchPlan:  # of one rank, for one epoch
     """Plan batches: every row in exactly one batch of exactly one rank.
@@ -184,7 +177,6 @@ def plan_batches(
     _check_sizes(lengths, token_budget, batch_size)
     rank, world_size = check_rank(rank, world_size)
     multiple = world_size * check_positive("multiple", multiple)
-    step = check_positive("rows_multiple", rows_multiple)
     seed = check_positive("seed", seed, 0)
     epoch = check_positive("epoch", epoch, 0)
     random = epoch_random(seed, epoch) if shuffle else None
@@ -193,7 +185,7 @@ def plan_batches(
     order = sort_rows(narrow, random)
     windows = _count_windows(len(lengths), window, shuffle)
     rows_at = _rows_for(token_budget, batch_size)
-    groups = _shape_plan(narrow[order], rows_at, windows, multiple, step)
+    groups = _shape_plan(narrow[order], rows_at, windows, multiple)
     if shuffle:
         order = _shuffle_groups(order, groups, random)
     offsets = np.concatenate([[0], np.cumsum(_even_sizes(groups))])

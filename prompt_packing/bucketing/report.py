@@ -5,7 +5,8 @@
 # %% ../../nbs/bucketing/report.ipynb #imporepo
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,9 @@ import torch
 
 from .batches import (
     BatchPlan, as_lengths, check_longest, check_positive, epoch_random)
-from .cut import cut_packed_rows, cut_rows
 from .packing import pack_sequences
 from .plan import default_window, plan_batches
-from .steps import plan_steps, tenth_weights
+from .steps import cut_steps, plan_steps, tenth_weights
 
 # %% auto #0
 __all__ = ['plot_lengths', 'compare_plans', 'plot_tradeoff', 'padding_report']
@@ -45,34 +45,14 @@ def plot_lengths(
     return ax
 
 # %% ../../nbs/bucketing/report.ipynb #85cadc2c
-def _as_plan(batches: Iterable, lengths: np.ndarray, computed=None) -> BatchPlan:
-    "A `BatchPlan` of any batches of row numbers."
-    batches = [np.asarray(rows) for rows in batches]
-    offsets = np.cumsum([0, *map(len, batches)])
-    return BatchPlan(np.concatenate(batches), offsets, lengths, computed)
-
 def _in_order(order, lengths, rows) -> BatchPlan:
     "Batches of so many rows, in a given order."
-    offsets = np.append(np.arange(0, len(order), rows), len(order))
-    return BatchPlan(np.asarray(order), offsets, lengths)
+    batches = np.split(np.asarray(order), range(rows, len(order), rows))
+    return BatchPlan.from_batches(batches, lengths)
 
-# %% ../../nbs/bucketing/report.ipynb #e201f2e6
-def _cut_steps(steps, token_budget, pass_cost, capacity=None) -> BatchPlan:
-    "The micro-batches of all steps."
-    batches, computed = [], []
-    for rows in steps:
-        lengths = steps.lengths[rows]
-        if capacity is None:
-            cut = cut_rows(lengths, token_budget, pass_cost=pass_cost)
-            batches += [rows[part] for part in cut]
-            computed += [len(part) * int(lengths[part].max()) for part in cut]
-            continue
-        for part in cut_packed_rows(
-                lengths, capacity, token_budget, pass_cost=pass_cost):
-            fullest = max(int(lengths[packed].sum()) for packed in part)
-            batches.append(rows[np.concatenate(part)])
-            computed.append(len(part) * fullest)
-    return _as_plan(batches, steps.lengths, np.array(computed))
+def _shuffled(lengths, rows, seed, epoch) -> BatchPlan:
+    order = epoch_random(seed, epoch).permutation(len(lengths))
+    return _in_order(order, lengths, rows)
 
 # %% ../../nbs/bucketing/report.ipynb #29eb4d1e
 def _group_by_length(lengths, rows, seed) -> BatchPlan:
@@ -83,11 +63,11 @@ def _group_by_length(lengths, rows, seed) -> BatchPlan:
     return _in_order(list(sampler), lengths, rows)
 
 def _batch_rebalance(lengths, rows_per_step, micro_batches, seed, epoch):
-    "Steps, and a function to batches; None without such a sampler."
+    "As `_step_plans`; empty without such a sampler."
     from transformers import trainer_pt_utils
 
     if not hasattr(trainer_pt_utils, "BatchRebalanceSampler"):  # older releases
-        return None
+        return {}
     sampler = trainer_pt_utils.BatchRebalanceSampler(
         lengths.tolist(), rows_per_step, dp_size=1, grad_accum=micro_batches, seed=seed,
         drop_last=False)
@@ -95,68 +75,65 @@ def _batch_rebalance(lengths, rows_per_step, micro_batches, seed, epoch):
     batches = list(sampler)
     steps = [sum(batches[i:i + micro_batches], [])
              for i in range(0, len(batches), micro_batches)]
-    return _as_plan(steps, lengths), lambda: _as_plan(batches, lengths)
+    plan, steps = (BatchPlan.from_batches(each, lengths) for each in (batches, steps))
+    return {f"{rows_per_step} rows a step, batch_rebalance": (steps, lambda: plan)}
 
 # %% ../../nbs/bucketing/report.ipynb #f1bedd02
-def _candidates(lengths, token_budget, batch_size, capacity, pass_cost, seed):
-    "By name, functions from the epoch to the steps of a plan, and to its batches."
-    n = len(lengths)
-    rows, window = min(batch_size, n), default_window(n)
-    step_rows = min(4 * rows, n)
-
-    def each_a_step(plan):
-        return plan, lambda: plan
-
-    def cut(steps, capacity=None):
-        return steps, lambda: _cut_steps(steps, token_budget, pass_cost, capacity)
-
-    def shuffled(epoch, rows):
-        return _in_order(epoch_random(seed, epoch).permutation(n), lengths, rows)
-
-    def windows_of(window, epoch, **size):
-        return plan_batches(lengths, window=window, seed=seed, epoch=epoch, **size)
-
-    def packed(epoch):
-        return pack_sequences(lengths, capacity, rows=max(1, token_budget // capacity),
-                              seed=seed, epoch=epoch)
-
-    def planned(epoch, **size):
-        steps = plan_steps(lengths, seed=seed, epoch=epoch, **size)
-        return _as_plan(steps, lengths)
-
-    budget = f"{token_budget:,} tokens"
-    a_step = f"{step_rows} rows a step"
+def _batch_plans(lengths, token_budget, rows, capacity, seed, epoch) -> dict:
+    "By name, plans whose batches are optimizer steps."
+    everything, window = len(lengths), default_window(len(lengths))
+    budget, wide = f"{token_budget:,} tokens", 10 * rows
+    draw = dict(seed=seed, epoch=epoch)
     return {
         f"{rows} rows, file order":
-            lambda epoch: each_a_step(_in_order(np.arange(n), lengths, rows)),
+            _in_order(np.arange(len(lengths)), lengths, rows),
         f"{rows} rows, shuffled":
-            lambda epoch: each_a_step(shuffled(epoch, rows)),
-        f"{rows} rows, windows of {10 * rows:,}":
-            lambda epoch: each_a_step(windows_of(10 * rows, epoch, batch_size=rows)),
+            _shuffled(lengths, rows, **draw),
+        f"{rows} rows, windows of {wide:,}":
+            plan_batches(lengths, batch_size=rows, window=wide, **draw),
         f"{budget}, windows of {window:,} (default)":
-            lambda epoch: each_a_step(
-                windows_of(window, epoch, token_budget=token_budget)),
+            plan_batches(lengths, token_budget=token_budget, window=window, **draw),
         f"{budget}, all sorted":
-            lambda epoch: each_a_step(windows_of(n, epoch, token_budget=token_budget)),
+            plan_batches(lengths, token_budget=token_budget, window=everything, **draw),
         f"{budget}, packed in rows of {capacity:,}":
-            lambda epoch: each_a_step(packed(epoch)),
+            pack_sequences(lengths, capacity, rows=max(1, token_budget // capacity),
+                           **draw),
         f"{rows} rows, group_by_length":
-            lambda epoch: each_a_step(_group_by_length(lengths, rows, seed + epoch)),
+            _group_by_length(lengths, rows, seed + epoch)}
+
+# %% ../../nbs/bucketing/report.ipynb #f1bedd04
+def _step_plans(lengths, token_budget, rows, capacity, pass_cost, seed, epoch) -> dict:
+    "By name, steps and a function that makes their micro-batches."
+    draw = dict(seed=seed, epoch=epoch)
+    step_rows = min(4 * rows, len(lengths))
+
+    def cut(steps, capacity=None):
+        return steps, partial(
+            cut_steps, steps, lengths, token_budget, pass_cost, capacity)
+
+    def planned(**size):
+        return BatchPlan.from_batches(plan_steps(lengths, **size, **draw), lengths)
+
+    by_tokens = planned(tokens_per_step=token_budget)
+    return {
         f"{rows} rows, shuffled, cut":
-            lambda epoch: cut(shuffled(epoch, rows)),
-        f"{a_step}, batch_rebalance":
-            lambda epoch: _batch_rebalance(
-                lengths, step_rows, -(-step_rows // rows), seed, epoch),
-        f"{a_step}, shuffled, cut":
-            lambda epoch: cut(shuffled(epoch, step_rows)),
+            cut(_shuffled(lengths, rows, **draw)),
+        **_batch_rebalance(lengths, step_rows, -(-step_rows // rows), **draw),
+        f"{step_rows} rows a step, shuffled, cut":
+            cut(_shuffled(lengths, step_rows, **draw)),
         f"rows_per_step={step_rows}, cut":
-            lambda epoch: cut(planned(epoch, rows_per_step=step_rows)),
-        f"tokens_per_step={token_budget}, cut":
-            lambda epoch: cut(planned(epoch, tokens_per_step=token_budget)),
-        f"tokens_per_step={token_budget}, packed":
-            lambda epoch: cut(planned(epoch, tokens_per_step=token_budget), capacity)}
+            cut(planned(rows_per_step=step_rows)),
+        f"tokens_per_step={token_budget}, cut": cut(by_tokens),
+        f"tokens_per_step={token_budget}, packed": cut(by_tokens, capacity)}
 
 # %% ../../nbs/bucketing/report.ipynb #274baf45
+def _plans(lengths, token_budget, rows, capacity, pass_cost, seed, epoch) -> dict:
+    "By name, the steps of an epoch and a function that makes their micro-batches."
+    batches = _batch_plans(lengths, token_budget, rows, capacity, seed, epoch)
+    alike = {name: (plan, lambda plan=plan: plan) for name, plan in batches.items()}
+    return alike | _step_plans(
+        lengths, token_budget, rows, capacity, pass_cost, seed, epoch)
+
 _columns = {
     "padding": "fraction of computed tokens that are padding",
     "steps": "optimizer steps in an epoch",
@@ -205,16 +182,11 @@ def compare_plans(
     batch_size = check_positive("batch_size", batch_size)
     capacity = capacity or int(lengths.max())
     check_longest(lengths, check_positive("token_budget", token_budget), "token_budget")
-    lines = {}
-    candidates = _candidates(
-        lengths, token_budget, batch_size, capacity, pass_cost, seed)
-    for name, plan_of in candidates.items():
-        plan = plan_of(0)
-        if plan is None:
-            continue
-        steps, make_batches = plan
-        next_steps, _ = plan_of(1)
-        lines[name] = _line(steps, make_batches(), next_steps)
+    plans, next_plans = (
+        _plans(lengths, token_budget, min(batch_size, len(lengths)), capacity,
+               pass_cost, seed, epoch) for epoch in range(2))
+    lines = {name: _line(steps, make_batches(), next_plans[name][0])
+             for name, (steps, make_batches) in plans.items()}
     bound = -(-int(lengths.sum()) // token_budget)
     lines[f"bound: tokens / {token_budget:,}"] = {
         "padding": 0.0, "steps": bound, "batches": bound, "largest": token_budget,

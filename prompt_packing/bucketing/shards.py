@@ -23,18 +23,20 @@ from collections.abc import Sequence
 from concurrent.futures import (
     Executor, FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, wait)
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from tqdm.auto import tqdm
 
 from .collating import ListColumn
 from .files import blocks, token_encoder
 from .sources import FileSource
-from ..foundation.folders import (
-    DamagedFolder, aside_path, clean_leftovers, owned_in_turn, written)
+from prompt_packing.foundation.folders import (
+    DamagedFolder, aside_path, clean_leftovers, file_checksum, owned_in_turn,
+    sync_path, written)
 from ..foundation.text_files import BadRows, file_texts, row_name
 
 # %% auto #0
@@ -46,23 +48,17 @@ _schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
 def _write_tokens(path, id_blocks):
     "Blocks of lists of ids as an Arrow file; the length of every row, the largest id."
     lengths, largest = [], 0
-    with open(path, "xb") as file:
-        with pa.ipc.new_stream(file, _schema) as writer:
-            for ids in id_blocks:
-                sizes = np.fromiter(map(len, ids), np.int64, len(ids))
-                flat = itertools.chain.from_iterable(ids)
-                flat = np.fromiter(flat, np.int32, sizes.sum())
-                offsets = np.append(0, np.cumsum(sizes)).astype(np.int32)
-                column = pa.ListArray.from_arrays(offsets, flat)
-                writer.write_batch(pa.record_batch([column], schema=_schema))
-                lengths.append(sizes.astype(np.uint32))
-                largest = max(largest, int(flat.max()))
-        _sync(file)
+    with open(path, "xb") as file, pa.ipc.new_stream(file, _schema) as writer:
+        for ids in id_blocks:
+            sizes = np.fromiter(map(len, ids), np.int64, len(ids))
+            flat = itertools.chain.from_iterable(ids)
+            flat = np.fromiter(flat, np.int32, sizes.sum())
+            offsets = np.append(0, np.cumsum(sizes)).astype(np.int32)
+            column = pa.ListArray.from_arrays(offsets, flat)
+            writer.write_batch(pa.record_batch([column], schema=_schema))
+            lengths.append(sizes.astype(np.uint32))
+            largest = max(largest, int(flat.max()))
     return np.concatenate(lengths), largest
-
-def _sync(file):
-    file.flush()
-    os.fsync(file.fileno())
 
 def _id_blocks(path, column, encode, bad_rows):
     "Lists of ids, many rows at a time. Raises `ValueError` for a row without a token."
@@ -95,7 +91,8 @@ def _tokenize_file(task, encode):
         lengths, largest = _write_tokens(parts[".arrow"], ids)
         with open(parts[".npy"], "xb") as file:
             np.save(file, lengths)
-            _sync(file)
+        for part in parts.values():
+            sync_path(part)
         if _stat_of(task.path) != task.content["stat"]:
             raise ValueError(f"{task.path} has changed while it was read: call again")
         record = {
@@ -105,10 +102,11 @@ def _tokenize_file(task, encode):
             "tokens": int(lengths.sum()), "largest id": largest,
             "left out": bad_rows.count,
             "bytes": {ending: os.path.getsize(parts[ending]) for ending in _ENDINGS},
-            "crc32": {ending: _crc32(parts[ending]) for ending in _ENDINGS}}
+            "crc32": {ending: file_checksum(parts[ending]) for ending in _ENDINGS}}
         leftovers.pop_all() # the files are whole, and stay
     return parts, record
 
+# %% ../../nbs/bucketing/shards.ipynb #c27ceaa5
 @contextmanager
 def _said_if_full(task):
     "A full disk is reported with the file that was read and what to do."
@@ -124,14 +122,6 @@ def _said_if_full(task):
 
 _ENDINGS = (".arrow", ".npy")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-def _crc32(path):
-    "Checksum of a file, read in pieces."
-    total = 0
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 22):
-            total = zlib.crc32(piece, total)
-    return total
 
 # %% ../../nbs/bucketing/shards.ipynb #7b9f8991
 def _content_of(path):
@@ -228,6 +218,7 @@ def _records(folder):
         records.append(record)
     return records
 
+# %% ../../nbs/bucketing/shards.ipynb #c436babd
 def check_record(
     folder: Path,
     record: dict, # of a shard, as it was read
@@ -258,6 +249,7 @@ def check_record(
                 f"bytes, and {size:,} were written: remove it and call tokenize_corpus "
                 "again")
 
+# %% ../../nbs/bucketing/shards.ipynb #c436babe
 def _same_corpus(folder, records, files, column, digest):
     "Raise a `ValueError` if the folder was made of something else."
     names = {os.path.basename(path) for path in files}
@@ -311,50 +303,36 @@ def tokenize_corpus(
     BadRows(bad_rows) # checks the word
     column = FileSource(files, column).column
     digest = _tokenizer_digest(tokenizer, max_length)
-    request = [files, column, digest, bad_rows]
-    before = _read_text(folder / "manifest.json")
-    with owned_in_turn(folder, "tokenizing a corpus") as waited:
-        if waited and _is_made(folder, request, before):
-            return TokenShards(folder)
+    # read before the folder is locked: the processes of a training do it side by side
+    contents = _contents_of(files)
+    with owned_in_turn(folder, "tokenizing a corpus"):
         clean_leftovers(folder)
-        records, contents = _records(folder), _contents_of(files)
+        records = _records(folder)
         _same_corpus(folder, records, files, column, digest)
         finished = _finished(records, files, contents)
-        numbers = _free_numbers(folder)
-        todo = {content["digest"]: Task(
-            path, content, str(folder / f"{next(numbers):05d}"), column, max_length,
-            bad_rows) for path, content, record in zip(files, contents, finished)
-            if record is None}
-        if todo:
-            tasks = list(todo.values())
-            made = _run(tasks, tokenizer, digest, folder, executor, workers, progress)
-            finished = _finished(records + made, files, contents)
-        _write_json(folder / "manifest.json", _with_checksum({
-            "request": request, "written": time.time_ns(), "tokenizer": digest,
-            "shards": finished}))
+        # files of one content become one shard
+        missing = {content["digest"]: (path, content) for path, content, record
+                   in zip(files, contents, finished) if record is None}
+        tasks = [Task(*source, str(folder / stem), column, max_length, bad_rows)
+                 for source, stem in zip(missing.values(), _free_stems(folder))]
+        if tasks:
+            new = _run(tasks, tokenizer, digest, executor, workers, progress)
+            finished = _finished(records + new, files, contents)
+        _write_json(folder / "manifest.json", _with_checksum(
+            {"tokenizer": digest, "shards": finished}))
         _remove_others(folder, finished)
     return TokenShards(folder)
 
 # %% ../../nbs/bucketing/shards.ipynb #f7c39f08
-def _is_made(folder, request, before):
-    "Whether the process that was waited for has made this corpus."
-    now = _read_text(folder / "manifest.json")
-    return now not in (None, before) and json.loads(now)["request"] == request
-
-def _read_text(path):
-    try:
-        return path.read_text()
-    except FileNotFoundError:
-        return None
-
 def _write_json(path, value):
     with written(path) as file:
         json.dump(value, file, indent=1)
 
-def _free_numbers(folder):
-    "Numbers that no shard has."
+def _free_stems(folder):
+    "Names that no shard has: 00000, 00001, ..."
     taken = {path.stem for path in folder.glob("[0-9]*.*")}
-    return (n for n in itertools.count() if f"{n:05d}" not in taken)
+    stems = (f"{number:05d}" for number in itertools.count())
+    return (stem for stem in stems if stem not in taken)
 
 def _remove_others(folder, records):
     "Remove shards of files that have changed since."
@@ -364,41 +342,42 @@ def _remove_others(folder, records):
             path.unlink()
 
 # %% ../../nbs/bucketing/shards.ipynb #6128cc2a
-def _run(tasks, tokenizer, digest, folder, executor, workers, progress):
+def _run(tasks, tokenizer, digest, executor, workers, progress):
     "Records of all tasks. Finishes what can be finished, then raises the first error."
-    groups = _grouped(tasks)
-    own = None
-    if executor is None:
-        executor = own = _own_executor(min(workers or os.cpu_count(), len(groups)))
-    bar = _Bar(tasks, progress)
-    records, errors = [], []
-    try:
+    groups, records, errors = _grouped(tasks), [], []
+    with ExitStack() as stack:
+        if executor is None:
+            executor = _own_executor(min(workers or os.cpu_count(), len(groups)))
+            stack.callback(executor.shutdown, cancel_futures=True)
+        bar = stack.enter_context(
+            tqdm(unit=" tokens", unit_scale=True, disable=not progress))
         places = {executor.submit(_tokenize_group, group, tokenizer): place
                   for place, group in enumerate(groups)}
-        pending = set(places)
-        while pending:
-            done, pending = wait(pending, timeout=1, return_when=FIRST_COMPLETED)
-            for future in done:
-                try:
-                    outcomes = future.result()
-                except BrokenProcessPool as error:
-                    outcomes = [error]
-                for outcome in outcomes:
-                    if isinstance(outcome, Exception):
-                        errors.append((places[future], outcome))
-                        continue
-                    records.append(_publish(folder, digest, *outcome))
-                    bar.add(records[-1])
-            bar.refresh()
-    finally:
-        bar.close()
-        if own:
-            own.shutdown(cancel_futures=True)
+        for place, outcome in _outcomes(places, lambda: _show(bar, tasks, records)):
+            if isinstance(outcome, Exception):
+                errors.append((place, outcome))
+            else:
+                records.append(_publish(digest, *outcome))
     if errors: # that of the first file, whichever worker was first
         _, error = min(errors, key=lambda place_and_error: place_and_error[0])
         raise _readable(error, len(records), len(tasks))
     return records
 
+def _outcomes(places, show):
+    "(place, what was written or an error) of each file, and `show()` once a second."
+    pending = set(places)
+    while pending:
+        done, pending = wait(pending, timeout=1, return_when=FIRST_COMPLETED)
+        for future in done:
+            try:
+                outcomes = future.result()
+            except BrokenProcessPool as error:
+                outcomes = [error]
+            for outcome in outcomes:
+                yield places[future], outcome
+        show()
+
+# %% ../../nbs/bucketing/shards.ipynb #c128cc2b
 def _tokenize_group(tasks, tokenizer):
     "In a worker: for each file what was written, or the error."
     _end_with_parent()
@@ -431,8 +410,10 @@ def _end_with_parent():
 
     threading.Thread(target=watch, daemon=True).start()
 
-def _publish(folder, digest, parts, record):
+# %% ../../nbs/bucketing/shards.ipynb #c128cc2c
+def _publish(digest, parts, record):
     "Give the files of a shard their names, and write the record last."
+    folder = parts[".arrow"].parent
     for ending, part in parts.items():
         os.replace(part, folder / f"{record['shard']}{ending}")
     record = _with_checksum(record | {"tokenizer": digest})
@@ -471,37 +452,19 @@ def _readable(error, finished, tasks):
     return RuntimeError(f"a worker process died; {finished} of {tasks} files were "
                         "finished and are kept: call again to go on with the others")
 
-class _Bar:
-    "Tokens that are written, those of unfinished files too."
-    def __init__(self, tasks, progress):
-        from tqdm.auto import tqdm
-        self.bar = tqdm(unit=" tokens", unit_scale=True, disable=not progress)
-        self.targets = {task.target for task in tasks}
-        self.bytes = sum(task.content["bytes"] for task in tasks)
-        self.files, self.read, self.tokens = len(tasks), 0, 0
-        self.folder = Path(tasks[0].target).parent
-
-    def add(self, record):
-        self.targets.discard(str(self.folder / record["shard"]))
-        self.tokens += record["tokens"]
-        self.read += record["content"]["bytes"]
-        self.bar.total = int(self.tokens * self.bytes / self.read)
-
-    def refresh(self):
-        if self.bar.disable:
-            return
-        partly = 0
-        for path in self.folder.glob("_*.arrow.*.part"):
-            if str(self.folder / path.name[1:].split(".")[0]) in self.targets:
-                # 4 bytes an id, after what Arrow writes about the file
-                partly += max(0, path.stat().st_size - 4_096) // 4
-        self.bar.n = self.tokens + partly
-        left = len(self.targets)
-        self.bar.set_postfix_str(f"{self.files - left} of {self.files} files")
-
-    def close(self):
-        self.refresh()
-        self.bar.close()
+def _show(bar, tasks, records):
+    "Tokens that are written, those of unfinished files too, of how many."
+    if bar.disable:
+        return
+    bar.n = tokens = sum(record["tokens"] for record in records)
+    for path in Path(tasks[0].target).parent.glob("_*.arrow.*.part"):
+        with suppress(FileNotFoundError): # its worker has met an error
+            # 4 bytes an id, after what Arrow writes about the file
+            bar.n += max(0, path.stat().st_size - 4_096) // 4
+    if records:
+        read = sum(record["content"]["bytes"] for record in records)
+        bar.total = int(tokens / read * sum(task.content["bytes"] for task in tasks))
+    bar.set_postfix_str(f"{len(records)} of {len(tasks)} files")
 
 # %% ../../nbs/bucketing/shards.ipynb #4f71b735
 def _open_shard(folder, record):
@@ -603,7 +566,7 @@ def _check_shard(shards, n):
     record = shards.shards[n]
     for ending in _ENDINGS:
         path = shards.folder / f"{record['shard']}{ending}"
-        if _crc32(path) != record["crc32"][ending]:
+        if file_checksum(path) != record["crc32"][ending]:
             raise DamagedFolder(f"{path}, made of {record['source']}, is not as it was "
                                 "written: remove it and call tokenize_corpus again")
     lengths, ids = shards.shard_lengths(n), shards._open_shard(n)

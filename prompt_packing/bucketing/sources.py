@@ -19,7 +19,7 @@ from torch.utils.data import get_worker_info
 from .batches import epoch_random
 from ..foundation.foreign import inner_iterable
 from prompt_packing.foundation.text_files import (
-    BadRows, cell_text, check_columns, file_format, file_texts, files_in, find_text,
+    BadRows, cell_text, check_columns, file_format, file_texts, files_in, one_text,
     row_name, text_column)
 
 # %% auto #0
@@ -58,8 +58,8 @@ class Unread(NamedTuple):
     done: tuple = () # for each row from `row` on, whether it was used
 
 # %% ../../nbs/bucketing/sources.ipynb #64ed4282
-class Deal(CheckpointableIterator):
-    "The parts that one reader reads: (place among the parts of all readers, `Unread`)."
+class Deal:
+    "The parts of all readers in their places, and which of them one reader reads."
     def __init__(self,
         source: FileSource | DatasetSource,
         share: Share,
@@ -72,13 +72,10 @@ class Deal(CheckpointableIterator):
         self.reader, self.readers = (0, 1) if finite else share[:2]
         self._parts = None, [] # of the present pass
         self.parts_of_a_pass = len(self._pass(epoch))
-        self.setstate(None)
 
-    def getstate(self) -> dict:
-        return {"taken": self._taken}
-
-    def setstate(self, state: dict | None):
-        self._taken = state["taken"] if state else 0
+    def place_of(self, number: int) -> int:
+        "Place of the reader's first, second, third ... part."
+        return self.reader + self.readers * number
 
     def part_at(self, place: int) -> Unread | None: # None: after the end
         if place < len(self.unread):
@@ -93,17 +90,6 @@ class Deal(CheckpointableIterator):
             readers = None if self.finite else self.readers
             self._parts = epoch, self.source.parts(epoch, readers)
         return self._parts[1]
-
-    def __next__(self) -> tuple[int, Unread]:
-        place = self.reader + self.readers * self._taken
-        unread = self.part_at(place)
-        if unread is None:
-            raise StopIteration
-        self._taken += 1
-        return place, unread
-
-    def close(self):
-        pass
 
 # %% ../../nbs/bucketing/sources.ipynb #ab59aa32
 class FileSource:
@@ -246,6 +232,7 @@ class DatasetSource:
     def row_name(self, name: str, number: int) -> str:
         return f"{name}, row {number}"
 
+# %% ../../nbs/bucketing/sources.ipynb #c8421b51
 def _split(dataset, part):
     "(data set, k, n): of its rows in this pass, the part has number k of each n."
     index, count = part.index, part.count
@@ -268,11 +255,7 @@ def _column_of(row, where):
     "The column of the text in the rows of a data set; None: they have `input_ids`."
     if "input_ids" in row:
         return None
-    names = find_text(list(row), [row])
-    if len(names) != 1:
-        raise ValueError(f"{where}: it is not clear which column is the text; there "
-                         f"are {', '.join(row)}: name one with column=")
-    return names[0]
+    return one_text(where, list(row), [row])
 
 def _content(row, column, columns, where):
     "A row as a stream takes it; None for a blank text. Raises an error that names it."
@@ -304,17 +287,14 @@ class Rows(CheckpointableIterator):
         self.setstate(None)
 
     def getstate(self) -> dict:
-        place = self._place
-        if self._rows is not None:
-            place = self.source.place()
-        return {"deal": self._before, "row": self._row, "place": place}
+        place = self._place if self._rows is None else self.source.place()
+        return {"part": self._part, "row": self._row, "place": place}
 
     def setstate(self, state: dict | None):
-        state = state or {"deal": None, "row": 0, "place": None}
-        self._before = state["deal"] # the deal before the present part
+        state = state or {"part": 0, "row": 0, "place": None}
+        self._part = state["part"] # number of the present part among the reader's
         self._row, self._place = state["row"], state["place"]
         self._rows = None # an iterator over the present part, once it is begun
-        self.deal.setstate(self._before)
 
     def _read(self, place, unread):
         "Rows of a part from the present one on, those left out that were used."
@@ -329,12 +309,14 @@ class Rows(CheckpointableIterator):
     def __next__(self) -> Row:
         while True:
             if self._rows is None:
-                self._rows = self._read(*next(self.deal)) # stops after the last part
+                place = self.deal.place_of(self._part)
+                unread = self.deal.part_at(place)
+                if unread is None: # after the last part
+                    raise StopIteration
+                self._rows = self._read(place, unread)
             for row in self._rows:
                 return row
-            self._before = self.deal.getstate()
-            self._rows = self._place = None
-            self._row = 0
+            self.setstate({"part": self._part + 1, "row": 0, "place": None})
 
     def close(self):
         pass

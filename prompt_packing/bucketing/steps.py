@@ -6,16 +6,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from .batches import (
-    as_lengths, check_positive, epoch_random, stable_order)
+    BatchPlan, as_lengths, check_positive, epoch_random, stable_order)
 from .cut import cut_packed_rows, cut_rows
 
 # %% auto #0
-__all__ = ['Permutation', 'StepPlan', 'plan_steps', 'step_report', 'tenth_weights']
+__all__ = ['Permutation', 'StepPlan', 'plan_steps', 'cut_steps', 'tenth_weights']
 
 # %% ../../nbs/bucketing/steps.ipynb #208f8da7
 def _stratum_edges(rows: int, steps: int, bands: int) -> np.ndarray:
@@ -160,22 +160,7 @@ class StepPlan(Sequence):
             self._window = number, self.steps_of_window(number)
         return self._window[1][i - int(self.first_step[number])]
 
-    def from_step(self, step: int) -> Iterator[np.ndarray]:
-        "The steps from one on, as a resumed run needs them."
-        for number in range(step, len(self)):
-            yield self[number]
 
-    def report(
-        self,
-        token_budget: int | None = None,  # for micro-batches; None: a sixteenth step
-        *,
-        pass_cost: float = 512,  # what a pass costs besides its tokens, in tokens
-        capacity: int | None = None,  # tokens in a packed row; None: padded
-        most_steps: int = 200,  # measure only the first so many
-    ) -> dict:
-        "`step_report` of this plan's first steps, which are as random as all."
-        return step_report(self[:most_steps], self.lengths, token_budget,
-                           pass_cost=pass_cost, capacity=capacity)
 
 # %% ../../nbs/bucketing/steps.ipynb #adabe76d
 def plan_steps(
@@ -214,48 +199,33 @@ def plan_steps(
         epoch=check_positive("epoch", epoch, 0))
 
 # %% ../../nbs/bucketing/steps.ipynb #82b54001
-def step_report(
+def cut_steps(
     steps: Sequence[np.ndarray],  # row numbers of each step
     lengths: np.ndarray,  # tokens in each row
-    token_budget: int | None = None,  # for micro-batches; None: no limit
-    *,
-    pass_cost: float = 512,  # what a pass costs besides its tokens, in tokens
+    token_budget: int | None,
+    pass_cost: float,
     capacity: int | None = None,  # tokens in a packed row; None: padded
-) -> dict:  # steps, rows, tokens, padding, passes, time, noise, weights
-    "Padding and passes of these steps, and how fair a sample each of them is."
-    text = computed = passes = 0
+) -> BatchPlan:
+    "The micro-batches of all steps, each step cut in the cheapest way."
+    batches, computed = [], []
     for rows in steps:
         step = lengths[rows].astype(np.int64)
-        widths = _micro_batches(step, token_budget, pass_cost, capacity)
-        text += int(step.sum())
-        computed += sum(rows * longest for rows, longest in widths)
-        passes += len(widths)
-    rows_of_step = np.array([len(rows) for rows in steps])
-    return {"steps": len(steps), "rows": float(rows_of_step.mean()),
-            "tokens": text / len(steps), "padding": 1 - text / computed,
-            "passes": passes / len(steps),
-            "time": (computed + passes * pass_cost) / text,
-            "noise": _noise(steps, lengths), "weights": tenth_weights(steps, lengths)}
+        for part, tokens in _micro_batches(step, token_budget, pass_cost, capacity):
+            batches.append(rows[part])
+            computed.append(tokens)
+    return BatchPlan.from_batches(batches, lengths, computed)
 
 def _micro_batches(step, token_budget, pass_cost, capacity):
-    "Rows and longest row of each micro-batch of the cheapest cut."
+    "Row numbers of each micro-batch of the cheapest cut, and its computed tokens."
     if capacity is None:
         cut = cut_rows(step, token_budget, pass_cost=pass_cost)
-        return [(len(rows), int(step[rows].max())) for rows in cut]
+        return [(rows, len(rows) * int(step[rows].max())) for rows in cut]
     cut = cut_packed_rows(step, capacity, token_budget, pass_cost=pass_cost)
-    return [(len(packed), max(int(step[rows].sum()) for rows in packed))
-            for packed in cut]
+    fullest = [max(step[rows].sum() for rows in packed) for packed in cut]
+    return [(np.concatenate(packed), len(packed) * tokens)
+            for packed, tokens in zip(cut, fullest)]
 
 # %% ../../nbs/bucketing/steps.ipynb #58397156
-def _noise(steps, lengths):
-    "Variance over steps of the mean length, relative to steps of random rows."
-    means = np.array([lengths[rows].mean() for rows in steps])
-    all_rows = lengths[np.concatenate(steps)]
-    random_variance = all_rows.var() * len(steps) / len(all_rows)
-    if random_variance == 0:
-        return 0.0
-    return float(means.var() / random_variance)
-
 def tenth_weights(
     steps: Sequence[np.ndarray], lengths: np.ndarray
 ) -> tuple[float, float]:

@@ -82,14 +82,13 @@ class Position:
     first: int = 0 # first batch of this window that this worker takes
     batch: int = 0 # next batch
     source: dict | None = None # state of the iterators before this window
-    lengths: np.ndarray | None = None # tokens in its rows, if it was read already
-    parts: np.ndarray | None = None # of its rows
-    rows: np.ndarray | None = None # their numbers in their parts
+    # of each of its rows: part, number in the part, tokens; None: not read yet
+    rows: np.ndarray | None = None
 
     def within(self, window: TokenWindow) -> Position:
         "The same with what is known of the window once it is read."
-        parts, rows = np.array([row[:2] for row in window.rows]).T
-        return replace(self, lengths=window.lengths, parts=parts, rows=rows)
+        parts, numbers = np.array([row[:2] for row in window.rows]).T
+        return replace(self, rows=np.array([parts, numbers, window.lengths]))
 
     def after(self, batches: int, source: dict, step: int) -> Position:
         "The position at the start of the next window."
@@ -97,17 +96,13 @@ class Position:
         return Position(self.window + 1, first, first, source)
 
     def to_json(self) -> dict:
-        values = self.__dict__.copy()
-        for name in ("lengths", "parts", "rows"):
-            if values[name] is not None:
-                values[name] = pack_numbers(values[name])
-        return values
+        rows = None if self.rows is None else pack_numbers(self.rows.ravel())
+        return self.__dict__ | {"rows": rows}
 
     @classmethod
     def from_json(cls, state: dict) -> Position:
-        arrays = {name: unpack_numbers(state[name]) for name in
-                  ("lengths", "parts", "rows") if state[name] is not None}
-        return cls(**state | arrays)
+        rows = state["rows"] and unpack_numbers(state["rows"]).reshape(3, -1)
+        return cls(**state | {"rows": rows})
 
 # %% ../../nbs/bucketing/streaming.ipynb #761dbc83
 def _check_stream(token_budget, pack, window, max_length, seed, rank, world_size):
@@ -279,13 +274,14 @@ def _open_windows(stream, share, position):
     "The windows of tokens that a reader reads, from a position on."
     check_workers(stream.source)
     name = "token_budget" if stream.pack is None else "pack"
-    known = [position.lengths] # of the first window, after a restart
+    # lengths in the first window, after a restart
+    planned = [] if position.rows is None else [position.rows[2]]
 
     def tokenized(rows):
-        encode = row_encoder(stream.tokenizer, stream.max_length, stream.source.column)
-        lengths = known.pop() if known else None
-        window = TokenWindow(rows, encode, stream.source.row_name, lengths,
-                             stream.source.column)
+        column = stream.source.column
+        encode = row_encoder(stream.tokenizer, stream.max_length, column)
+        window = TokenWindow(rows, encode, stream.source.row_name,
+                             planned.pop() if planned else None, column)
         window.check_lengths(getattr(stream, name), name)
         if stream.vocab_size is not None:
             window.check_ids(stream.vocab_size)
@@ -337,6 +333,7 @@ def _source_name(name):
     checksum = zlib.crc32("\n".join(name).encode())
     return f"{len(name)} files, {name[0]} ... {name[-1]}, checksum {checksum}"
 
+# %% ../../nbs/bucketing/streaming.ipynb #ca48f651
 def _check_states(states, stream, share, alone):
     "Raise a `ValueError` that says why the states are of no use."
     present = _settings(stream)
@@ -391,6 +388,7 @@ def _deal_states(stream, states):
     unread, epoch = deal_again(deals, used)
     return unread, epoch, 1 + max(position.window for position in positions)
 
+# %% ../../nbs/bucketing/streaming.ipynb #cfec580e
 def _used(stream, shares, positions):
     "The rows of the windows that readers of the same rows are in: which were used?"
     numbers = sorted({position.window for position in positions})
@@ -399,21 +397,22 @@ def _used(stream, shares, positions):
                          "the stream: their states are of different moments")
     windows = [Used(*[np.zeros(0, np.int64)] * 2, np.zeros(0, bool))]
     for number in numbers:
-        read = [position for position in positions
-                if position.window == number and position.lengths is not None]
+        read = [position.rows for position in positions
+                if position.window == number and position.rows is not None]
         if not read:
             continue # not begun by any of them
-        done = np.zeros(len(read[0].lengths), bool)
+        parts, rows, lengths = read[0]
+        done = np.zeros(len(rows), bool)
         for share, position in zip(shares, positions):
             if position.window < number:
                 continue
-            plan = _plan_window(stream, read[0].lengths, share, number)
+            plan = _plan_window(stream, lengths, share, number)
             first, end = position.first, min(position.batch, len(plan))
             if position.window > number: # it has used all batches of this window
                 first, end = (first + len(plan)) % share.step, len(plan)
             for batch in range(first, end, share.step):
                 done[plan[batch]] = True
-        windows.append(Used(read[0].parts, read[0].rows, done))
+        windows.append(Used(parts, rows, done))
     return Used(*map(np.concatenate, zip(*windows)))
 
 def _unread_json(unread):

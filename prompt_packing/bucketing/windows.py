@@ -116,55 +116,36 @@ def _cut(row, name, length):
 
 # %% ../../nbs/bucketing/windows.ipynb #b3588e85
 class TokenWindow:
-    "The rows of a window as token ids: all at once or, with known lengths, on demand."
+    "The rows of a window as token ids."
     def __init__(self,
         rows: Sequence[Row],
         encode: Callable, # list of contents -> list of lists of ids
         name_of: Callable, # (name, number) of a row -> how messages call it
-        lengths: np.ndarray | None = None, # tokens in each row, where they are known
+        planned: np.ndarray | None = None, # tokens in each row, from a saved state
         column: str | None = None, # of the text, where rows are dicts
     ):
-        self.rows, self.encode, self.name_of = rows, encode, name_of
+        self.rows, self.name_of = rows, name_of
         self.kept = _kept_columns(rows[0].content, column)
-        self.lengths, self._flat = lengths, None
-        if lengths is None:
-            self._flat, self.lengths = self._tokens(range(len(rows)))
-        self._starts = np.cumsum(self.lengths) - self.lengths
-
-    def _tokens(self, picked):
-        "Ids of some rows one after the other, and their number in each row."
-        ids = self.encode([self.rows[i].content for i in picked])
-        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-        if not lengths.all():
-            name = self.row_name(picked[int(lengths.argmin())])
+        ids = encode([row.content for row in rows])
+        self.lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        if not self.lengths.all():
+            name = self.row_name(int(self.lengths.argmin()))
             raise ValueError(f"{name}: the tokenizer makes no token of it")
         flat = itertools.chain.from_iterable(ids)
-        return np.fromiter(flat, np.int32, int(lengths.sum())), lengths
+        flat = np.fromiter(flat, np.int32, int(self.lengths.sum()))
+        self.ids = np.split(flat, np.cumsum(self.lengths)[:-1]) # an array for each row
+        if planned is not None and (planned != self.lengths).any():
+            warnings.warn(_other_lengths)
+            self.ids = [row[:most] for row, most in zip(self.ids, planned)]
+            self.lengths = planned
 
     def features(self, picked: Sequence[int]) -> dict: # as `PaddedCollator` takes it
         "Some rows, column by column."
-        columns = {"input_ids": self._ids(picked)}
+        columns = {"input_ids": [self.ids[i] for i in picked]}
         for name in self.kept:
             columns[name] = [
                 _cut(self.rows[i].content, name, self.lengths[i]) for i in picked]
         return columns
-
-    def _ids(self, picked):
-        if self._flat is None:
-            return self._again(picked)
-        starts, ends = self._starts[picked], (self._starts + self.lengths)[picked]
-        return [self._flat[start:end] for start, end in zip(starts, ends)]
-
-    def _again(self, picked):
-        "Ids of rows whose lengths were known, cut to these where they are longer now."
-        (flat, lengths), planned = self._tokens(picked), self.lengths[picked]
-        if (lengths != planned).any():
-            warnings.warn(
-                "rows have other lengths than when the state was saved: by another "
-                "tokenizer, or by a data set that draws random numbers. What goes on "
-                "is not exact, and rows that have become longer are cut")
-        rows = np.split(flat, np.cumsum(lengths)[:-1])
-        return [ids[:most] for ids, most in zip(rows, planned)]
 
     def row_name(self, i: int) -> str:
         return self.name_of(self.rows[i].name, self.rows[i].number)
@@ -179,14 +160,19 @@ class TokenWindow:
 
     def check_ids(self, vocab_size: int):
         "Raise a `ValueError` that names the first row with an id that is too large."
-        if self._flat is None:
-            return # checked when its lengths became known
-        wrong = np.flatnonzero((self._flat < 0) | (self._flat >= vocab_size))
+        flat = np.concatenate(self.ids)
+        wrong = np.flatnonzero((flat < 0) | (flat >= vocab_size))
         if len(wrong):
-            row = int(np.searchsorted(self._starts, wrong[0], "right")) - 1
-            raise ValueError(f"{self.row_name(row)} has id {self._flat[wrong[0]]}, and "
+            ends = np.cumsum(list(map(len, self.ids)))
+            row = int(np.searchsorted(ends, wrong[0], "right"))
+            raise ValueError(f"{self.row_name(row)} has id {flat[wrong[0]]}, and "
                              f"the vocabulary ends before {vocab_size}: the ids were "
                              "made by another tokenizer than the model's")
+
+_other_lengths = (
+    "rows have other lengths than when the state was saved: by another tokenizer, or "
+    "by a data set that draws random numbers. What goes on is not exact, and rows that "
+    "have become longer are cut")
 
 # %% ../../nbs/bucketing/windows.ipynb #50189c83
 def pack_numbers(

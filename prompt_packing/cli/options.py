@@ -6,7 +6,7 @@
 __all__ = ['Backbone', 'TaskName', 'Method', 'Head', 'ProblemType', 'Whole', 'Seed', 'Positive', 'Text', 'Model', 'SavedModel',
            'Tokenizer', 'TaskOrFile', 'Source', 'TextFile', 'TextFiles', 'Checkpoint', 'Folder', 'Column',
            'TextColumns', 'Names', 'Sentences', 'OutputDir', 'Picture', 'CsvFile', 'Parser', 'nearest', 'check_words',
-           'Shell', 'add_options', 'prepare', 'remove_empty', 'chapter', 'worker_processes', 'in_option_names']
+           'Shell', 'add_options', 'folders_to_write', 'chapter', 'worker_processes', 'in_option_names']
 
 # %% ../../nbs/cli/options.ipynb #e7d456e2
 import argparse
@@ -66,18 +66,19 @@ def check_words(
 
 # %% ../../nbs/cli/options.ipynb #896ddfe7
 _Wrong = argparse.ArgumentTypeError # the parser adds the option's name to its message
-_LARGEST = 2**31 - 1 # tokens, rows and lengths are counted in 32 bits here and there
 
-def _whole(text):
-    digits = text.replace("_", "") # 16_384
-    if not digits.isdecimal() or len(digits) > 10 or not 1 <= int(digits) <= _LARGEST:
-        raise _Wrong(f"must be a whole number from 1 to {_LARGEST}, not {text[:40]!r}")
-    return int(digits)
+def _whole_from(least, most):
+    "A function that reads whole numbers of these bounds."
+    def read(text):
+        digits = text.replace("_", "") # 16_384
+        if digits.isdecimal() and len(digits) <= 10 and least <= int(digits) <= most:
+            return int(digits)
+        raise _Wrong(
+            f"must be a whole number from {least} to {most}, not {text[:40]!r}")
+    return read
 
-def _seed(text):
-    if not text.isdecimal() or len(text) > 10 or int(text) >= 2**32:
-        raise _Wrong(f"must be a whole number from 0 to {2**32 - 1}, not {text[:40]!r}")
-    return int(text)
+# tokens, rows and lengths are counted in 32 bits here and there
+_whole, _seed = _whole_from(1, 2**31 - 1), _whole_from(0, 2**32 - 1)
 
 def _positive(text):
     try:
@@ -183,20 +184,17 @@ def _output_dir(text):
         raise _Wrong(f"{text} is a file; name a folder")
     return text
 
-def _picture(text):
-    if Path(text).suffix not in (".png", ".pdf", ".svg"):
-        raise _Wrong(f"{text} must end in .png, .pdf or .svg")
-    if Path(text).is_dir():
-        raise _Wrong(f"{text} is a folder; name a file")
-    return text
+def _file_to_write(*endings):
+    "A function that reads the name of a file to write."
+    def read(text):
+        if Path(text).suffix not in endings:
+            raise _Wrong(f"{text} must end in {' or '.join(endings)}")
+        if Path(text).is_dir():
+            raise _Wrong(f"{text} is a folder; name a file")
+        return text
+    return read
 
-# %% ../../nbs/cli/options.ipynb #6b0d9c1e
-def _csv(text):
-    if Path(text).suffix != ".csv":
-        raise _Wrong(f"{text} must end in .csv")
-    if Path(text).is_dir():
-        raise _Wrong(f"{text} is a folder; name a file")
-    return text
+_picture, _csv = _file_to_write(".png", ".pdf", ".svg"), _file_to_write(".csv")
 
 # %% ../../nbs/cli/options.ipynb #c5cd6ee2
 def _try_writing(folder, option):
@@ -352,6 +350,7 @@ def _help(parameter):
         text += f" (default {default})"
     return text.replace("%", "%%") # which is special to argparse
 
+# %% ../../nbs/cli/options.ipynb #c9846224
 def add_options(
     parser:Parser, # that gets them
     function:Callable, # whose parameters they are
@@ -376,41 +375,31 @@ def add_options(
                                 help=help, **reading)
 
 # %% ../../nbs/cli/options.ipynb #c9e494cf
-def prepare(
+@contextmanager
+def folders_to_write(
     function:Callable, # of a command
-    options:dict, # that it will be called with
-)->list[Path]:
-    """Try to write everything that these options name; the folders that were made.
+    options:dict, # that it is called with
+)->Iterator[None]:
+    """Make the folders that these options name, and try to write there.
 
-    Raises `OSError`, in the names of the options, and leaves nothing behind then."""
+    Raises `OSError`, in the names of the options. Folders that were made and are still
+    empty at the end are removed."""
     made = []
     try:
         for parameter in _parameters(function):
             value = options.get(parameter.name, parameter.default)
-            if isinstance(value, str) and parameter.kind is not bool:
-                made += _tried(parameter, value)
-    except OSError:
-        remove_empty(made)
-        raise
-    return made
-
-def _tried(parameter, value):
-    "The folders that were made to try writing there."
-    shell, _ = _shell_of(parameter.kind)
-    if shell.try_writing is None:
-        return []
-    folders = [Path(value), *Path(value).parents]
-    missing = [folder for folder in folders if not folder.exists()]
-    shell.try_writing(value, _names(parameter)[0])
-    return [folder for folder in missing if folder.is_dir()]
-
-def remove_empty(
-    folders:Sequence[Path], # inner ones first
-):
-    "Remove those of these folders that are empty."
-    for folder in folders:
-        with suppress(OSError): # something is in it by now
-            folder.rmdir()
+            if not isinstance(value, str):
+                continue
+            shell, _ = _shell_of(parameter.kind)
+            if shell.try_writing is not None:
+                places = [Path(value), *Path(value).parents]
+                made += [place for place in places if not place.exists()]
+                shell.try_writing(value, _names(parameter)[0])
+        yield
+    finally:
+        for folder in made: # inner ones first
+            with suppress(OSError): # something is in it by now
+                folder.rmdir()
 
 # %% ../../nbs/cli/options.ipynb #f51c5f34
 def chapter(

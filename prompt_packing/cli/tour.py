@@ -21,7 +21,8 @@ from transformers import (
     AutoModelForSequenceClassification, PreTrainedModel, PrinterCallback, set_seed)
 
 from ..accumulation_loss import audit_loss
-from ..bucketing import PaddedCollator, cut_rows, pack_sequences
+from ..bucketing import BatchPlan, PaddedCollator, pack_sequences
+from ..bucketing.steps import cut_steps
 from ..compare import Comparison, compare
 from ..examples import wikitext_lengths
 from ..frozen_weights import changed_layers, fingerprint
@@ -41,15 +42,11 @@ def padding_shares(
     "Padding of shuffled rows, of steps cut under a token budget, and of packed rows."
     lengths = np.asarray(lengths)
     order = np.random.default_rng(0).permutation(len(lengths))
-    def computed(rows):
-        return len(rows) * int(lengths[rows].max())
-    def slices(size):
-        return [order[i:i + size] for i in range(0, len(order), size)]
-    shuffled = sum(map(computed, slices(32)))
-    cut = sum(computed(rows[part]) for rows in slices(rows_per_step)
-              for part in cut_rows(lengths[rows], token_budget, pass_cost=pass_cost))
-    return {"32 shuffled rows": float(1 - lengths.sum() / shuffled),
-            "token budget": float(1 - lengths.sum() / cut),
+    def shuffled(rows):
+        return np.split(order, range(rows, len(order), rows))
+    cut = cut_steps(shuffled(rows_per_step), lengths, token_budget, pass_cost)
+    return {"32 shuffled rows": BatchPlan.from_batches(shuffled(32), lengths).padding,
+            "token budget": cut.padding,
             "packed rows": pack_sequences(lengths, int(lengths.max())).padding}
 
 # %% ../../nbs/cli/tour.ipynb #254f4694
@@ -261,6 +258,7 @@ def tour(
         then("")
     return shown
 
+# %% ../../nbs/cli/tour.ipynb #c9d16c64
 _bar_format = "{n_fmt}/{total_fmt} {bar:20} {desc} {elapsed}"
 
 def _some_rows(tokenizer, rows=256):

@@ -202,6 +202,7 @@ def predict(
         _answers(model, config, rows), index=texts.index)
     return table.join(answers.rename(columns=lambda name: _free_name(name, table)))
 
+# %% ../../nbs/cli/training.ipynb #cr3d0003
 def _learned_from(config, folder):
     "The columns that the model's texts came from; None where it does not say."
     columns = getattr(config, "text_columns", None)

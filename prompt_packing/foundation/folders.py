@@ -34,8 +34,9 @@ except ImportError: # Windows
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['LOCK_NAME', 'MANIFEST_NAME', 'FolderInUse', 'owned', 'owned_in_turn', 'unique_name', 'aside_path', 'written',
-           'DamagedFolder', 'write_manifest', 'verify', 'sync_folder', 'publish', 'remove', 'clean_leftovers']
+__all__ = ['LOCK_NAME', 'MANIFEST_NAME', 'FolderInUse', 'owned', 'owned_in_turn', 'unique_name', 'aside_path', 'sync_path',
+           'written', 'DamagedFolder', 'file_checksum', 'write_manifest', 'verify', 'sync_folder', 'publish', 'remove',
+           'clean_leftovers']
 
 # %% ../../nbs/foundation/folders.ipynb #6bd4c9f6
 LOCK_NAME = "_owner.lock" # transformers uploads no file that begins with _
@@ -134,6 +135,7 @@ def _named(path: Path) -> Iterator[None]:
             error.filename = str(path)
         raise
 
+# %% ../../nbs/foundation/folders.ipynb #cb80e43e
 def _describe_owner(descriptor: int, purpose: str, run: str | None) -> None:
     "Write into the lock file who owns the folder."
     started = time.localtime(psutil.Process().create_time())
@@ -209,7 +211,9 @@ def aside_path(
 
 _leftover = re.compile(r"_(?P<name>.+)\.\d+-[0-9a-f]{8}\.(?P<ending>part|old)")
 
-def _sync(path: Path) -> None:
+def sync_path(
+    path: str | os.PathLike,
+) -> None:
     "Send a file, or the names in a folder, to the disk."
     if os.name == "nt":
         return # Windows syncs neither folders nor files opened for reading
@@ -223,16 +227,15 @@ def _sync(path: Path) -> None:
     finally:
         os.close(descriptor)
 
+# %% ../../nbs/foundation/folders.ipynb #c93b7f34
 @contextmanager
 def written(
     path: str | os.PathLike, # of the file; an older one is replaced
     mode: str = "w", # or "wb"
-    encoding: str | None = None, # of a text; None: UTF-8
 ) -> Iterator[IO]: # the open file; `.name` is its path, for libraries that want one
     "Write a file whole or not at all, by way of a name aside."
     path, part = Path(path), aside_path(path)
-    if "b" not in mode:
-        encoding = encoding or "utf-8"
+    encoding = None if "b" in mode else "utf-8"
     try:
         # x: the file must be new, and a link of that name is not followed
         new = open(part, mode.replace("w", "x"), encoding=encoding)
@@ -241,10 +244,9 @@ def written(
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    _sync(path.parent)
+    finally:
+        part.unlink(missing_ok=True) # after an error; else it has its name by now
+    sync_path(path.parent)
 
 # %% ../../nbs/foundation/folders.ipynb #3920d759
 MANIFEST_NAME = "manifest.json"
@@ -252,7 +254,9 @@ MANIFEST_NAME = "manifest.json"
 class DamagedFolder(ValueError):
     "A file of the folder is missing, or is not as it was written."
 
-def _checksum(path: Path) -> str:
+def file_checksum(
+    path: str | os.PathLike,
+) -> str:
     "CRC-32 of a file, as 8 hexadecimal digits."
     total, buffer = 0, bytearray(1 << 20)
     with open(path, "rb", buffering=0) as file:
@@ -263,7 +267,7 @@ def _checksum(path: Path) -> str:
 def _checksums(paths: list[Path]) -> list[str]:
     "Checksums of files, several at a time: crc32 lets other threads run."
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
-        return list(threads.map(_checksum, paths))
+        return list(threads.map(file_checksum, paths))
 
 def _files(folder: Path) -> list[Path]:
     "The files that a manifest lists, also in folders inside, sorted."
@@ -345,7 +349,7 @@ def sync_folder(
     "Send all that is in a folder to the disk, and its own name."
     folder = Path(folder)
     for path in [*folder.rglob("*"), folder, folder.parent]:
-        _sync(path)
+        sync_path(path)
 
 def publish(
     aside: str | os.PathLike, # a complete folder, named by `aside_path(target)`
@@ -366,10 +370,11 @@ def publish(
         old = aside_path(target, "old")
         os.rename(target, old)
         os.rename(aside, target)
-    _sync(target.parent)
+    sync_path(target.parent)
     if old is not None:
         _delete(old)
 
+# %% ../../nbs/foundation/folders.ipynb #cb232823
 def remove(
     folder: str | os.PathLike,
 ) -> None:

@@ -5,7 +5,6 @@
 # %% ../../nbs/foundation/foreign.ipynb #f0e1a004
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -13,10 +12,9 @@ from torch import nn
 from torch.utils import _pytree
 
 # %% auto #0
-__all__ = ['BatchNorm', 'tree_flatten', 'tree_map', 'tree_unflatten', 'GRAPH_NAMES', 'IF_THERE', 'METHODS', 'TRAINER_FIELDS',
-           'write_count', 'computed_buffers', 'tensor_tables', 'input_shape', 'attention_of', 'set_attention_of',
-           'set_sync', 'plain_forward', 'forget_processes', 'is_prepared', 'mark_prepared', 'picked_rows',
-           'inner_iterable', 'broken_names']
+__all__ = ['BatchNorm', 'tree_flatten', 'tree_map', 'tree_unflatten', 'IF_THERE', 'write_count', 'computed_buffers',
+           'tensor_tables', 'input_shape', 'attention_of', 'set_attention_of', 'set_sync', 'plain_forward',
+           'forget_processes', 'is_prepared', 'mark_prepared', 'picked_rows', 'inner_iterable']
 
 # %% ../../nbs/foundation/foreign.ipynb #f0e1a007
 BatchNorm = nn.modules.batchnorm._BatchNorm # the base of `SyncBatchNorm` too
@@ -39,17 +37,6 @@ def tensor_tables(module: nn.Module) -> tuple[dict, dict]:
 def input_shape(node: Any) -> tuple:
     "The shape of what an autograd node's operation gave."
     return tuple(node._input_metadata[0].shape)
-
-# %% ../../nbs/foundation/foreign.ipynb #f0e1a010
-GRAPH_NAMES = { # name -> a loss of a vector x, where the name is in its last node
-    "_saved_total_weight": lambda x: nn.functional.nll_loss(x[None], x.new_zeros(1).long()),
-    "_saved_reduction": lambda x: nn.functional.mse_loss(x, x.detach() + 1),
-    "_saved_target": lambda x: nn.functional.mse_loss(x, x.detach() + 1),
-    "_saved_self_sym_sizes": lambda x: x.mean(),
-    "_saved_other": lambda x: x.sum() / 3,
-    "_saved_self": lambda x: torch.tensor(3.0) * x.sum(),
-    "_input_metadata": lambda x: x.sum(),
-}
 
 # %% ../../nbs/foundation/foreign.ipynb #f0e1a012
 def attention_of(config: Any) -> str | None:
@@ -84,34 +71,6 @@ def mark_prepared(loader: Any):
     "Let accelerate take a loader as it is."
     loader._is_accelerate_prepared = True
 
-# %% ../../nbs/foundation/foreign.ipynb #f0e1a015
-METHODS = { # class -> method -> its first parameters
-    "Trainer": {
-        "_inner_training_loop": "", "_run_epoch": "model epoch", "_validate_args": "",
-        "_finalize_training": "", "_init_training_state": "", "_load_callback_state": "",
-        "_save_checkpoint": "model trial", "_get_output_dir": "trial",
-        "_push_from_checkpoint": "checkpoint_folder",
-        "_save_optimizer_and_scheduler": "output_dir",
-        "_load_optimizer_and_scheduler": "checkpoint",
-        "_save_rng_state": "output_dir", "_load_rng_state": "checkpoint",
-        "_maybe_log_save_evaluate": "tr_loss",
-        "_get_dataloader": "dataset description",
-        "_remove_unused_columns": "dataset description",
-        "_get_collator_with_removed_columns": "data_collator description",
-        "_prepare_inputs": "inputs", "_prepare_input": "data",
-        "_set_signature_columns_if_needed": "", "_track_num_input_tokens": "inputs",
-        "_get_num_items_in_batch": "batch_samples device",
-    },
-    "PreTrainedModel": {"_init_weights": "module", "_upload_modified_files": "working_dir"},
-    "GenerationMixin": {
-        "_expand_inputs_for_generation": "expand_size is_encoder_decoder input_ids",
-        "_supports_default_dynamic_cache": ""},
-}
-
-# attributes of a Trainer that an exact resume saves or sets
-TRAINER_FIELDS = (
-    "_signature_columns", "_tr_loss", "_total_loss_scalar", "_globalstep_last_logged")
-
 # %% ../../nbs/foundation/foreign.ipynb #f0e1a017
 def picked_rows(dataset: Any) -> Any:
     "The table of row numbers of a data set that was filtered or shuffled; else None."
@@ -120,56 +79,3 @@ def picked_rows(dataset: Any) -> Any:
 def inner_iterable(stream: Any) -> Any:
     "What a `datasets.IterableDataset` reads from."
     return stream._ex_iterable
-
-# %% ../../nbs/foundation/foreign.ipynb #f0e1a020
-def _graph_faults() -> list[str]:
-    vector = torch.ones(3, requires_grad=True)
-    return [f"torch: {name}" for name, loss_of in GRAPH_NAMES.items()
-            if not hasattr(loss_of(vector).grad_fn, name)]
-
-def _method_faults() -> list[str]:
-    import transformers
-    faults = []
-    for owner, methods in METHODS.items():
-        for name, wanted in methods.items():
-            method = getattr(getattr(transformers, owner), name, None)
-            if method is None:
-                faults.append(f"transformers: {owner}.{name} is gone")
-                continue
-            there = [p for p in inspect.signature(method).parameters if p != "self"]
-            if there[:len(wanted.split())] != wanted.split():
-                faults.append(f"transformers: {owner}.{name} takes {', '.join(there)}")
-    return faults
-
-def _field_faults() -> list[str]:
-    import transformers
-    source = inspect.getsource(transformers.Trainer)
-    return [f"transformers: Trainer.{name} is not set" for name in TRAINER_FIELDS
-            if f"self.{name} = " not in source]
-
-def _attribute_faults() -> list[str]:
-    "Attributes that are set or read on objects; looked for where their owners set them."
-    import accelerate.data_loader
-    import accelerate.state
-    import datasets
-    import transformers
-    from transformers.utils import hub
-    owners = {
-        "_attn_implementation": transformers.PretrainedConfig,
-        "_raise_exceptions_for_missing_entries": hub,
-        "_set_sync_gradients": accelerate.state.GradientState,
-        "_reset_state": accelerate.state.AcceleratorState,
-        "_original_forward": accelerate.Accelerator,
-        "_is_accelerate_prepared": accelerate.Accelerator,
-        "_non_persistent_buffers_set": nn.Module,
-        "_parameters": nn.Module,
-        "_buffers": nn.Module,
-        "_indices": datasets.Dataset,
-        "_ex_iterable": datasets.IterableDataset,
-    }
-    return [f"{owner.__module__ if inspect.isclass(owner) else owner.__name__}: {name}"
-            for name, owner in owners.items() if name not in inspect.getsource(owner)]
-
-def broken_names() -> list[str]: # empty where all is as it should be
-    "Private names of other libraries that are gone or have other parameters, in words."
-    return _graph_faults() + _method_faults() + _field_faults() + _attribute_faults()

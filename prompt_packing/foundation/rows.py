@@ -5,7 +5,7 @@
 # %% ../../nbs/foundation/rows.ipynb #a8f748a8
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,23 +32,14 @@ def _is_row_list(value, rows: int | None) -> bool:
         return False
     return any(_leaf_rows(leaf) != rows for _, leaf in leaves(value))
 
+# %% ../../nbs/foundation/rows.ipynb #c4210384
 def leaves(
     nest: Any, # mappings, lists and tuples of anything
-    path: tuple = (), # of the nest itself
-) -> Iterator[tuple[tuple, object]]: # (path, leaf)
+) -> list[tuple[tuple, object]]: # (path, leaf)
     "All leaves of a nest, each with the keys that lead to it."
-    if isinstance(nest, Mapping):
-        rows = None if path else _rows_of_tensors(nest)
-        for key, value in nest.items():
-            if _is_row_list(value, rows):
-                yield (*path, key), value
-            else:
-                yield from leaves(value, (*path, key))
-    elif _is_nest(nest):
-        for i, value in enumerate(nest):
-            yield from leaves(value, (*path, i))
-    else:
-        yield path, nest
+    found = []
+    map_leaves(lambda path, leaf: found.append((path, leaf)), nest)
+    return found
 
 def map_leaves(
     function: Callable, # (path, leaf) -> new leaf
@@ -265,6 +256,7 @@ def _same_width(name: str, path: tuple, parts: list, batches: list, left: bool):
         raise CannotJoin(f"{name} differs in several dimensions")
     return [_widened(part, shape, fill, left) for part in parts]
 
+# %% ../../nbs/foundation/rows.ipynb #c73fe9ab
 def join_rows(
     batches: list, # batches with the same keys, see `row_count`
 ): # one batch, as wide as the widest

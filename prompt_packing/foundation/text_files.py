@@ -24,7 +24,7 @@ from pyarrow.parquet import ParquetFile
 
 # %% auto #0
 __all__ = ['TABLE_FORMATS', 'LONGEST_LINE', 'file_format', 'check_text', 'check_columns', 'row_name', 'BadRows', 'table_rows',
-           'cell_text', 'find_text', 'text_column', 'file_texts', 'files_in', 'read_table']
+           'cell_text', 'find_text', 'one_text', 'text_column', 'file_texts', 'files_in', 'read_table']
 
 # %% ../../nbs/foundation/text_files.ipynb #9955a406
 TABLE_FORMATS = ("csv", "tsv", "json", "jsonl", "parquet")
@@ -113,43 +113,36 @@ def _not_utf8(error):
             f"at {error.start}")
 
 # %% ../../nbs/foundation/text_files.ipynb #e6983655
-class _CsvLines:
-    "The lines of a file for `csv.reader`; remembers what is wrong, and the end."
-    def __init__(self, path):
-        self._lines = _numbered_lines(path)
-        self.fault = None # of any line since it was last cleared
-        self.ended = False
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        for _, line, fault in self._lines:
-            self.fault = self.fault or fault
-            return line
-        self.ended = True
-        raise StopIteration
-
 def _csv_fields(path):
     "(number of the first line, fields, fault) of each record, the header included."
     # A text may be long. The limit belongs to the module, so it is only ever raised.
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))
-    lines = _CsvLines(path)
+    faults, ended = [], False # of the lines of the present record; after the last line
+
+    def lines_of_file():
+        nonlocal ended
+        for _, line, fault in _numbered_lines(path):
+            faults.extend([fault] if fault else [])
+            yield line
+        ended = True
+
+    lines = lines_of_file()
     header = next(lines, "")
     begin = 1
     try:
         separator = _separator(header)
         reader = csv.reader(itertools.chain([header], lines), delimiter=separator)
         for fields in reader:
-            if lines.ended and fields:
+            if ended and fields:
                 raise csv.Error("its quotation mark is never closed")
-            if fields or lines.fault:
-                yield begin, fields, lines.fault
-            lines.fault = None
+            if fields or faults:
+                yield begin, fields, next(iter(faults), None)
+            faults.clear()
             begin = reader.line_num + 1
     except csv.Error as error:
         raise ValueError(f"{path}, line {begin} is broken: {error}") from None
 
+# %% ../../nbs/foundation/text_files.ipynb #c6983656
 def _separator(header):
     for separator in (",", ";", "\t"):
         columns = next(csv.reader([header], delimiter=separator), [])
@@ -220,9 +213,13 @@ def _jsonl_rows(path, columns):
                 record = json.loads(line)
             except (ValueError, RecursionError) as error:
                 fault = f"is not JSON: {_json_fault(error)}"
-        if fault is None and not isinstance(record, dict):
-            fault = f"is no JSON object but of type {type(record).__name__}"
-        yield number, record, fault
+        yield number, record, fault or _no_object(record)
+
+def _no_object(record):
+    "What is wrong with a row that is no object; else None."
+    if isinstance(record, dict):
+        return None
+    return f"is no JSON object but of type {type(record).__name__}"
 
 def _json_fault(error):
     if isinstance(error, RecursionError):
@@ -233,56 +230,12 @@ def _json_fault(error):
 
 # %% ../../nbs/foundation/text_files.ipynb #a119c11b
 def _json_list(path):
-    "Objects of a list. `text` is what was read of the file, `place` is inside it."
-    decode = json.JSONDecoder().raw_decode
-    blank = json.decoder.WHITESPACE.match
-    number, text, place = 0, "", 0
-    file = TextIOWrapper(_open(path), "utf-8-sig")
-
-    def skip_blank():
-        "Move to the next character that is not blank, and return it; '' at the end."
-        nonlocal text, place
-        place = blank(text, place).end()
-        while place == len(text):
-            text, place = file.read(2**20), 0
-            if not text:
-                return ""
-            place = blank(text, place).end()
-        return text[place]
-
-    def value():
-        "Read the object at `place`, and more of the file for as long as it needs."
-        nonlocal text, place
-        while True:
-            try:
-                record, place = decode(text, place)
-                return record
-            except ValueError:
-                text, place = text[place:], 0
-                more = file.read(max(2**20, len(text)))
-                if not more or len(text) > LONGEST_LINE:
-                    raise
-                text += more
-
+    "Objects of a list."
+    number = 0
     try:
-        with file:
-            skip_blank()
-            place += 1 # after "["
-            while (mark := skip_blank()) != "]":
-                if number:
-                    if mark != ",":
-                        raise ValueError("a comma or the end of the list is missing")
-                    place += 1
-                    skip_blank()
-                record = value()
-                number += 1
-                fault = None
-                if not isinstance(record, dict):
-                    fault = f"is no JSON object but of type {type(record).__name__}"
-                yield number, record, fault
-            place += 1
-            if skip_blank():
-                raise ValueError("something follows the list")
+        with TextIOWrapper(_open(path), "utf-8-sig") as file:
+            for number, record in enumerate(_list_values(file), 1):
+                yield number, record, _no_object(record)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} after row {number} {_not_utf8(error)}") from None
     except (ValueError, RecursionError) as error:
@@ -290,6 +243,43 @@ def _json_list(path):
                          f"{_json_fault(error)}") from None
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is broken after row {number}: {error}") from error
+
+# %% ../../nbs/foundation/text_files.ipynb #c119c11c
+def _list_values(file):
+    "The values of a list, one at a time: the rest of the file is not in memory."
+    text, separator = _from_mark("", file)[1:], "" # after "["
+    while not (text := _from_mark(text, file)).startswith("]"):
+        if not text.startswith(separator):
+            raise ValueError("a comma or the end of the list is missing")
+        text = _from_mark(text.removeprefix(separator), file)
+        value, text = _first_value(text, file)
+        yield value
+        separator = ","
+    if _from_mark(text[1:], file):
+        raise ValueError("something follows the list")
+
+def _from_mark(text, file):
+    "The text from its first character that is not blank on, read on if there is none."
+    text = text.lstrip(_BLANK)
+    while not text and (more := file.read(_PIECE)):
+        text = more.lstrip(_BLANK)
+    return text
+
+def _first_value(text, file):
+    "The value that the text begins with, and the text after it."
+    while True:
+        try:
+            value, end = _decode(text)
+            return value, text[end:]
+        except ValueError: # perhaps the value is longer than the text
+            more = file.read(max(_PIECE, len(text)))
+            if not more or len(text) > LONGEST_LINE:
+                raise
+            text += more
+
+_PIECE = 2**14 # characters; larger ones are slower, since the rest is copied each time
+_BLANK = " \t\n\r" # in JSON
+_decode = json.JSONDecoder().raw_decode
 
 # %% ../../nbs/foundation/text_files.ipynb #11eb1c9c
 def _parquet_rows(path, columns):
@@ -452,6 +442,18 @@ def find_text(
         columns = [column for column in columns if _is_prose(rows, column)]
     return tuple(columns) if len(columns) == 1 else ()
 
+def one_text(
+    where: str | Path, # a file, or a row of a data set, for the message
+    columns: Sequence[str], # names of those that may hold the text
+    rows: Sequence[Mapping], # some rows, to look at what the columns hold
+) -> str: # name of a column
+    "The one that `find_text` finds. Raises `ValueError` for none, and for a pair."
+    names = find_text(columns, rows)
+    if len(names) == 1:
+        return names[0]
+    raise ValueError(f"{where}: it is not clear which column is the text; there are "
+                     f"{', '.join(columns)}: name one with column=")
+
 def _is_prose(rows, column):
     "Whether most of the values have several words."
     values = [row.get(column) for row in rows]
@@ -472,12 +474,7 @@ def text_column(
     head = itertools.islice(table_rows(path, bad_rows=skipping), 1_000)
     rows = [row for _, row in head]
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    columns = columns or _header(path, None) or ["text"]
-    names = find_text(columns, rows)
-    if len(names) == 1:
-        return names[0]
-    raise ValueError(f"{path}: it is not clear which column is the text; there are "
-                     f"{', '.join(columns)}: name one with column=")
+    return one_text(path, columns or _header(path, None) or ["text"], rows)
 
 # %% ../../nbs/foundation/text_files.ipynb #80b7d61b
 def file_texts(
@@ -530,13 +527,12 @@ def read_table(
     format: str | None = None, # None: by the ending of the name
     names: Sequence[str] | None = None, # of the columns of a csv or tsv without header
     bad_rows: str | BadRows = "raise", # or "skip"
-    nrows: int | None = None, # read no more rows than that
 ) -> pd.DataFrame: # a column for each column of the file
     """All rows of a file.
 
     Raises what `table_rows` raises."""
     rows = table_rows(path, format=format, names=names, bad_rows=bad_rows)
-    table = [row for _, row in itertools.islice(rows, nrows)]
+    table = [row for _, row in rows]
     if not table:
         return pd.DataFrame(columns=names or _header(path, format))
     return pd.DataFrame(table)
