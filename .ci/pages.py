@@ -12,12 +12,7 @@ root = Path(__file__).resolve().parent.parent
 LONGEST_LINE, MOST_CELLS = 100, 72
 RETURNED = {  # public names that users get from a call, or that transformers calls for them, and never type
     "CollatorFacts"}
-USED_AT_HOME = {  # public names that no other page uses yet: no name is added
-<<<<<<< HEAD
-    "create_wiki_dataloader", "tour"}
-=======
-    "pad_nest", "prompt_features"}
->>>>>>> main
+USED_AT_HOME = set()  # public names that no other page uses yet: no name is added
 
 
 def directives(cell): return re.findall(r"^#\s*\|\s*(\w+)", cell.source, flags=re.M)
