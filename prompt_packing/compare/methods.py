@@ -34,6 +34,7 @@ class Kit:
     facts:BackboneFacts|None = None # of the backbone; None: no method leaves it frozen
     caches:dict = field(default_factory=dict) # a `TextCache` for each of the two; or {}
     text_seconds:float = 0. # that the cache took to compute
+    loss_facts:dict = field(default_factory=dict) # method -> what its first run found out
     results:dict = field(default_factory=dict) # what runs have in common, see `once`
     spared:float = 0. # seconds that `once` has saved
 

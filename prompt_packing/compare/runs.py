@@ -225,7 +225,9 @@ def _measure(run, kit, model, folder, every):
     trainer.add_callback(clock)
     begun = any(Path(folder).glob("checkpoint-*"))
     if run.epochs:
+        trainer.loss_facts = kit.loss_facts.get(run.method, trainer.loss_facts)
         trainer.train(resume_from_checkpoint=begun)
+        kit.loss_facts[run.method] = trainer.loss_facts
     seconds = clock.seconds
     output = trainer.predict(trainer.eval_dataset)
     scores = {m: output.metrics[f"test_{m}"] for m in ("loss", *kit.task.metrics)}
