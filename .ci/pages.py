@@ -11,10 +11,9 @@ from execnb.nbio import read_nb
 root = Path(__file__).resolve().parent.parent
 LONGEST_LINE, MOST_CELLS = 100, 72
 RETURNED = {  # public names that users get from a call, or that transformers calls for them, and never type
-    "BackboneFacts", "Task"}
+    "BackboneFacts", "CollatorFacts", "Task"}
 USED_AT_HOME = {  # public names that no other page uses yet: no name is added
-    "audit_head", "create_wiki_dataloader", "pad_nest", "prompt_features",
-    "register_loss", "tour", "use_named_loss"}
+    "create_wiki_dataloader", "pad_nest", "prompt_features", "tour"}
 
 
 def directives(cell): return re.findall(r"^#\s*\|\s*(\w+)", cell.source, flags=re.M)

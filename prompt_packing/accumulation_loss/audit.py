@@ -5,7 +5,7 @@
 # %% ../../nbs/accumulation_loss/audit.ipynb #a2a8a1ae
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from itertools import islice
@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from transformers import PretrainedConfig, TrainingArguments
 
 from .asking import Answer, ask_loss, undisturbed
+from .conformance import compare_gradients
 from .exact import ExactLossMixin
 from .facts import Examiner, LossFacts, examine
 from ..foundation.foreign import set_sync
@@ -27,7 +28,7 @@ from ..foundation.rows import (
     join_rows, row_count, row_lengths, take_rows)
 
 # %% auto #0
-__all__ = ['HEADS', 'audit_loss', 'audit_head', 'random_batch']
+__all__ = ['HEADS', 'simulated_step', 'audit_loss', 'audit_head', 'random_batch']
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #11c8eb55
 def _taken_gradient(model: nn.Module, scale: float) -> dict:
@@ -37,8 +38,13 @@ def _taken_gradient(model: nn.Module, scale: float) -> dict:
     model.zero_grad(set_to_none=True)
     return gradient
 
-def _step(trainer, batches: list, accumulation: int, processes: int) -> tuple:
-    "Loss, gradient and `num_items_in_batch` of one optimizer step."
+def simulated_step(
+    trainer: transformers.Trainer,
+    batches: list, # micro-batches of all processes
+    accumulation: int, # micro-batches of one process
+    processes: int, # that the Trainer is told of
+) -> tuple: # loss, gradient by parameter, `num_items_in_batch`
+    "One optimizer step; several processes take their turns in this one."
     accelerator, loss = trainer.accelerator, 0.0
     # the loader and the count of other processes: all batches, in one place
     found, items = trainer.get_batch_samples(iter(batches), len(batches),
@@ -53,19 +59,6 @@ def _step(trainer, batches: list, accumulation: int, processes: int) -> tuple:
     scale = processes * (scaler.get_scale() if scaler else 1)
     return loss / processes, _taken_gradient(trainer.model, scale), items
 
-def _compare(right: dict, other: dict) -> dict:
-    "Ratio of norms, relative error and cosine of two gradients."
-    names = {*right, *other}
-    zero = torch.zeros(())
-    pairs = [(right.get(n, zero).cpu().double(), other.get(n, zero).cpu().double())
-             for n in names]
-    dot = sum(float((a * b).sum()) for a, b in pairs)
-    norm = sum(float(a.square().sum()) for a, _ in pairs) ** 0.5 or 1e-30
-    norm_other = sum(float(b.square().sum()) for _, b in pairs) ** 0.5
-    error = sum(float((a - b).square().sum()) for a, b in pairs) ** 0.5
-    return dict(ratio=norm_other / norm, cosine=dot / (norm * norm_other or 1),
-                relative_error=error / norm)
-
 # %% ../../nbs/accumulation_loss/audit.ipynb #6c6ac108
 def _rebalanced(batches: list) -> list | None:
     "These rows in as many micro-batches, by transformers' own sampler."
@@ -79,28 +72,28 @@ def _rebalanced(batches: list) -> list | None:
         grad_accum=number, rank=0, drop_last=False)
     return [take_rows(whole, index, trim=True) for index in sampler]
 
-def _settings(trainer, batches: list) -> Iterator[tuple]:
+def _settings(batches: list) -> Iterator[tuple]:
     "(words, micro-batches, accumulation, processes) of each row of an audit."
     number = len(batches)
     yield f"{number} micro-batches", batches, number, 1
-    if isinstance(trainer, ExactLossMixin):
-        return # processes add up their weights, and cannot be simulated in one
     if number % 2 == 0:
-        yield "2 processes" + f", {number // 2} micro-batches each" * (number > 2), \
-            batches, number // 2, 2
+        words = f", {number // 2} micro-batches each" if number > 2 else ""
+        yield "2 processes" + words, batches, number // 2, 2
     rebalanced = _rebalanced(batches)
     if rebalanced is not None and number > 1:
         yield "batch_rebalance", rebalanced, number, 1
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #790c289c
-def _known(trainer, batches: list, items) -> LossFacts:
-    "What a look at these batches says of the Trainer's loss."
-    if isinstance(trainer, ExactLossMixin):
-        return trainer.loss_facts
-    model = trainer.accelerator.unwrap_model(trainer.model)
+def _look_at_loss(
+    model: nn.Module, # without wrappers
+    compute_loss: Callable, # of a Trainer
+    batches: list,
+    items, # `num_items_in_batch` of these batches
+) -> LossFacts:
+    "What two looks at these batches say of a loss; nothing is logged."
     def ask(batch, count, **options) -> Answer:
         def loss_of(batch):
-            made = trainer.compute_loss(model, dict(batch), num_items_in_batch=count)
+            made = compute_loss(model, dict(batch), num_items_in_batch=count)
             return made[0] if isinstance(made, tuple) else made
         return ask_loss(loss_of, model, batch, **options)
     facts = LossFacts()
@@ -110,24 +103,23 @@ def _known(trainer, batches: list, items) -> LossFacts:
             facts = examine(examiner, facts, batches)
     return facts
 
-def _cause(found: dict, facts: LossFacts, trainer, items, processes: int) -> str:
-    "Why a gradient is wrong, in words."
-    ratio, turned = found["ratio"], found["cosine"] < 0.99
+def _size_of_error(ratio: float, cosine: float) -> str:
     size = f"gradients are {max(ratio, 1 / max(ratio, 1e-9)):.2f} times too "
     size += "large" if ratio > 1 else "small"
-    size += " and point elsewhere" if turned else ""
-    if isinstance(trainer, ExactLossMixin):
-        return "; ".join(facts.messages) or size
+    return size + (" and point elsewhere" if cosine < 0.99 else "")
+
+def _cause(facts: LossFacts, items, processes: int) -> str:
+    "Why a gradient of transformers' Trainer is wrong, in words."
     mean = f"a mean over {facts.mean_over}" if facts.mean_over else "not divided by it"
     if facts.way in ("chunks", "rows"):
-        return f"the loss couples the rows of a batch: {size}"
+        return "the loss couples the rows of a batch"
     if items is None:
-        return f"no num_items_in_batch, so each micro-batch weighs the same: {size}"
+        return "no num_items_in_batch, so each micro-batch weighs the same"
     if not facts.takes_count:
-        return f"the loss ignores num_items_in_batch ({mean}): {size}"
+        return f"the loss ignores num_items_in_batch ({mean})"
     if processes > 1:
-        return f"the loss is divided by the items of all processes, and averaged: {size}"
-    return f"{int(items)} items are counted, and that is not what is summed: {size}"
+        return "the loss is divided by the items of all processes, and averaged"
+    return f"{int(items)} items are counted, and that is not what is summed"
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #4c0aa647
 def audit_loss(
@@ -146,16 +138,17 @@ def audit_loss(
     with TemporaryDirectory() as folder:
         trainer = copy(trainer_or_model) if given else _plain_trainer(
             trainer_or_model, folder)
+        if batches is None and given:
+            batches = trainer.get_train_dataloader()
         steps = steps or max(4, trainer.args.gradient_accumulation_steps)
-        batches = _taken_batches(trainer, given, batches, steps)
+        batches = _taken_batches(batches, steps)
         trainer.model.zero_grad(set_to_none=True)
         set_sync(trainer.accelerator, True)
-        with _eval_mode_stays(trainer):
-            return _audit(trainer, [trainer._prepare_inputs(b) for b in batches])
+        with _eval_mode_stays(trainer.model):
+            return _Audit(trainer, [trainer._prepare_inputs(b) for b in batches]).table()
 
-def _taken_batches(trainer, given: bool, batches, steps: int) -> list:
-    if batches is None and given:
-        batches = trainer.get_train_dataloader()
+def _taken_batches(batches, steps: int) -> list:
+    "`TypeError` where these are no batches."
     if isinstance(batches, DataLoader):
         batches = islice(batches, steps)
     batches = [] if batches is None else list(batches)
@@ -171,9 +164,8 @@ def _is_batch(batch) -> bool:
         not isinstance(v, (list, str, int, float)) for v in batch.values())
 
 @contextmanager
-def _eval_mode_stays(trainer) -> Iterator[None]:
+def _eval_mode_stays(model: nn.Module) -> Iterator[None]:
     "Without dropout, so that a batch has one gradient; modes are as before."
-    model = trainer.model
     modes = [(module, module.training) for module in model.modules()]
     try:
         with undisturbed(model):
@@ -183,31 +175,52 @@ def _eval_mode_stays(trainer) -> Iterator[None]:
             module.training = mode
         model.zero_grad(set_to_none=True)
 
-def _audit(trainer, batches: list) -> pd.DataFrame:
-    whole = join_rows(batches)
-    loss, right, _ = _step(trainer, [whole], 1, 1)
-    _check_targets(trainer, right, loss)
-    rounding = _compare(right, _rescaled_step(trainer, whole))["relative_error"]
-    rows, facts = [], None
-    for words, cut, accumulation, processes in _settings(trainer, batches):
-        cut_loss, made, items = _step(trainer, cut, accumulation, processes)
-        found = _compare(right, made) | dict(loss_ratio=cut_loss / (loss or 1e-30))
-        cause = "right"
-        if found["relative_error"] >= max(1e-4, 2 * rounding):
-            facts = facts or _known(trainer, batches, items)
-            cause = _cause(found, facts, trainer, items, processes)
-        rows.append(dict(setting=words, **found, cause=cause))
-    return pd.DataFrame(rows)
+class _Audit:
+    "A Trainer, the micro-batches of a step, and the gradient of them as one batch."
+    def __init__(self, trainer: transformers.Trainer, batches: list):
+        self.trainer, self.batches = trainer, batches
+        self.is_exact = isinstance(trainer, ExactLossMixin)
+        self.facts = None # `LossFacts`, once a gradient is wrong
+        whole = join_rows(batches)
+        self.loss, self.right, _ = simulated_step(trainer, [whole], 1, 1)
+        _check_targets(trainer.model, self.right, self.loss)
+        # the same rows in another order: every sum rounds differently
+        backwards = take_rows(whole, range(row_count(whole) - 1, -1, -1))
+        _, again, _ = simulated_step(trainer, [backwards], 1, 1)
+        self.rounding = compare_gradients(self.right, again)["error"]
 
-def _rescaled_step(trainer, whole) -> dict:
-    "The gradient again, where every sum rounds differently: rows in another order."
-    rows = row_count(whole)
-    return _step(trainer, [take_rows(whole, range(rows - 1, -1, -1))], 1, 1)[1]
+    def table(self) -> pd.DataFrame:
+        settings = _settings(self.batches)
+        if self.is_exact: # processes add up their weights: one process cannot play two
+            settings = islice(settings, 1)
+        return pd.DataFrame([self.row(*setting) for setting in settings])
 
-def _check_targets(trainer, gradient: dict, loss: float):
+    def row(self, words: str, batches: list, accumulation: int, processes: int) -> dict:
+        loss, gradient, items = simulated_step(
+            self.trainer, batches, accumulation, processes)
+        found = compare_gradients(self.right, gradient)
+        is_right = found["error"] < max(1e-4, 2 * self.rounding)
+        cause = "right" if is_right else self.cause(found, items, processes)
+        return dict(
+            setting=words, ratio=found["ratio"], cosine=found["cosine"],
+            relative_error=found["error"], loss_ratio=loss / (self.loss or 1e-30),
+            cause=cause)
+
+    def cause(self, found: dict, items, processes: int) -> str:
+        size = _size_of_error(found["ratio"], found["cosine"])
+        if self.is_exact:
+            return "; ".join(self.trainer.loss_facts.messages) or size
+        if self.facts is None:
+            model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+            self.facts = _look_at_loss(
+                model, self.trainer.compute_loss, self.batches, items)
+        return f"{_cause(self.facts, items, processes)}: {size}"
+
+def _check_targets(model: nn.Module, gradient: dict, loss: float):
+    "`ValueError` for a loss without a gradient."
     if any(bool(g.any()) for g in gradient.values()) and loss == loss:
         return
-    raise ValueError(f"{type(trainer.model).__name__}: no batch has a target (labels that "
+    raise ValueError(f"{type(model).__name__}: no batch has a target (labels that "
                      "are -100 are ignored), or the loss does not depend on the model")
 
 def _plain_trainer(model, folder: str) -> transformers.Trainer:

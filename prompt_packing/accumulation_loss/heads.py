@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['SETS', 'PARTS', 'WRONG', 'TINY_SMOOTHING', 'COLUMNS', 'REBALANCE', 'MODULE', 'PATIENCE', 'ExactTrainer',
-           'quiet_trainer', 'collator_of', 'trained_step', 'trained_gradient', 'TwoProcesses', 'gradient_of_two',
-           'own_gradient', 'own_loss', 'evaluated_loss', 'compared', 'facts_of_head', 'sees_padding', 'reads_count',
-           'stock_columns', 'has_lengths', 'can_smooth', 'exact_columns', 'exact_error', 'float64_error', 'is_off',
-           'cause_of', 'facts_of_class', 'measure_head', 'limit_memory', 'limit_time', 'serve', 'HeadProcess',
-           'rows_of_file', 'short_numbers', 'HeadTable', 'audit_heads', 'read_heads', 'is_exact', 'summarize_heads']
+           'quiet_trainer', 'collator_of', 'trained_step', 'trained_gradient', 'gradient_of_two', 'own_gradient',
+           'own_loss', 'evaluated_loss', 'compared', 'facts_of_head', 'sees_padding', 'reads_count', 'stock_columns',
+           'has_lengths', 'can_smooth', 'exact_columns', 'exact_error', 'float64_error', 'is_off', 'cause_of',
+           'facts_of_class', 'measure_head', 'limit_memory', 'limit_time', 'serve', 'HeadProcess', 'rows_of_file',
+           'short_numbers', 'HeadTable', 'audit_heads', 'read_heads', 'is_exact', 'summarize_heads']
 
 # %% ../../nbs/accumulation_loss/heads.ipynb #038f48f4
 import copy
@@ -33,11 +33,11 @@ from pathlib import Path
 import pandas as pd
 import torch
 import transformers
-from accelerate import Accelerator
 from tqdm import tqdm
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
+from .audit import simulated_step
 from prompt_packing.accumulation_loss.conformance import (
     StepReader, compare_gradients)
 from .exact import ExactLossMixin
@@ -113,29 +113,14 @@ def trained_gradient(
     return trained_step(trainer_class, model, rows, accumulation, **arguments)[0]
 
 # %% ../../nbs/accumulation_loss/heads.ipynb #57d6cae4
-class TwoProcesses(Accelerator):
-    "Says that there are two processes; nothing else differs."
-    @property
-    def num_processes(self) -> int:
-        return 2
-
 def gradient_of_two(model: PreTrainedModel, rows: Sequence[dict]) -> dict:
     "The average of two processes' gradients, each with half of the rows."
-    model.zero_grad(set_to_none=True)
-    half = len(rows) // 2
-    collate = collator_of(model)
+    half, collate = len(rows) // 2, collator_of(model)
     batches = [collate(rows[:half]), collate(rows[half:])]
+    model.zero_grad(set_to_none=True)
     with tempfile.TemporaryDirectory() as folder:
         trainer = quiet_trainer(Trainer, model, rows, folder)
-        counted = trainer.get_batch_samples(iter(batches), 2, trainer.args.device)[1]
-        trainer.accelerator = TwoProcesses(cpu=True)
-        trainer.current_gradient_accumulation_steps = 1
-        for batch in batches:
-            trainer.training_step(model, batch, counted)
-    gradient = {name: parameter.grad / 2 for name, parameter in model.named_parameters()
-                if parameter.grad is not None}
-    model.zero_grad(set_to_none=True)
-    return gradient
+        return simulated_step(trainer, batches, 1, processes=2)[1]
 
 # %% ../../nbs/accumulation_loss/heads.ipynb #2b524a5c
 def own_gradient(model: PreTrainedModel, rows: Sequence[dict], parts: int = 1) -> dict:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -20,7 +21,7 @@ from ..bucketing.collating import PaddedCollator
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['is_default', 'collator_for', 'predicts_next_token']
+__all__ = ['is_default', 'CollatorFacts', 'find_collator_facts', 'collator_for', 'predicts_next_token']
 
 # %% ../../nbs/trainer/collators.ipynb #c0976c97
 def is_default(collator) -> bool:
@@ -29,30 +30,63 @@ def is_default(collator) -> bool:
     return collator is default_data_collator or (
         pads and isinstance(collator.tokenizer, PreTrainedTokenizerBase))
 
-def collator_for(
-    dataset, # of training or evaluation; may have `data_collator`
+@dataclass(frozen=True)
+class CollatorFacts:
+    "What is known of the collator that makes a Trainer's batches; print it."
+    name: str # of its class or function
+    chosen_by: str # "you", "the data set", or "nobody"
+    pad_token_id: int = 0 # these three where nobody chose
+    padding_side: str = "right"
+    labels_from_ids: bool = False # rows have no labels, and the model predicts tokens
+
+    def __str__(self):
+        text = f"{self.name}, chosen by {self.chosen_by}"
+        if self.chosen_by != "nobody":
+            return text
+        labels = "the ids are the labels" if self.labels_from_ids else \
+            "labels are those of the rows"
+        return (f"{text}: pads on the {self.padding_side} with {self.pad_token_id}, "
+                f"{labels}")
+
+def find_collator_facts(
     collator: Callable, # the Trainer's
+    dataset, # of training or evaluation; may have `data_collator`
     model: nn.Module,
     processing_class=None, # of the Trainer
     names: list[str] | None = None, # columns of the rows, where they are known
-) -> Callable: # rows -> batch
-    "The collator for rows of different lengths."
+) -> CollatorFacts:
+    "Who chose the collator; if nobody did, what pads rows of different lengths."
     own = getattr(dataset, "data_collator", None)
     if not is_default(collator):
-        return collator
+        return CollatorFacts(_name_of(collator), "you")
     if own is not None:
-        return own
-    config = getattr(model, "config", None)
+        return CollatorFacts(_name_of(own), "the data set")
     pad = getattr(processing_class, "pad_token_id", None)
     if pad is None:
-        pad = getattr(config, "pad_token_id", None)
-    side = getattr(processing_class, "padding_side", "right")
+        pad = getattr(getattr(model, "config", None), "pad_token_id", None)
     has_labels = any("label" in name for name in names or ())
     are_ids = names is not None and not has_labels and predicts_next_token(model)
     if names and not are_ids:
         _say_labels_are_missing(model, names)
+    side = getattr(processing_class, "padding_side", "right")
+    return CollatorFacts(PaddedCollator.__name__, "nobody", pad or 0, side, are_ids)
+
+def collator_for(
+    facts: CollatorFacts, # of the next two
+    collator: Callable, # the Trainer's
+    dataset, # of training or evaluation
+) -> Callable: # rows -> batch
+    "The collator that these facts name."
+    if facts.chosen_by == "you":
+        return collator
+    if facts.chosen_by == "the data set":
+        return dataset.data_collator
     return PaddedCollator(
-        pad_token_id=pad or 0, padding_side=side, labels_from_ids=are_ids)
+        pad_token_id=facts.pad_token_id, padding_side=facts.padding_side,
+        labels_from_ids=facts.labels_from_ids)
+
+def _name_of(collator: Callable) -> str:
+    return getattr(collator, "__name__", type(collator).__name__)
 
 # %% ../../nbs/trainer/collators.ipynb #d3333b88
 # what a model may raise that does not take token ids alone

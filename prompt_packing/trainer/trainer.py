@@ -21,7 +21,8 @@ from ..bucketing.packing import way_to_pack
 from ..foundation.mixins import check_order, set_for_now
 from ..foundation.rows import join_rows, row_count, row_lengths, take_rows
 from ..packed_sequence.mixin import PackedSequenceMixin
-from .collators import collator_for
+from .collators import (
+    CollatorFacts, collator_for, find_collator_facts)
 from .cutting import StepCutter, measure_pass_cost, rounded_cost
 from .loaders import (
     StreamLoader, are_ready, leave_on_host, measured_lengths, pins_memory,
@@ -50,6 +51,8 @@ class TokenBudgetMixin:
     _resumed_cost = _resumed_budget = None # from a checkpoint
     _planned = None # the loader of planned steps
     _data_place = None # a `StreamPlace`, which checkpoints hold
+    collator_facts: CollatorFacts | None = None # of the last loader of rows
+    _collators_found = {} # kind of data set, columns -> `CollatorFacts`
     _said = ()
 
     def __init_subclass__(cls, **kwargs):
@@ -100,8 +103,13 @@ class TokenBudgetMixin:
         numbered = not isinstance(dataset, IterableDataset) and len(dataset)
         first = dataset[0] if numbered else None
         names = list(first) if hasattr(first, "keys") else None
-        return collator_for(
-            dataset, self.data_collator, self.model, self.processing_class, names)
+        kind = type(dataset), tuple(names or ())
+        if kind not in self._collators_found:
+            facts = find_collator_facts(
+                self.data_collator, dataset, self.model, self.processing_class, names)
+            self._collators_found = self._collators_found | {kind: facts}
+        self.collator_facts = self._collators_found[kind]
+        return collator_for(self.collator_facts, self.data_collator, dataset)
 
     def _planned_loader(self, dataset, description):
         if isinstance(dataset, IterableDataset):
