@@ -22,8 +22,8 @@ from ..foundation.rows import (
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['WAYS', 'LossFacts', 'check_is_due', 'target_counts', 'Examiner', 'narrowed', 'named_mean', 'examine', 'cut_model',
-           'inexact_way', 'said']
+__all__ = ['WAYS', 'LossFacts', 'check_is_due', 'target_counts', 'Examiner', 'Fit', 'Comparison', 'narrowed', 'named_mean',
+           'examine', 'cut_model', 'inexact_way', 'said']
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #dfbdd730
 WAYS = {
@@ -175,18 +175,6 @@ def _says_nothing(answer: Answer) -> bool:
     no_gradient = answer.gradient is None or not float(answer.gradient.norm()) > 1e-12
     return answer.value != answer.value or abs(answer.value) < 1e-12 and no_gradient
 
-def _is_sum(examiner, answers: list, uncut: Answer, weights: list) -> bool:
-    "Whether the uncut loss and its gradient are the weighted sum of the answers."
-    pairs = [(a, float(w)) for a, w in zip(answers, weights) if float(w)]
-    if not pairs or not examiner.near(sum(a.value * w for a, w in pairs),
-                                      uncut.value, uncut):
-        return False
-    gradients = [a.gradient * w for a, w in pairs if a.gradient is not None]
-    together = sum(gradients[1:], gradients[0]) if gradients else None
-    rounding = rounding_of(examiner.model, uncut)
-    largest = max((float(gradient.norm()) for gradient in gradients), default=0.0)
-    return gradients_agree(together, uncut.gradient, rounding, largest)
-
 def _normalized(weights: list) -> list[float]:
     total = sum(map(float, weights))
     return [float(w) / total if total else 0.0 for w in weights]
@@ -195,44 +183,11 @@ def _differ(weights: list) -> bool:
     weights = [float(w) for w in weights]
     return max(weights) - min(weights) > 1e-5 * max(map(abs, weights))
 
-def _way_that_fits(examiner, facts, parts, answers, uncut) -> tuple:
-    """(way, whether weights differed, what is counted, weight for each, reason).
+def _counts_of(parts: list) -> dict[str, list]: # name -> how many in each part
+    counts = [target_counts(part) for part in parts]
+    return {name: [count[name] for count in counts] for name in counts[0]}
 
-    The way is '' if none fits."""
-    values = [answer.value for answer in answers]
-    if _says_nothing(uncut):
-        return facts.way, False, "", 0.0, ""
-    weights, reason = _shares(answers)
-    fits = weights and _is_sum(examiner, answers, uncut, _normalized(weights))
-    if facts.way == "weighs" and fits and not facts.takes_count: # as before
-        return "weighs", _differ(weights), *_count_of(weights, parts), ""
-    several = sum(not _says_nothing(answer) for answer in answers) > 1
-    # one target in all parts, and a clamp in those without: their sum fits by chance
-    by_chance = not facts.takes_count and weights and max(map(float, weights)) <= 1 \
-        and answers[0].terms and answers[0].terms[0].is_mean
-    several = several and not by_chance
-    if (several or facts.way == "adds") and _is_sum(
-            examiner, answers, uncut, [1.0] * len(parts)):
-        return "adds", True, "", 0.0, ""
-    numbers = f"as one batch the loss is {uncut.value:.6g}, in parts " \
-              + ", ".join(f"{value:.6g}" for value in values)
-    if facts.takes_count:
-        return "", False, "", 0.0, numbers
-    if fits:
-        return "weighs", _differ(weights), *_count_of(weights, parts), ""
-    if not weights:
-        numbers += f", and its graph cannot be read ({reason})"
-        is_read = all(answer.terms is not None for answer in answers)
-        if is_read or reason[-1:].isdigit(): # several means, or not linear
-            return "", False, "", 0.0, numbers
-    for name, counted in _counts_of(parts).items():
-        if weights and name != facts.mean_over: # which a clamp may have changed
-            continue
-        if _is_sum(examiner, answers, uncut, _normalized(counted)):
-            return "counts", _differ(counted), name, 1.0, ""
-    return "", False, "", 0.0, numbers
-
-def _shares(answers: list) -> tuple[list, str]:
+def _read_weights(answers: list[Answer]) -> tuple[list, str]:
     "The weight of each part; none, and why, where they cannot be read."
     for answer in answers:
         if answer.terms is None:
@@ -246,23 +201,104 @@ def _shares(answers: list) -> tuple[list, str]:
         return shares, ""
     return [], "means over different things"
 
-def _counts_of(parts: list) -> dict[str, list]:
-    counts = [target_counts(part) for part in parts]
-    return {name: [count[name] for count in counts] for name in counts[0]}
+# %% ../../nbs/accumulation_loss/facts.ipynb #35d32c28
+@dataclass(frozen=True)
+class Fit:
+    "How the losses of parts make the loss of their rows as one batch."
+    way: str = "" # one of `WAYS`; "": none fits
+    differed: bool = False # the parts weighed differently, so this was no chance
+    mean_over: str = "" # a name of `target_counts`
+    per_count: float = 0.0 # weight for each of these
+    reason: str = "" # why no way fits
 
-def _count_of(weights: list, parts: list) -> tuple[str, float]:
-    "What was read in words, and the weight for each, if it is in proportion to a count."
-    for name, counted in _counts_of(parts).items():
-        ratios = [float(w) / float(c) for w, c in zip(weights, counted) if float(c)]
-        if ratios and max(ratios) - min(ratios) < 1e-5 * max(map(abs, ratios)):
-            return name, ratios[0]
-    return "", 0.0
+class Comparison:
+    "Answers for the parts of a batch beside the answer for the whole batch."
+    def __init__(self, examiner: Examiner, parts: list, answers: list[Answer], uncut: Answer):
+        self.examiner, self.parts = examiner, parts
+        self.answers, self.uncut = answers, uncut
+        self.counts = _counts_of(parts)
+        self.weights, self.why_not = _read_weights(answers) # none, and why
+
+    def is_sum(self, weights: list, answers: list[Answer] | None = None) -> bool:
+        "Whether the uncut loss and its gradient are the weighted sum of the answers."
+        pairs = [(answer, float(weight))
+                 for answer, weight in zip(answers or self.answers, weights) if float(weight)]
+        value = sum(answer.value * weight for answer, weight in pairs)
+        if not pairs or not self.examiner.near(value, self.uncut.value, self.uncut):
+            return False
+        gradients = [answer.gradient * weight for answer, weight in pairs
+                     if answer.gradient is not None]
+        together = sum(gradients[1:], gradients[0]) if gradients else None
+        rounding = rounding_of(self.examiner.model, self.uncut)
+        largest = max((float(gradient.norm()) for gradient in gradients), default=0.0)
+        return gradients_agree(together, self.uncut.gradient, rounding, largest)
+
+    def fit(self, facts: LossFacts) -> Fit:
+        "The way that fits; where several do, the one of before."
+        if _says_nothing(self.uncut):
+            return Fit(facts.way)
+        is_read = self.weights and self.is_sum(_normalized(self.weights))
+        if facts.way == "weighs" and is_read and not facts.takes_count:
+            return self._by_weights()
+        if self._adds_up(facts):
+            return Fit("adds", differed=True)
+        if is_read and not facts.takes_count:
+            return self._by_weights()
+        # several means, or a node of torch that is not linear: counting will not help
+        is_torch = self.why_not[-1:].isdigit() or \
+            all(answer.terms is not None for answer in self.answers)
+        if facts.takes_count or not self.weights and is_torch:
+            return Fit(reason=self._in_numbers())
+        return self._by_counts(facts)
+
+    def _adds_up(self, facts: LossFacts) -> bool:
+        several = sum(not _says_nothing(answer) for answer in self.answers) > 1
+        # one target in all parts, and a clamp in those without: their sum fits by chance
+        by_chance = not facts.takes_count and self.weights \
+            and max(map(float, self.weights)) <= 1 \
+            and self.answers[0].terms and self.answers[0].terms[0].is_mean
+        if facts.way != "adds" and (by_chance or not several):
+            return False
+        return self.is_sum([1.0] * len(self.parts))
+
+    def _by_weights(self) -> Fit:
+        return Fit("weighs", _differ(self.weights), *self.count_of(self.weights))
+
+    def _by_counts(self, facts: LossFacts) -> Fit:
+        for name, counted in self.counts.items():
+            if self.weights and name != facts.mean_over: # which a clamp may have changed
+                continue
+            if self.is_sum(_normalized(counted)):
+                return Fit("counts", _differ(counted), name, 1.0)
+        return Fit(reason=self._in_numbers())
+
+    def count_of(self, weights: list) -> tuple[str, float]:
+        "What was read in words, and the weight for each, if in proportion to a count."
+        for name, counted in self.counts.items():
+            ratios = [float(w) / float(c) for w, c in zip(weights, counted) if float(c)]
+            if ratios and max(ratios) - min(ratios) < 1e-5 * max(map(abs, ratios)):
+                return name, ratios[0]
+        return "", 0.0
+
+    def fits_by_rows(self) -> bool:
+        "Whether the loss is the parts' by rows, so that only the gradient differs."
+        rows = self.counts["rows"]
+        value = sum(a.value * n for a, n in zip(self.answers, rows)) / sum(rows)
+        return self.examiner.near(value, self.uncut.value, self.uncut)
+
+    def _in_numbers(self) -> str:
+        values = ", ".join(f"{answer.value:.6g}" for answer in self.answers)
+        words = f"as one batch the loss is {self.uncut.value:.6g}, in parts {values}"
+        if self.weights:
+            return words
+        return f"{words}, and its graph cannot be read ({self.why_not})"
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #e9f0a002
-def _terms_that_fit(examiner, facts, parts, answers, uncut) -> tuple:
+def _terms_that_fit(facts: LossFacts, compared: Comparison) -> tuple:
     "What each term of a loss is a mean over, if that makes the uncut loss; or ()."
+    answers = compared.answers
     numbers_of_terms = {len(answer.terms or ()) for answer in answers}
-    if facts.ordered or uncut.last is None or numbers_of_terms in ({0}, {1}) \
+    if facts.ordered or compared.uncut.last is None or numbers_of_terms in ({0}, {1}) \
             or len(numbers_of_terms) > 1:
         return ()
     terms = []
@@ -272,23 +308,26 @@ def _terms_that_fit(examiner, facts, parts, answers, uncut) -> tuple:
         if adds or not same_term[0].is_mean:
             terms.append(("", 1.0))
         else:
-            terms.append(_count_of(denominators, parts))
+            terms.append(compared.count_of(denominators))
     if any(not per_count for _, per_count in terms):
         return ()
-    return tuple(terms) if _terms_fit(examiner, terms, parts, uncut) else ()
+    return tuple(terms) if _terms_fit(terms, compared) else ()
 
-def _terms_fit(examiner, terms, parts, uncut) -> bool:
+def _terms_fit(terms, compared: Comparison) -> bool:
+    "Whether the sum of the terms, each with its share, is the uncut loss."
+    examiner, last = compared.examiner, compared.uncut.last
+    shares = _shares_of_terms(terms, compared.counts)
     try:
-        weighed = [examiner.ask(part, examiner.count, last=uncut.last, shares=shares)
-                   for part, shares in zip(parts, _shares_of_terms(terms, parts))]
+        weighed = [examiner.ask(part, examiner.count, last=last, shares=share)
+                   for part, share in zip(compared.parts, shares)]
     except Unreadable:
         return False
-    return _is_sum(examiner, weighed, uncut, [1.0] * len(weighed))
+    return compared.is_sum([1.0] * len(weighed), weighed)
 
-def _shares_of_terms(terms, parts: list) -> list[list[float]]:
+def _shares_of_terms(terms, counts: dict[str, list]) -> list[list[float]]:
     "For each part, the share of each term."
-    columns = [_normalized(_counts_of(parts)[name]) if name else [1.0] * len(parts)
-               for name, _ in terms]
+    parts = len(counts["rows"])
+    columns = [_normalized(counts[name]) if name else [1.0] * parts for name, _ in terms]
     return [list(shares) for shares in zip(*columns)]
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #28a12aba
@@ -456,7 +495,8 @@ def _looked_at(examiner, facts, dealt, parts, whole, number: int) -> LossFacts:
         facts = _look_at_padding(facts, examiner, parts, answers, whole)
     last = next((a.last for a in answers if a.last is not None), None)
     uncut = examiner.ask(whole, examiner.count, last=last)
-    facts = _after_comparison(examiner, facts, dealt, answers, uncut, whole)
+    compared = Comparison(examiner, dealt, answers, uncut)
+    facts = _after_comparison(facts, compared, whole)
     if number == 0:
         facts = _look_at_all_gradients(examiner, facts, first, few_parts, whole)
         facts = replace(facts, loss_mean=named_mean(examiner, facts, few, first))
@@ -476,19 +516,22 @@ def _few_rows(whole) -> tuple:
     return few, [take_rows(few, range(rows // 3), trim=True),
                  take_rows(few, range(rows // 3, rows), trim=True)]
 
+# %% ../../nbs/accumulation_loss/facts.ipynb #8ccc340d
 def _look_at_all_gradients(examiner, facts, uncut, parts: list, whole) -> LossFacts:
     "Once, of a few rows in two uneven parts: loss and gradients of every parameter."
     if facts.way in ("chunks", "rows", "added", "unknown") or facts.ordered or facts.draws \
             or not examiner.asks_gradients or not row_count(parts[0]):
         return facts
-    shares = _shares_of_terms(facts.terms, parts) if facts.way == "terms" else [None, None]
+    counts, shares = _counts_of(parts), [None, None]
+    if facts.way == "terms":
+        shares = _shares_of_terms(facts.terms, counts)
     answers = [examiner.ask(part, examiner.count, every=True, shares=share)
                for part, share in zip(parts, shares)]
     weights = [1.0, 1.0]
     if facts.way == "weighs":
-        weights = _normalized(_shares(answers)[0] or weights)
+        weights = _normalized(_read_weights(answers)[0] or weights)
     elif facts.way == "counts":
-        weights = _normalized(_counts_of(parts)[facts.mean_over])
+        weights = _normalized(counts[facts.mean_over])
     rounding = rounding_of(examiner.model, uncut)
     value = sum(a.value * w for a, w in zip(answers, weights) if w)
     same = value != value or examiner.near(value, uncut.value, uncut)
@@ -514,43 +557,46 @@ def _look_at_padding(facts, examiner, parts: list, answers: list, whole) -> Loss
                 "be checked that your collator pads a whole step as batches are joined "
                 "here, with masks of 0", exact=None)
 
-def _after_comparison(examiner, facts, parts, answers, uncut, whole) -> LossFacts:
+# %% ../../nbs/accumulation_loss/facts.ipynb #8ccc340f
+def _after_comparison(facts: LossFacts, compared: Comparison, whole) -> LossFacts:
     if facts.way in ("chunks", "rows", "added"):
         return facts # nothing is claimed of parts
-    if facts.way == "terms" and _terms_fit(examiner, facts.terms, parts, uncut):
+    if facts.way == "terms" and _terms_fit(facts.terms, compared):
         return facts
-    way, differed, mean_over, per_count, reason = _way_that_fits(
-        examiner, facts, parts, answers, uncut)
+    fit = compared.fit(facts)
     if facts.draws:
         facts = said(facts, "the loss draws random numbers, others for each part of a step "
                      "than for the whole batch, as dropout does: the weights of the parts "
                      "are read, and cannot be checked", exact=None)
-        likely = "adds" if facts.takes_count else "weighs"
-        way, differed = (way, differed) if way else (likely, True)
-    # chosen rows and then rejected ones, as DPO has them, whose first loss is log 2 in
-    # any order
-    if not way and (facts.ordered or _values_fit(examiner, parts, answers, uncut)):
-        halves = examiner.ask(_joined_by_halves(parts), examiner.count, last=uncut.last)
-        way, differed, *_ = _way_that_fits(examiner, facts, parts, answers, halves)
-        if way:
-            facts = said(replace(facts, ordered=True), "the rows of a batch seem to come "
-                         "in two halves, and it cannot be checked that your collator "
-                         "puts them so; each batch is kept as it is", exact=None)
-    if not way:
-        terms = _terms_that_fit(examiner, facts, parts, answers, uncut)
+        likely = Fit("adds" if facts.takes_count else "weighs", differed=True)
+        fit = fit if fit.way else likely
+    if not fit.way:
+        facts, fit = _compared_by_halves(facts, compared, fit)
+    if not fit.way:
+        terms = _terms_that_fit(facts, compared)
         if terms:
             return replace(facts, way="terms", terms=terms, told=True)
-        return cut_model(examiner, facts, whole, reason)
-    facts = replace(facts, way=way, told=facts.told or differed)
-    if mean_over and differed or not facts.mean_over:
-        facts = replace(facts, mean_over=mean_over, per_count=per_count)
+        return cut_model(compared.examiner, facts, whole, fit.reason)
+    facts = replace(facts, way=fit.way, told=facts.told or fit.differed)
+    if fit.mean_over and fit.differed or not facts.mean_over:
+        facts = replace(facts, mean_over=fit.mean_over, per_count=fit.per_count)
     return facts
 
-def _values_fit(examiner, parts: list, answers: list, uncut) -> bool:
-    "Whether the loss of the parts, by rows, is that of the batch, and only gradients differ."
-    rows = [row_count(part) for part in parts]
-    value = sum(a.value * n for a, n in zip(answers, rows)) / sum(rows)
-    return examiner.near(value, uncut.value, uncut)
+def _compared_by_halves(facts, compared: Comparison, fit: Fit) -> tuple[LossFacts, Fit]:
+    "Rows that come in two halves: chosen ones and then rejected ones, as DPO has them."
+    # in any order DPO's first loss is log 2, so that only its gradient differs
+    if not facts.ordered and not compared.fits_by_rows():
+        return facts, fit
+    examiner, parts = compared.examiner, compared.parts
+    uncut = examiner.ask(
+        _joined_by_halves(parts), examiner.count, last=compared.uncut.last)
+    by_halves = Comparison(examiner, parts, compared.answers, uncut).fit(facts)
+    if not by_halves.way:
+        return facts, fit
+    facts = said(replace(facts, ordered=True), "the rows of a batch seem to come "
+                 "in two halves, and it cannot be checked that your collator "
+                 "puts them so; each batch is kept as it is", exact=None)
+    return facts, replace(by_halves, mean_over="", per_count=0.0)
 
 def _joined_by_halves(parts: list):
     "First halves of all parts, then second halves."
