@@ -27,8 +27,8 @@ from prompt_packing.accumulation_loss.facts import (
 from .processes import AllProcesses
 from .reading import number_of
 from .step import (
-    Filler, Step, StepSum, Weightless, WeightsSeen, add_back, drop_gradients, filled_up,
-    heaviest, inverse, multiply_gradients, set_aside)
+    Step, StepSum, Weightless, WeightsSeen, add_back, drop_gradients, filled_up, heaviest,
+    is_filler, multiply_gradients, quotient_or_zero, set_aside)
 from ..foundation.foreign import plain_forward
 from ..foundation.mixins import check_order, set_for_now
 from ..foundation.rows import (
@@ -50,7 +50,9 @@ class ExactLossMixin:
     to say yourself what weighs a batch. Where a loss cannot be exact a message says so,
     once; with `strict_loss = True` in your class that is a `ValueError`."""
     strict_loss = False
-    is_asking = False # while a loss is computed that no gradient comes of
+    # true while a loss is computed only to look at it: a `compute_loss` that records
+    # things should skip these
+    is_asking = False
     count_targets = None # or a method: (model, inputs) -> tensor of one number
 
     def __init_subclass__(cls, **kwargs):
@@ -61,26 +63,33 @@ class ExactLossMixin:
         self.loss_facts, self._eval_mean = LossFacts(), None
         self._begin_run()
         super().__init__(*args, **kwargs)
-        self._named_loss = use_named_loss(self.model) if self.model is not None else None
+        self._named_loss = None
+        if self.model is not None:
+            self._named_loss = use_named_loss(self.model)
         self._exact_off = _why_not_exact(self)
         if self._exact_off:
-            self._say(f"losses are those of transformers' Trainer: {self._exact_off}")
+            self._say("steps are computed by transformers' Trainer, uncut and with its "
+                      f"losses: {self._exact_off}")
 
     def _begin_run(self):
         self._step = None # the `Step` under way
         self._steps_begun, self._weights = 0, WeightsSeen()
-        self._last_batch = self._ended = None # of this process; an iterator without more
+        self._step_has_ended = False # and the next one of the Trainer's loop has not begun
+        self._has_fillers = False # among the batches of the step
+        self._last_batch = None # of this process
+        self._ended = None # the iterator that has ended on all processes
         self._is_resumed = False # and the facts of the checkpoint are not yet verified
 
     def cuts_steps(self) -> bool:
         "Whether a step may be computed in other parts than its micro-batches."
-        behind = getattr(super(), "cuts_steps", None) # of `TokenBudgetMixin`
-        return behind is not None and behind()
+        cuts = getattr(super(), "cuts_steps", None) # None without `TokenBudgetMixin`
+        return cuts is not None and cuts()
 
     def cut_step(self, batches: list) -> list | None:
         "The parts in which a step is computed; None: its micro-batches as they are."
-        behind = getattr(super(), "cut_step", None) # of `TokenBudgetMixin`
-        return None if behind is None or self.loss_facts.ordered else behind(batches)
+        cut = getattr(super(), "cut_step", None) # None without `TokenBudgetMixin`
+        # pairs of rows must keep their places in their micro-batch
+        return None if cut is None or self.loss_facts.ordered else cut(batches)
 
     @property
     def processes(self) -> AllProcesses:
@@ -90,6 +99,7 @@ class ExactLossMixin:
 
     def get_batch_samples(self, epoch_iterator, num_batches, *args, **kwargs):
         "The micro-batches of this process, as many as the step has."
+        # transformers asks once for each step that it still expects of the epoch
         if epoch_iterator is self._ended:
             return [], None
         if self._exact_off:
@@ -99,17 +109,19 @@ class ExactLossMixin:
         with set_for_now(self.args, average_tokens_across_devices=False):
             batches, count = super().get_batch_samples(
                 epoch_iterator, num_batches, *args, **kwargs)
+        self._step_has_ended = False
         count = self.processes.count(count)
         if self._step is not None and not self._step.was_seen:
-            self._say(f"{type(self).__name__}.training_step does not call the one of "
-                      "ExactLossMixin, so gradients are its own")
+            self._say(f"{type(self).__name__}.training_step does not call "
+                      "super().training_step, so its gradients are not corrected")
         if not self.processes.any(bool(batches)):
             self._ended = epoch_iterator
             return [], None
         main_input = getattr(self.model, "main_input_name", "input_ids")
         filled = filled_up(batches, num_batches, self._last_batch, main_input)
         self._last_batch = filled[-1]
-        self._step = Step([b for b in filled if not isinstance(b, Filler)], count)
+        self._has_fillers = len(batches) < len(filled)
+        self._step = Step(filled[-max(len(batches), 1):], count, is_of_loop=True)
         return filled, count
 
     def training_step(self, model, inputs, num_items_in_batch=None):
@@ -120,49 +132,69 @@ class ExactLossMixin:
             return self._exact_step(model, inputs, num_items_in_batch)
         calls = self._named_loss.calls
         loss = self._exact_step(model, inputs, num_items_in_batch)
-        if self.accelerator.sync_gradients and not isinstance(inputs, Filler):
+        if self.accelerator.sync_gradients: # and the last micro-batch is no filler
             check_was_called(self.model, self._named_loss, calls)
         return loss
 
     def _exact_step(self, model, inputs, num_items_in_batch):
         nothing = torch.zeros((), device=self.args.device)
-        if isinstance(inputs, Filler):
+        if self._has_fillers and is_filler(inputs):
             return nothing
-        step = self._step
-        if step is None or not step.holds(inputs): # a loop of the user's own
-            step = self._step = Step([inputs], num_items_in_batch)
-        step.was_seen = True
         is_last = self.accelerator.sync_gradients
+        step = self._step_of(inputs, num_items_in_batch)
+        step.was_seen = True
+        if step.sum is None and is_last and self._is_one_batch(step):
+            self._end(step)
+            return super().training_step(model, inputs, num_items_in_batch)
         if step.sum is None:
-            if not self._begin_step(model, step):
-                return super().training_step(model, inputs, num_items_in_batch)
-        if not step.is_whole:
+            self._begin_step(model, step)
+        if not step.waits_for_last:
             self._compute_parts(model, step, self.cut_step([inputs]) or [inputs])
         elif is_last:
-            self._compute_whole(model, step)
+            self._compute_step(model, step)
         return self._end_step(model, step) if is_last else nothing
 
-    def _begin_step(self, model, step: Step) -> bool:
-        "Look at the loss if that is due; False if the step is one batch anyway."
+    def _step_of(self, inputs, count) -> Step:
+        "The step that a batch belongs to: all calls up to the one that synchronizes."
+        if self._step is None: # a loop of your own, or one call more than micro-batches
+            if self._step_has_ended and self.args.gradient_accumulation_steps > 1:
+                self._say("training_step is called again after the last micro-batch of a "
+                          "step: the gradient of that call is added as that of one batch")
+            self._step = Step([inputs], count)
+        elif not self._step.holds(inputs):
+            self._step.take(inputs)
+        return self._step
+
+    def _is_one_batch(self, step: Step) -> bool:
+        "Whether transformers computes this step exactly."
         alone = self.processes.number == 1 and len(step.batches) == 1
-        if alone and not self.cuts_steps():
-            return False
+        return alone and not self.cuts_steps()
+
+    def _begin_step(self, model, step: Step):
         self._steps_begun += 1
-        model.train() # as transformers does before a step, and here before a look at it
-        untold = not self.loss_facts.told # the same on all processes
-        uneven = untold and self.processes.any(self._weights.differ)
-        if self._is_resumed:
-            self._verify(model, step)
-        if check_is_due(self._steps_begun) or uneven:
-            self._examine(model, step)
-        reads = _overrides_training_step(type(self)) # perhaps gradients in between
-        step.parts = None if reads else self.cut_step(step.batches)
-        step.is_whole = self.loss_facts.way == "chunks" or step.parts is not None
-        if step.is_whole and reads:
-            self._set_facts(said(self.loss_facts, _gradients_come_last, exact=None))
+        # an evaluation may have left eval mode; transformers sets train mode after the look
+        model.train()
+        self._look_if_due(model, step)
+        self._plan(step)
         step.kept = set_aside(model)
         step.sum = self._new_sum(step)
-        return True
+
+    def _look_if_due(self, model, step: Step):
+        # parts of equal weight cannot tell a mean over tokens from one over rows
+        unequal_now = not self.loss_facts.told and self.processes.any(self._weights.differ)
+        if self._is_resumed:
+            self._verify(model, step)
+        if check_is_due(self._steps_begun) or unequal_now:
+            self._examine(model, step)
+
+    def _plan(self, step: Step):
+        "In which parts a step is computed, and when."
+        # an override sees gradients after each micro-batch, so each is computed at once
+        may_read_gradients = _overrides_training_step(type(self))
+        step.parts = None if may_read_gradients else self.cut_step(step.batches)
+        step.waits_for_last = self.loss_facts.way == "chunks" or step.parts is not None
+        if step.waits_for_last and may_read_gradients:
+            self._set_facts(said(self.loss_facts, _gradients_come_last, exact=None))
 
     def _compute_part(self, model, step: Step, part):
         "Backward of one part, with its weight."
@@ -174,6 +206,7 @@ class ExactLossMixin:
                 return step.weighed(made, part)
             return (step.weighed(made[0], part), *made[1:])
         with self._as_one_step(), set_for_now(self, compute_loss=weighed):
+            # a copy, because `compute_loss` may pop labels, and looks read the part again
             super().training_step(model, dict(part), step.count)
 
     def _compute_parts(self, model, step: Step, parts: list):
@@ -183,7 +216,7 @@ class ExactLossMixin:
                 self._compute_part(model, step, part)
         self._compute_part(model, step, parts[-1])
 
-    def _compute_whole(self, model, step: Step):
+    def _compute_step(self, model, step: Step):
         if self.loss_facts.way == "chunks":
             self._compute_in_chunks(model, step)
         else:
@@ -196,41 +229,46 @@ class ExactLossMixin:
             gather = RowsOfAll(sizes, self.processes.rank)
         try:
             whole = join_rows([self._prepare_inputs(batch) for batch in batches])
-        except CannotJoin as reason:
+        except CannotJoin as reason: # on every process, since all join the same batches
             step.failure = f"its batches cannot be joined: {reason}"
             return
         tokens, rows = _chunk_size(step.batches, getattr(self, "token_budget", None))
         facts, bare = self.loss_facts, self.accelerator.unwrap_model(model)
         step.gather = gather
         try:
-            with in_chunks(bare, list(facts.chunked), tokens, rows, gather, facts.trims):
+            with in_chunks(
+                    bare, list(facts.chunked), tokens, rows, gather, facts.trims):
                 self._compute_part(model, step, whole)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
+            if isinstance(error, torch.OutOfMemoryError): # no fault of the chunks
                 raise
-            step.failure = f"in chunks the model fails ({type(error).__name__}: {error})"
+            kind = type(error).__name__
+            step.failure = f"in chunks the model fails ({kind}: {error})"
 
     def _end_step(self, model, step: Step) -> torch.Tensor:
         "Divide the gradients by the weight of the step; the loss of the step."
-        odd = self._weights.odd_part(step.sum.parts)
-        if self.processes.any(bool(step.failure) or odd is not None):
+        doubtful = self._weights.doubtful_part(step.sum.parts)
+        if self.processes.any(bool(step.failure) or doubtful is not None):
             way = self.loss_facts.way
-            self._look_again(model, step, odd)
+            self._look_again(model, step, doubtful)
             if step.failure or self.loss_facts.way != way:
                 return self._compute_again(model, step)
-        total, value = step.sum.weight, step.sum.value
+        weight, loss = step.sum.weight, step.sum.value
         if self.loss_facts.way in ("adds", "added", "terms"):
-            total = 1.0
-            value = value * self.processes.number # the Trainer logs the mean of them
+            # parts add up to the loss of the step; transformers averages over processes
+            weight, loss = 1.0, loss * self.processes.number
         else:
-            total, value = self.processes.sum(total, value)
-            value = value * inverse(total)
-        multiply_gradients(model, inverse(total, self.processes.number))
+            weight, loss = self.processes.sum(weight, loss)
+            loss = loss * quotient_or_zero(1, weight)
+        multiply_gradients(model, quotient_or_zero(self.processes.number, weight))
         add_back(step.kept)
-        self._step = None
-        return torch.as_tensor(value, dtype=torch.float32, device=self.args.device)
+        self._end(step)
+        return torch.as_tensor(loss, dtype=torch.float32, device=self.args.device)
 
-    def _look_again(self, model, step: Step, odd):
+    def _end(self, step: Step):
+        self._step, self._step_has_ended = None, step.is_of_loop
+
+    def _look_again(self, model, step: Step, doubtful):
         "After a step whose weights may be wrong, or that could not be computed."
         facts, reason = self.loss_facts, step.failure
         failed = self.processes.any(bool(reason))
@@ -240,35 +278,35 @@ class ExactLossMixin:
             self._set_facts(said(replace(facts, way=way), reason, exact=False))
             return
         why_cut = f"the graph of the loss cannot be read ({reason})" if failed else ""
-        rows = self._light_and_heavy(model, step, odd)
+        rows = self._light_and_heavy(model, step, doubtful)
         self._examine(model, step, rows, why_cut)
-        if self.loss_facts.way == "unknown": # as of pairs of rows that the cut has parted
-            self._examine(model, step, rows, "the loss of every part is zero, and that of "
-                          "the whole step may not be")
-        if failed and self.loss_facts.way == facts.way: # each batch is kept as it is
-            self._set_facts(replace(self.loss_facts, way=inexact_way(facts)))
+        if self.loss_facts.way == "unknown": # pairs of rows, say, that the cut has parted
+            self._examine(model, step, rows, "the loss of every part is zero, and that "
+                          "of the whole step may not be")
 
     def _compute_again(self, model, step: Step):
         "The step from its beginning, in another way."
         drop_gradients(model)
         step.failure = ""
         step.parts, step.sum = self.cut_step(step.batches), self._new_sum(step)
-        self._compute_whole(model, step)
+        self._compute_step(model, step)
         return self._end_step(model, step)
 
     def _new_sum(self, step: Step) -> StepSum:
         "With what is known of the weight of the whole step."
         facts, targets = self.loss_facts, None
-        batches = [b for b in step.batches if not isinstance(b, Weightless)]
+        batches = [b for b in step.collated if not isinstance(b, Weightless)]
         if facts.way == "terms":
             counts = [_total(batches, name) for name, _ in facts.terms]
-            unit = [inverse(inverse(count)) for count in self.processes.sum(*counts)]
+            # 1 where the step has none of these: every share is then 0
+            unit = [_or_one(count) for count in self.processes.sum(*counts)]
         elif facts.way == "chunks":
             unit = 1.0
         else:
             name = facts.mean_over or "rows"
-            total, = self.processes.sum((facts.per_count or 1.0) * _total(batches, name))
-            # float32 parts of a model round a gradient of the uncut batch's size
+            each = facts.per_count or 1.0
+            total, = self.processes.sum(each * _total(batches, name))
+            # gradients of the size that they have in the uncut batch round as they do there
             unit = _or_one(total) if facts.mean_over else _power_of_two(total)
         if self.count_targets is not None:
             targets = lambda batch: self.count_targets(self.model, batch)
@@ -276,12 +314,13 @@ class ExactLossMixin:
 
     # finding out
 
-    def _examine(self, model, step: Step, odd: list = (), why_cut: str = ""):
+    def _examine(self, model, step: Step, rows: list = (), why_cut: str = ""):
         "What is known of the loss after a look at rows of this step."
         facts = self.loss_facts
-        if odd: # as they are, which is so at every other look
+        if rows: # odd looks deal rows anew, which would part these: make it an even one
             facts = replace(facts, checks=facts.checks + facts.checks % 2)
-        batches = odd or self._sample(step.batches, facts.checks // 2)
+        # two looks in a row take the same rows: as collated, then dealt anew
+        batches = rows or self._sample(step.batches, facts.checks // 2)
         examiner = self.examiner(model, step.count)
         with set_for_now(self, is_asking=True):
             if why_cut:
@@ -290,22 +329,25 @@ class ExactLossMixin:
                 self._set_facts(examine(examiner, facts, batches))
 
     def _light_and_heavy(self, model, step: Step, light) -> list:
-        "Rows of a part that may weigh nothing, and of the one that adds most to the loss."
+        "A part that may weigh nothing, and the one that adds most to the loss: some rows."
+        parts = [light, heaviest(step.sum.parts, light)]
+        if self.processes.any(any(part and not row_count(part) for part in parts)):
+            return [] # packed rows cannot be joined with others
         examiner = self.examiner(model, step.count)
         number, budget = self.processes.number, getattr(self, "token_budget", None)
-        def fits(batch):
+        def fits(batch): # two parts of each process are joined into one batch
             tokens = row_count(batch) * int(row_lengths(batch).max())
-            return (number == 1 or row_count(batch) <= 8) and \
+            return (number == 1 or row_count(batch) <= _ROWS_TO_EXCHANGE) and \
                 (not budget or 2 * number * tokens <= budget)
         def has_loss(batch):
-            with set_for_now(self, is_asking=True): # of shards all processes would ask
-                return not examiner.asks_gradients or abs(
-                    examiner.ask(self._prepare_inputs(batch), step.count).value) > 0
+            if not examiner.asks_gradients: # shards: all processes would have to ask
+                return True
+            with set_for_now(self, is_asking=True):
+                answer = examiner.ask(self._prepare_inputs(batch), step.count)
+            return abs(answer.value) > 0
         both = []
-        for batch in (light, heaviest(step.sum.parts, light)):
-            rows = [] if batch is None else [batch]
-            if row_count(batch or {}):
-                rows = [narrowed(batch, fits, has_loss)]
+        for part in parts:
+            rows = [narrowed(part, fits, has_loss)] if part else []
             if number > 1:
                 rows = gather_object(send_to_device(rows, "cpu"))
             both += [self._prepare_inputs(join_rows(rows))] if rows else []
@@ -342,7 +384,8 @@ class ExactLossMixin:
         if self.processes.number > 1:
             batch = batches[number % len(batches)]
             rows = row_count(batch)
-            few = take_rows(batch, range(min(rows, 8))) if rows else batch
+            few = range(min(rows or 0, _ROWS_TO_EXCHANGE))
+            few = take_rows(batch, few) if rows else batch
             batches = gather_object([send_to_device(few, "cpu")])
         budget = getattr(self, "token_budget", None)
         if budget and all(map(row_count, batches)):
@@ -352,7 +395,8 @@ class ExactLossMixin:
     def _set_facts(self, facts: LossFacts):
         self.loss_facts = facts
         if self.strict_loss and not facts.is_exact:
-            raise ValueError("; ".join(t for t in facts.messages if t.startswith("NOT ")))
+            reasons = [text for text in facts.messages if text.startswith("NOT ")]
+            raise ValueError("; ".join(reasons))
 
     def _say(self, text: str):
         if self.strict_loss:
@@ -362,8 +406,9 @@ class ExactLossMixin:
     @contextmanager
     def _as_one_step(self) -> Iterator[None]:
         "While it lasts, nothing that a loss can look at says that its step is cut."
-        with set_for_now(self.args, gradient_accumulation_steps=1,
-                         average_tokens_across_devices=False), \
+        # transformers multiplies a loss by the number of processes
+        alone = dict(average_tokens_across_devices=False)
+        with set_for_now(self.args, gradient_accumulation_steps=1, **alone), \
                 set_for_now(self, current_gradient_accumulation_steps=1), \
                 set_for_now(PartialState(), num_processes=1,
                             distributed_type=DistributedType.NO):
@@ -396,16 +441,18 @@ class ExactLossMixin:
         if mean is None:
             return super().prediction_step(
                 model, inputs, prediction_loss_only, *args, **kwargs)
+        # accelerate fills the last batch with rows from the start of the data set, whose
+        # predictions are dropped later: the loss is that of a second pass without them
         copies = _copied_rows(self.accelerator, row_count(inputs))
         mean.paused = copies > 0
         noted = mean.noted(self.compute_loss)
         with self._as_one_step(), set_for_now(self, compute_loss=noted):
             made = super().prediction_step(
                 model, inputs, prediction_loss_only, *args, **kwargs)
-            own = row_count(inputs) - copies if copies else 0
-            if own > 0:
+            real_rows = row_count(inputs) - copies if copies else 0
+            if real_rows > 0:
                 mean.paused = False
-                rows = take_rows(inputs, range(own))
+                rows = take_rows(inputs, range(real_rows))
                 super().prediction_step(model, rows, True, *args, **kwargs)
         return made
 
@@ -416,7 +463,7 @@ class ExactLossMixin:
         return super()._inner_training_loop(*args, **kwargs)
 
     def _run_epoch(self, *args, **kwargs):
-        "One pass; no gradient is left over from the one before."
+        # a callback may have stopped the epoch before in the middle of a step
         self.model_wrapped.zero_grad()
         return super()._run_epoch(*args, **kwargs)
 
@@ -433,13 +480,16 @@ class ExactLossMixin:
         if checkpoint is not None and file.is_file():
             state = json.loads(file.read_text())
             self.loss_facts = LossFacts.from_state_dict(state["facts"])
-            self._steps_begun, self._weights = state["steps"], WeightsSeen(**state["weights"])
+            self._steps_begun = state["steps"]
+            self._weights = WeightsSeen.from_state_dict(state["weights"])
             self._is_resumed = True
 
 # %% ../../nbs/accumulation_loss/exact.ipynb #cfddfd5b
+_ROWS_TO_EXCHANGE = 8 # of each process, for a look
+
 _gradients_come_last = (
-    "your training_step is called for each micro-batch, and gradients are there after the "
-    "last one of a step: what it does with them in between cannot be exact")
+    "your training_step runs once for each micro-batch, and gradients exist only after the "
+    "last one of a step: code in it that reads gradients earlier cannot be exact")
 
 def _overrides_training_step(cls: type) -> bool:
     "Whether a class that stands before the mixin has a `training_step` of its own."
@@ -476,11 +526,15 @@ def _rows_within(batches: list, budget: int, seed: int) -> list:
 
 def _total(batches: list, name: str):
     "How many of these there are in some batches; 1 for the name ''."
-    return sum(number_of(target_counts(batch)[name]) for batch in batches) if name else 1.0
+    if not name:
+        return 1.0
+    return sum(number_of(target_counts(batch)[name]) for batch in batches)
 
 def _or_one(number):
     "The number, and 1 where it is 0."
-    return torch.where(number == 0, 1.0, number) if torch.is_tensor(number) else number or 1.0
+    if torch.is_tensor(number):
+        return torch.where(number == 0, 1.0, number)
+    return number or 1.0
 
 def _power_of_two(number):
     "One near a number; to divide by it costs no rounding."
@@ -500,6 +554,7 @@ def _copied_rows(accelerator, rows: int | None) -> int:
     "Rows at the end of a batch that accelerate copied to have even batches."
     state = accelerator.gradient_state
     several = accelerator.num_processes > 1 and rows
+    # `remainder`: real rows of the last batch of all processes, dealt by rank
     if not several or not state.end_of_dataloader or state.remainder <= 0:
         return 0
     left = state.remainder - accelerator.process_index * rows

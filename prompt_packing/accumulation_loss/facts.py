@@ -27,13 +27,13 @@ __all__ = ['WAYS', 'LossFacts', 'check_is_due', 'target_counts', 'Examiner', 'Fi
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #dfbdd730
 WAYS = {
-    "unknown": "no step was cut, so nothing had to be known",
-    "adds": "the losses of the parts are added",
-    "weighs": "parts weigh by what their loss is a mean over, read from its graph",
-    "counts": "parts weigh by what is counted in them",
-    "terms": "each term of the loss weighs by what it is a mean over, counted in its part",
+    "unknown": "no step was cut, so nothing had to be found out",
+    "adds": "the losses of the parts add up",
+    "weighs": "each part is weighted by the denominator of its mean, read from the graph",
+    "counts": "each part is weighted by a count of its targets",
+    "terms": "each term of the loss is weighted by a count of its own targets",
     "chunks": "the model runs in chunks of rows; head and loss see the whole step",
-    "rows": "parts weigh by their rows, which is not exact",
+    "rows": "parts are weighted by their rows, which is not exact",
     "added": "the losses of the parts are added, which is not exact",
 }
 
@@ -133,7 +133,7 @@ class Examiner:
         try:
             return self._ask(batch, count, **options)
         except RuntimeError:
-            if options.get("read") or options.get("every"):
+            if {"read", "every", "backward"} & {k for k, v in options.items() if v}:
                 raise
             return self._ask(batch, count, **options | dict(read=True))
 

@@ -21,8 +21,8 @@ from prompt_packing.accumulation_loss.reading import (
 from ..foundation.rows import row_count
 
 # %% auto #0
-__all__ = ['PartWeight', 'StepSum', 'inverse', 'WeightsSeen', 'heaviest', 'set_aside', 'add_back', 'drop_gradients',
-           'multiply_gradients', 'Filler', 'Weightless', 'filled_up', 'Step']
+__all__ = ['PartWeight', 'StepSum', 'quotient_or_zero', 'WeightsSeen', 'heaviest', 'set_aside', 'add_back', 'drop_gradients',
+           'multiply_gradients', 'Filler', 'is_filler', 'Weightless', 'filled_up', 'Step']
 
 # %% ../../nbs/accumulation_loss/step.ipynb #b1c0d007
 @dataclass
@@ -115,11 +115,14 @@ def _count_in(counts: dict, name: str):
         raise Unreadable(f"a part of the step has no {name} to count")
     return number_of(counts[name])
 
-def inverse(total: float | torch.Tensor, times: int = 1) -> float | torch.Tensor:
-    "`times / total`, and 0 where the total is 0."
-    if torch.is_tensor(total):
-        return torch.where(total == 0, 0.0, times / total)
-    return times / total if total else 0.0
+def quotient_or_zero(
+    numerator: float,
+    denominator: float | torch.Tensor,
+) -> float | torch.Tensor:
+    "0 for a denominator of 0: a step without any target has no gradient."
+    if torch.is_tensor(denominator):
+        return torch.where(denominator == 0, 0.0, numerator / denominator)
+    return numerator / denominator if denominator else 0.0
 
 # %% ../../nbs/accumulation_loss/step.ipynb #b1c0d011
 @dataclass
@@ -128,28 +131,38 @@ class WeightsSeen:
     smallest: float = 0.0
     largest: float = 0.0
     parts: int = 0
-    odd: int = 0 # parts that looked odd
+    doubtful: int = 0 # parts whose weight may be wrong
+
+    @classmethod
+    def from_state_dict(cls, state: dict) -> WeightsSeen:
+        "Also of a checkpoint in which `doubtful` was called `odd`."
+        names = {"odd": "doubtful"}
+        return cls(**{names.get(name, name): value for name, value in state.items()})
 
     @property
     def differ(self) -> bool:
         return self.largest - self.smallest > 1e-5 * abs(self.largest)
 
-    def odd_part(self,
+    def doubtful_part(self,
         parts: list[PartWeight], # of one step
     ) -> Mapping | None: # the batch of a part that is to be verified now
-        "Note the weights of a step."
+        """Note the weights of a step, after comparing them with those of before.
+
+        Of several doubtful parts in one step only the last is verified: a look costs
+        passes."""
         due, numbers = None, _numbers_of(parts)
         for part, (weight, loss, counted) in zip(parts, numbers):
-            if self._is_odd(weight, loss, None if part.counted is None else counted):
-                self.odd += 1
-                due = part.batch if check_is_due(self.odd) else due
+            counted = None if part.counted is None else counted
+            if self._is_doubtful(weight, loss, counted):
+                self.doubtful += 1
+                due = part.batch if check_is_due(self.doubtful) else due
         for weight, *_ in numbers:
             self.smallest = min(self.smallest, weight) if self.parts else weight
             self.largest = max(self.largest, weight)
             self.parts += 1
         return due
 
-    def _is_odd(self, weight: float, loss: float, counted: float | None) -> bool:
+    def _is_doubtful(self, weight: float, loss: float, counted: float | None) -> bool:
         if not weight:
             return False
         if counted is not None:
@@ -195,15 +208,22 @@ def multiply_gradients(model: nn.Module, factor: float | torch.Tensor):
     "In place; the factor may be a tensor on the device."
     if not torch.is_tensor(factor) and factor == 1.0:
         return
-    if is_sharded(model):
-        factor = float(factor) # a shard is not multiplied by a tensor that is none
+    if is_sharded(model): # a DTensor does not mix with a plain tensor in every torch
+        factor = float(factor)
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad.mul_(factor)
 
 # %% ../../nbs/accumulation_loss/step.ipynb #b1c0d017
+_NOTHING = torch.zeros(0, dtype=torch.long) # of which transformers counts tokens
+
 class Filler(dict):
     "Stands in for a batch that the data set did not have."
+
+def is_filler(
+    batch: Mapping, # or a copy of it
+) -> bool:
+    return any(value is _NOTHING for value in batch.values())
 
 class Weightless(dict):
     "A batch computed with weight 0."
@@ -214,30 +234,42 @@ def filled_up(
     last: Mapping | None, # the last batch that this process had
     main_input: str, # of the model, for example `input_ids`
 ) -> list: # `width` micro-batches
-    "A step's micro-batches, with fillers first. Raises `RuntimeError` without any batch."
+    """A step's micro-batches, with fillers first. Raises `RuntimeError` without any batch.
+
+    The last micro-batch, with which transformers steps, is then a real one."""
     if not batches and last is None:
         raise RuntimeError("this process has no batch and others have: give each some")
     batches = batches or [Weightless(last)]
-    nothing = torch.zeros(0, dtype=torch.long) # of which transformers counts tokens
-    filler = Filler(batches[0] | {main_input: nothing, "attention_mask": nothing})
+    filler = Filler(batches[0] | {main_input: _NOTHING, "attention_mask": _NOTHING})
     return [filler] * (width - len(batches)) + batches
 
 # %% ../../nbs/accumulation_loss/step.ipynb #b1c0d020
 @dataclass
 class Step:
-    "One optimizer step: its micro-batches as collated, and how far it has come."
-    batches: list
+    "One optimizer step: its micro-batches, and how far it has come."
+    batches: list # that are computed
     count: float | torch.Tensor | None # `num_items_in_batch`
+    is_of_loop: bool = False # transformers' loop took its micro-batches
     sum: StepSum | None = None # None: not begun
     parts: list | None = None # in which it is computed; None: its micro-batches
-    is_whole: bool = False # all parts are computed with the last micro-batch
+    waits_for_last: bool = False # nothing is computed before the last micro-batch
     was_seen: bool = False # by `training_step`
     failure: str = "" # why it cannot be computed in this way
     kept: list = field(default_factory=list) # gradients from before the step
     gather: RowsOfAll | None = None # of the rows of other processes
 
+    def __post_init__(self):
+        self.collated = self.batches # whatever an override of `training_step` passes on
+
     def holds(self, inputs) -> bool:
         return any(batch is inputs for batch in self.batches)
+
+    def take(self, inputs: Mapping):
+        "An override of `training_step` passes on another batch than it got."
+        if self.batches is self.collated and self.is_of_loop:
+            self.batches = []
+        has_no_batch = isinstance(self.collated[0], Weightless)
+        self.batches = [*self.batches, Weightless(inputs) if has_no_batch else inputs]
 
     def weighed(self, loss: torch.Tensor, part) -> torch.Tensor:
         "As `StepSum.weighed`; 0 if that fails, since other processes wait for a backward."

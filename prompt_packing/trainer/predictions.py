@@ -11,10 +11,10 @@ import torch
 from ..bucketing.cut import cut_rows
 
 # %% auto #0
-__all__ = ['in_order', 'joined_predictions']
+__all__ = ['evaluation_parts', 'joined_predictions']
 
 # %% ../../nbs/trainer/predictions.ipynb #687cafc0
-def in_order(
+def evaluation_parts(
     lengths: np.ndarray, # tokens in each row of an evaluation batch
     token_budget: int,
     pass_cost: int = 0, # in tokens

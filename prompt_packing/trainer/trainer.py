@@ -19,7 +19,7 @@ from ..accumulation_loss.processes import AllProcesses
 from ..accumulation_loss.means import NamedMeanMixin
 from ..bucketing.packing import way_to_pack
 from ..foundation.mixins import check_order, set_for_now
-from ..foundation.rows import join_rows, row_count, row_lengths, take_rows
+from ..foundation.rows import row_count, row_lengths, take_rows
 from ..packed_sequence.mixin import PackedSequenceMixin
 from .collators import (
     CollatorFacts, collator_for, find_collator_facts)
@@ -29,21 +29,22 @@ from .loaders import (
     planned_loader, ready_loader, sent_to_device, stream_loader)
 from .memory import measured_budget
 from .place import StreamPlace
-from .predictions import in_order, joined_predictions
+from .predictions import evaluation_parts, joined_predictions
 from .resume import ExactResumeMixin, NotedCollator
 
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['TokenBudgetMixin', 'Trainer', 'Seq2SeqTrainer']
+__all__ = ['USUAL_PASS_COST', 'TokenBudgetMixin', 'Trainer', 'Seq2SeqTrainer']
 
 # %% ../../nbs/trainer/trainer.ipynb #cd8d1e95
 class TokenBudgetMixin:
     """Steps by `args.rows_per_step` or `args.tokens_per_step`, cut by `args.token_budget`
     and `args.pack`; ready-made batches and streams of them.
 
-    Stands before any Trainer, after `ExactLossMixin`, which makes the gradient of a cut
-    step that of the uncut one: `class T(ExactLossMixin, TokenBudgetMixin, Trainer)`.
+    List it before the Trainer class and after `ExactLossMixin`, which makes the gradient
+    of a cut step that of the uncut one:
+    `class T(ExactLossMixin, TokenBudgetMixin, Trainer)`.
     Raises `TypeError` for another order, `ValueError` for a model that cannot be trained
     on packed rows, and for arguments that contradict each other."""
     _cutter = None # a `StepCutter`, once a step has been cut
@@ -62,7 +63,10 @@ class TokenBudgetMixin:
             _check_exact_comes_first(cls)
 
     @property
-    def token_budget(self) -> int | None: # most tokens at once; None before "auto" is known
+    def token_budget(self) -> int | None:
+        """Most tokens computed at once, padding included; None where nothing is cut.
+
+        `"auto"`, or `pack` without a budget, is a number from the first step on."""
         budget = getattr(self.args, "token_budget", None)
         return budget if isinstance(budget, int) else getattr(
             self._cutter, "token_budget", None)
@@ -70,35 +74,41 @@ class TokenBudgetMixin:
     # data
 
     def _validate_args(self):
+        if getattr(self.args, "loss_mean", None) and not isinstance(self, NamedMeanMixin):
+            raise ValueError(f"loss_mean={self.args.loss_mean!r} has no effect without "
+                             "NamedMeanMixin: put it after TokenBudgetMixin")
         stream = self.train_dataset
         if self.args.max_steps <= 0 and getattr(stream, "finite", False) and \
                 hasattr(stream, "count_batches"):
-            stream.count_batches() # transformers asks for its length
+            # transformers refuses data without a length where max_steps is not set:
+            # one read of the stream counts its batches
+            stream.count_batches()
         super()._validate_args()
 
     def _get_dataloader(self, dataset, description, *args, is_training=False, **kwargs):
         if are_ready(dataset):
             return ready_loader(dataset, self.args, is_training)
-        if getattr(dataset, "batch_size", 0) is None: # a stream of batches
+        if getattr(dataset, "batch_size", 0) is None: # torch's sign for ready batches
             return stream_loader(dataset, self.args, is_training)
         if is_training and getattr(self.args, "plans_steps", False):
             return self._planned_loader(dataset, description)
         collate = self._collator_of(dataset)
+        # only CPU tensors can be pinned, and a `TextCache` may keep its rows on the GPU
         pin = pins_memory(self.args) and not getattr(dataset, "on_device", False)
         with set_for_now(self, data_collator=collate), \
                 set_for_now(self.args, dataloader_pin_memory=pin):
             loader = super()._get_dataloader(
                 dataset, description, *args, is_training=is_training, **kwargs)
-        if self.cuts_steps():
+        if self.cuts_steps(): # on the CPU; parts are sent afterwards
             leave_on_host(loader)
         return loader
 
     def _collator_of(self, dataset):
         "The Trainer's collator, or one for rows of different lengths where those are cut."
-        own = getattr(dataset, "data_collator", None)
-        cuts = any(getattr(self.args, name, None) for name in (
+        brings_own = getattr(dataset, "data_collator", None) is not None
+        makes_steps = any(getattr(self.args, name, None) for name in (
             "token_budget", "pack", "rows_per_step", "tokens_per_step"))
-        if not cuts and own is None:
+        if not makes_steps and not brings_own:
             return self.data_collator
         numbered = not isinstance(dataset, IterableDataset) and len(dataset)
         first = dataset[0] if numbered else None
@@ -107,6 +117,7 @@ class TokenBudgetMixin:
         if kind not in self._collators_found:
             facts = find_collator_facts(
                 self.data_collator, dataset, self.model, self.processing_class, names)
+            # a new dict: the one of the class is shared by all Trainers
             self._collators_found = self._collators_found | {kind: facts}
         self.collator_facts = self._collators_found[kind]
         return collator_for(self.collator_facts, self.data_collator, dataset)
@@ -123,6 +134,8 @@ class TokenBudgetMixin:
             dataset = self._remove_unused_columns(dataset, description)
         else:
             collate = self._get_collator_with_removed_columns(collate, description)
+        # random numbers of this process are in a checkpoint; with workers each step
+        # has a seed of its own
         if not args.dataloader_num_workers:
             collate = NotedCollator(collate)
         return planned_loader(
@@ -131,6 +144,7 @@ class TokenBudgetMixin:
     def get_total_train_batch_size(self, args) -> int:
         if not getattr(args, "plans_steps", False):
             return super().get_total_train_batch_size(args)
+        # with tokens_per_step a mean, for the log alone
         steps = max(len(self._planned) if self._planned is not None else 1, 1)
         return args.rows_per_step or max(1, round(len(self.train_dataset) / steps))
 
@@ -177,11 +191,10 @@ class TokenBudgetMixin:
 
     def _new_cutter(self, batches) -> StepCutter:
         budget = self._budget_of(batches)
-        cutter = StepCutter(budget, 0, self.args.pack or None, self._packing_way,
-                            self._say_once,
-                            self._most_passes if self._is_sharded() else None)
-        cutter.pass_cost = self._pass_cost(batches, budget)
-        return cutter
+        return StepCutter(
+            token_budget=budget, pass_cost=self._pass_cost(batches, budget),
+            pack=self.args.pack or None, way=self._packing_way, say=self._say_once,
+            most_passes=self._most_passes if self._is_sharded() else None)
 
     def _way_to_pack(self):
         mixed = dict(bf16=torch.bfloat16, fp16=torch.float16)
@@ -199,6 +212,7 @@ class TokenBudgetMixin:
             model = self.accelerator.unwrap_model(self.model)
             budget = measured_budget(
                 batches, self.run_without_trace, model, self.args.device)
+            # one budget for all processes: what the fullest device can hold
             return min(AllProcesses(self.accelerator).numbers(budget))
         if budget or not self.args.pack:
             return budget
@@ -210,27 +224,26 @@ class TokenBudgetMixin:
             return self.args.pass_cost
         if self._resumed_cost is not None:
             return self._resumed_cost
-        whole = join_rows([self._prepare_inputs(batch) for batch in batches[:1]])
-        small, large = _small_and_large(whole, budget)
+        first = self._prepare_inputs(batches[0]) # one micro-batch is enough to time
+        small, large = _small_and_large(first, budget)
         try:
             cost = measure_pass_cost(self.run_without_trace, small, large, _tokens)
+        # the cost only chooses the cut, so a model that fails here may still train, and
+        # other processes wait in the sum below
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            cost = USUAL_PASS_COST
             self._say_once("what a pass costs could not be measured "
-                           f"({type(error).__name__}: {error}); 256 tokens are assumed")
-            cost = 256
+                           f"({type(error).__name__}: {error}); {cost} tokens are assumed")
         processes = AllProcesses(self.accelerator)
         total, = processes.sum(float(cost))
         return rounded_cost(float(total) / processes.number)
 
     def run_without_trace(self, batch):
         "Forward and backward of a batch; no gradient, no random number is left."
-        model = self.accelerator.unwrap_model(self.model)
-        kept = [(p, p.grad) for p in model.parameters()]
-        ask = self.examiner(self.model_wrapped, self._count_of(batch)).ask
-        ask(batch, self._count_of(batch), backward=True)
-        for parameter, gradient in kept:
-            parameter.grad = gradient
-        if self.args.device.type != "cpu":
+        count = self._count_of(batch)
+        with set_for_now(self, is_asking=True):
+            self.examiner(self.model_wrapped, count).ask(batch, count, backward=True)
+        if self.args.device.type != "cpu": # time or memory is measured: wait for it
             torch.accelerator.synchronize()
 
     def _count_of(self, batch):
@@ -251,7 +264,7 @@ class TokenBudgetMixin:
 
     def evaluation_loop(self, dataloader, *args, **kwargs):
         if are_ready(getattr(dataloader, "dataset", None)): # every process has all rows
-            self.gather_function = _as_it_is
+            self.gather_function = _as_it_is # until transformers sets it back
         return super().evaluation_loop(dataloader, *args, **kwargs)
 
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
@@ -259,20 +272,23 @@ class TokenBudgetMixin:
         if parts is None:
             return super().prediction_step(
                 model, inputs, prediction_loss_only, *args, **kwargs)
-        made = [super(TokenBudgetMixin, self).prediction_step(
-                    model, take_rows(inputs, rows, trim=True), prediction_loss_only,
-                    *args, **kwargs) for rows in parts]
-        return joined_predictions(made, parts)
+        predict, outputs = super().prediction_step, []
+        for rows in parts:
+            part = take_rows(inputs, rows, trim=True)
+            outputs.append(predict(model, part, prediction_loss_only, *args, **kwargs))
+        return joined_predictions(outputs, parts)
 
     def _parts_to_predict(self, inputs) -> list | None:
         "Row numbers of each part of an evaluation batch; None: all at once."
         budget, rows = self.token_budget, row_count(inputs)
+        # transformers generates for a whole batch, and pads what comes out
         generates = getattr(self.args, "predict_with_generate", False)
         if not budget or not rows or rows == 1 or generates:
             return None
-        cost = 256 if self.args.pass_cost is None else self.args.pass_cost
-        return in_order(row_lengths(inputs).numpy(), budget,
-                        getattr(self._cutter, "pass_cost", cost))
+        cost = self.args.pass_cost
+        cost = USUAL_PASS_COST if cost is None else cost
+        return evaluation_parts(row_lengths(inputs).numpy(), budget,
+                                getattr(self._cutter, "pass_cost", cost))
 
     # checkpoints
 
@@ -292,6 +308,8 @@ class TokenBudgetMixin:
             self._resumed_budget = state["token_budget"]
 
 # %% ../../nbs/trainer/trainer.ipynb #d57b8ae6
+USUAL_PASS_COST = 256 # tokens
+
 def _check_exact_comes_first(cls: type):
     order = cls.__mro__
     if ExactLossMixin in order and order.index(ExactLossMixin) < order.index(TokenBudgetMixin):
