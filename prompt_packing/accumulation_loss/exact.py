@@ -350,7 +350,12 @@ class ExactLossMixin:
             rows = [narrowed(part, fits, has_loss)] if part else []
             if number > 1:
                 rows = gather_object(send_to_device(rows, "cpu"))
-            both += [self._prepare_inputs(join_rows(rows))] if rows else []
+            try:
+                if budget: # one row of each process may be too many
+                    rows = _joinable_within(rows, budget // 2)
+                both += [self._prepare_inputs(join_rows(rows))] if rows else []
+            except CannotJoin: # on every process: rows of the micro-batches are taken
+                return []
         return both
 
     def _verify(self, model, step: Step):
@@ -523,6 +528,15 @@ def _rows_within(batches: list, budget: int, seed: int) -> list:
         order = lengths.argsort()
     first, second = order[:number:2], order[1:number:2]
     return [take_rows(whole, rows, trim=True) for rows in (first, second) if len(rows)]
+
+def _joinable_within(batches: list, most_tokens: int) -> list:
+    "The first of these batches, and of the others those that fit beside it."
+    kept = batches[:1]
+    for batch in batches[1:]:
+        lengths = row_lengths(join_rows([*kept, batch]))
+        if len(lengths) * int(lengths.max()) <= most_tokens:
+            kept.append(batch)
+    return kept
 
 def _total(batches: list, name: str):
     "How many of these there are in some batches; 1 for the name ''."
