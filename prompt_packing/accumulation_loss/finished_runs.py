@@ -342,6 +342,9 @@ def audit_checkpoint(
             "audit_loss(trainer) measures the Trainer and model that you have")
     facts = read_json(folder / "loss_facts.json").get("facts") or {}
     findings, possible = findings_of(row, settings, history, facts, missing)
+    if not facts:
+        missing.append("the loss, if the Trainer computed one of its own, with class "
+                       "weights for example: audit_loss(trainer) measures it")
     scale = 1.0 if facts else scale_of(
         row, settings["gradient_accumulation_steps"], settings["processes"])
     if config.get("transformers_version", transformers.__version__) != (

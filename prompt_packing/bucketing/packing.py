@@ -262,7 +262,9 @@ def way_to_pack(
                     switch.pop_all() # the model keeps this attention
                     return replace(way, longest=most)
             faults[str(way)] = fault
-    raise _cannot_pack(model, faults)
+    raise _cannot_pack(model, faults, (
+        ", another attn_implementation, or shorter sequences if it has an attention "
+        "window"))
 
 # %% ../../nbs/bucketing/packing.ipynb #9bcf2342
 _most_trial_tokens = 8_192
@@ -351,14 +353,13 @@ def _check_takes_packed_rows(model):
         why = "the source and the target of a row have different lengths"
         raise _cannot_pack(model, {"an encoder and a decoder": why})
 
-def _cannot_pack(model, faults):
+def _cannot_pack(model, faults, other_ways=""):
     "A `ValueError` that says what was tried, what came of it, and what to do."
     attention = attention_of(getattr(model, "config", None))
     tried = "".join(f"\n* {way}: {fault}" for way, fault in faults.items())
     return ValueError(
         f"{type(model).__name__} with attention {attention!r} cannot be trained on "
-        f"packed rows. Tried:{tried}\nUse token_budget without pack, another "
-        "attn_implementation, or shorter sequences if it has an attention window")
+        f"packed rows. Tried:{tried}\nUse token_budget without pack{other_ways}")
 
 # %% ../../nbs/bucketing/packing.ipynb #a18cf0dc
 def collator_for_packing(

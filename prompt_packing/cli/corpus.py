@@ -22,17 +22,24 @@ def tokenize(
     output_dir: OutputDir, # where the token ids go; what is finished is not done again
     column: Column | None = None, # of the text, in files with columns (default: found)
     max_length: Whole | None = None, # longer examples are cut (default not)
-    workers: Whole | None = None, # processes (default one a core)
+    workers: Whole | None = None, # processes (default one a core; one for 20 MB or less)
     bad_rows: Literal["raise", "skip"] = "raise", # or leave out rows without a text
 ): # `TokenShards`
     "Tokenize files once, for any number of trainings; finished files are kept."
     encode = chapter("tasks").load_tokenizer(tokenizer)
     column = column or chapter("foundation.text_files").text_column(files[0])
-    count = min(workers or os.cpu_count(), len(files))
+    count = min(workers or _useful_workers(files), len(files))
     with _workers(count) as executor:
         return chapter("bucketing").tokenize_corpus(
             files, encode, output_dir, executor=executor, column=column,
             max_length=max_length, bad_rows=bad_rows)
+
+_MOST_BYTES_ALONE = 20_000_000 # a process starts in seconds, which tokenize as much
+
+def _useful_workers(files):
+    "One a core; one where the files are small, compressed or not."
+    size = sum(os.path.getsize(file) for file in files)
+    return 1 if size <= _MOST_BYTES_ALONE else os.cpu_count()
 
 def _workers(count):
     "An executor; one worker is a thread of this process."

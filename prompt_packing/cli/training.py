@@ -12,6 +12,7 @@ import json
 import logging
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from typing_extensions import Unpack
@@ -121,8 +122,9 @@ def comparison_text(
                      f"{group.frozen_checked.max()} frozen tensors changed")
     best = _best_path(comparison)
     if best:
-        lines += [f"best model: {best}", "to use it: prompt-packing predict "
-                  f"{comparison.output_dir} FILE"]
+        which = runs[runs.model == Path(best).name].iloc[0]
+        lines += [f"best model: {best} ({which.method}, {which.backbone})",
+                  f"to use it: prompt-packing predict {comparison.output_dir} FILE"]
     return "\n".join(lines)
 
 # %% ../../nbs/cli/training.ipynb #390f9ebb

@@ -245,8 +245,14 @@ def _paired(a, b):
 # %% ../../nbs/compare/results.ipynb #985be279
 def _scatter(ax, runs, x):
     "Every run a dot, every group its mean and, of several seeds, the interval."
+    # runs of two models, tasks or sizes are no seeds of one method
+    apart = [column for column in _where if runs[column].nunique() > 1]
+    apart += _differing(runs)
+
     def label(run):
-        return f"{run.method} {run.prompt_tokens or ''}".strip()
+        method = f"{run.method} {run.prompt_tokens or ''}".strip()
+        return "\n".join([method, *(str(run[column]) for column in apart)])
+
     names = runs.apply(label, axis=1)
     for i, (name, group) in enumerate(runs.groupby(names, sort=False)):
         scores, color = group.score, f"C{i % 10}"
@@ -277,7 +283,8 @@ def _plot(runs, x, ax):
                     xycoords=ax.get_yaxis_transform(), textcoords="offset points",
                     fontsize=7, color="0.4", ha="center", va="bottom")
     if x is None:
-        ax.set_xticks(range(len(names)), names)
+        many = len(names) * max(map(len, "\n".join(names).split("\n"))) > 60
+        ax.set_xticks(range(len(names)), names, fontsize=7 if many else None)
     else:
         _size_axis(ax, x, runs[x])
         ax.legend(fontsize=7)

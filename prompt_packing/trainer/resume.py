@@ -220,6 +220,12 @@ class ExactResumeMixin:
     _batches_used = 0 # of this epoch, as the collator counts
     _pass = (0, 0) # epoch, and how many of its batches have been trained
 
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        # transformers makes the folder on the first process alone; a script that lists
+        # it for its last checkpoint fails on another process that comes there first
+        os.makedirs(self.args.output_dir, exist_ok=True)
+
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         trial = kwargs.get("trial", args[0] if args else None)
         with ExitStack() as stack:
