@@ -25,7 +25,7 @@ from .facts import Examiner, LossFacts, examine
 from ..foundation.foreign import set_sync
 from ..foundation.mixins import set_for_now
 from ..foundation.rows import (
-    join_rows, row_count, row_lengths, take_rows)
+    join_rows, pad_token_id_of, row_count, row_lengths, take_rows)
 
 # %% auto #0
 __all__ = ['HEADS', 'simulated_step', 'audit_loss', 'audit_head', 'random_batch']
@@ -60,11 +60,10 @@ def simulated_step(
     return loss / processes, _taken_gradient(trainer.model, scale), items
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #6c6ac108
-def _rebalanced(batches: list) -> list | None:
-    "These rows in as many micro-batches, by transformers' own sampler."
+def _rebalanced(whole, number: int) -> list | None:
+    "These rows in so many micro-batches, by transformers' own sampler."
     sampler_class = getattr(transformers.trainer_pt_utils, "BatchRebalanceSampler", None)
-    whole = join_rows(batches)
-    rows, number = row_count(whole), len(batches)
+    rows = row_count(whole)
     if sampler_class is None or rows % number:
         return None
     sampler = sampler_class(
@@ -72,14 +71,14 @@ def _rebalanced(batches: list) -> list | None:
         grad_accum=number, rank=0, drop_last=False)
     return [take_rows(whole, index, trim=True) for index in sampler]
 
-def _settings(batches: list) -> Iterator[tuple]:
+def _settings(batches: list, whole) -> Iterator[tuple]:
     "(words, micro-batches, accumulation, processes) of each row of an audit."
     number = len(batches)
     yield f"{number} micro-batches", batches, number, 1
     if number % 2 == 0:
         words = f", {number // 2} micro-batches each" if number > 2 else ""
         yield "2 processes" + words, batches, number // 2, 2
-    rebalanced = _rebalanced(batches)
+    rebalanced = _rebalanced(whole, number)
     if rebalanced is not None and number > 1:
         yield "batch_rebalance", rebalanced, number, 1
 
@@ -181,7 +180,9 @@ class _Audit:
         self.trainer, self.batches = trainer, batches
         self.is_exact = isinstance(trainer, ExactLossMixin)
         self.facts = None # `LossFacts`, once a gradient is wrong
-        whole = join_rows(batches)
+        pad = pad_token_id_of(
+            trainer.processing_class, getattr(trainer.model, "config", None))
+        self.whole = whole = join_rows(batches, pad)
         self.loss, self.right, _ = simulated_step(trainer, [whole], 1, 1)
         _check_targets(trainer.model, self.right, self.loss)
         # the same rows in another order: every sum rounds differently
@@ -190,7 +191,7 @@ class _Audit:
         self.rounding = compare_gradients(self.right, again)["error"]
 
     def table(self) -> pd.DataFrame:
-        settings = _settings(self.batches)
+        settings = _settings(self.batches, self.whole)
         if self.is_exact: # processes add up their weights: one process cannot play two
             settings = islice(settings, 1)
         return pd.DataFrame([self.row(*setting) for setting in settings])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from .step import (
 from ..foundation.foreign import plain_forward
 from ..foundation.mixins import check_order, set_for_now
 from ..foundation.rows import (
-    CannotJoin, join_rows, row_count, row_lengths, take_rows)
+    CannotJoin, join_rows, pad_token_id_of, row_count, row_lengths, take_rows)
 
 _logger = logging.get_logger(__name__)
 
@@ -94,6 +94,13 @@ class ExactLossMixin:
     @property
     def processes(self) -> AllProcesses:
         return AllProcesses(self.accelerator)
+
+    def join(self, batches: list):
+        "Several batches as one, padded as the tokenizer of this Trainer does."
+        tokenizer, config = self.processing_class, getattr(self.model, "config", None)
+        inner = getattr(tokenizer, "tokenizer", None) # of a processor
+        side = getattr(inner or tokenizer, "padding_side", "right")
+        return join_rows(batches, pad_token_id_of(tokenizer, inner, config), side)
 
     # training
 
@@ -228,7 +235,7 @@ class ExactLossMixin:
             batches, sizes = self.processes.rows(batches)
             gather = RowsOfAll(sizes, self.processes.rank)
         try:
-            whole = join_rows([self._prepare_inputs(batch) for batch in batches])
+            whole = self.join([self._prepare_inputs(batch) for batch in batches])
         except CannotJoin as reason: # on every process, since all join the same batches
             step.failure = f"its batches cannot be joined: {reason}"
             return
@@ -353,7 +360,7 @@ class ExactLossMixin:
             try:
                 if budget: # one row of each process may be too many
                     rows = _joinable_within(rows, budget // 2)
-                both += [self._prepare_inputs(join_rows(rows))] if rows else []
+                both += [self._prepare_inputs(self.join(rows))] if rows else []
             except CannotJoin: # on every process: rows of the micro-batches are taken
                 return []
         return both
@@ -381,7 +388,7 @@ class ExactLossMixin:
                 return made[0] if isinstance(made, tuple) else made
             return ask_loss(loss_of, bare, batch, **options, gradients=not sharded)
         def parts_of(batch): return self.cut_step([batch]) or [batch]
-        return Examiner(bare, ask, count, parts_of, asks_gradients=not sharded)
+        return Examiner(bare, ask, count, parts_of, self.join, not sharded)
 
     def _sample(self, batches: list, number: int) -> list:
         "Batches to look at: this process's own, or some rows of every process."
@@ -394,7 +401,8 @@ class ExactLossMixin:
             batches = gather_object([send_to_device(few, "cpu")])
         budget = getattr(self, "token_budget", None)
         if budget and all(map(row_count, batches)):
-            batches = _rows_within(batches, budget, seed=self.loss_facts.checks)
+            seed = self.loss_facts.checks
+            batches = _rows_within(batches, self.join, budget, seed)
         return [self._prepare_inputs(batch) for batch in batches]
 
     def _set_facts(self, facts: LossFacts):
@@ -504,17 +512,17 @@ def _overrides_training_step(cls: type) -> bool:
 def _cut_if_joined(examiner, facts: LossFacts, batches: list, reason: str) -> LossFacts:
     "The model in chunks if these batches can be joined; weights by rows, said, if not."
     try:
-        whole = join_rows(batches)
+        whole = examiner.join(batches)
     except CannotJoin as error:
         way = inexact_way(facts)
         return said(replace(facts, way=way, told=True), f"{reason}, and batches cannot be "
                     f"joined ({error}): {WAYS[way].partition(',')[0]}", exact=False)
     return cut_model(examiner, facts, whole, reason)
 
-def _rows_within(batches: list, budget: int, seed: int) -> list:
+def _rows_within(batches: list, join: Callable, budget: int, seed: int) -> list:
     "Some rows in two batches that are within a token budget as one; two rows at least."
     try:
-        whole = join_rows(batches)
+        whole = join(batches)
     except CannotJoin:
         return batches
     lengths = row_lengths(whole)

@@ -122,9 +122,10 @@ class Examiner:
         ask: Callable, # (batch, num_items_in_batch, **options of `ask_loss`) -> `Answer`
         count: torch.Tensor | int | None, # `num_items_in_batch` of the step
         parts_of: Callable, # batch -> the parts in which a step of these rows is computed
+        join: Callable = join_rows, # batches -> one batch
         asks_gradients: bool = True, # False for sharded models
     ):
-        self.model, self.count, self.parts_of = model, count, parts_of
+        self.model, self.count, self.parts_of, self.join = model, count, parts_of, join
         self.asks_gradients = asks_gradients
         self._ask = ask
 
@@ -331,7 +332,7 @@ def _shares_of_terms(terms, counts: dict[str, list]) -> list[list[float]]:
     return [list(shares) for shares in zip(*columns)]
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #28a12aba
-def _batches_to_join(batches: list, number: int) -> list:
+def _batches_to_join(batches: list, join: Callable, number: int) -> list:
     "All batches of a small step; of a larger one two, others each time."
     rows = [row_count(batch) for batch in batches]
     if None in rows:
@@ -348,7 +349,7 @@ def _batches_to_join(batches: list, number: int) -> list:
     if min(map(row_count, (first, second))) > 1 or len(batches) < 4:
         return [first, second]
     half = len(batches) // 2 # micro-batches of one row tell little
-    return [join_rows(batches[:half]), join_rows(batches[half:])]
+    return [join(batches[:half]), join(batches[half:])]
 
 def narrowed(
     batch,
@@ -452,7 +453,7 @@ def _weighs_by_targets(examiner, row, key: str, targets, value: float) -> bool:
     "Whether a row weighs less with one target; before, all may have had as many."
     light = _with_targets(row, key, targets[:1])
     alone = examiner.ask(light, examiner.count).value
-    together = examiner.ask(join_rows([row, light]), examiner.count).value
+    together = examiner.ask(examiner.join([row, light]), examiner.count).value
     number = len(targets)
     return examiner.near(together, (number * value + alone) / (number + 1))
 
@@ -468,8 +469,8 @@ def examine(
     "What is known after one more look."
     number, facts = facts.checks, replace(facts, checks=facts.checks + 1)
     try:
-        parts = _batches_to_join(batches, number)
-        whole = join_rows(parts)
+        parts = _batches_to_join(batches, examiner.join, number)
+        whole = examiner.join(parts)
     except (CannotJoin, TypeError) as reason:
         way = facts.way if facts.way != "unknown" else "weighs"
         return said(replace(facts, way=way, told=True), "the weights of the parts are "
@@ -589,7 +590,7 @@ def _compared_by_halves(facts, compared: Comparison, fit: Fit) -> tuple[LossFact
         return facts, fit
     examiner, parts = compared.examiner, compared.parts
     uncut = examiner.ask(
-        _joined_by_halves(parts), examiner.count, last=compared.uncut.last)
+        _joined_by_halves(parts, examiner.join), examiner.count, last=compared.uncut.last)
     by_halves = Comparison(examiner, parts, compared.answers, uncut).fit(facts)
     if not by_halves.way:
         return facts, fit
@@ -598,11 +599,11 @@ def _compared_by_halves(facts, compared: Comparison, fit: Fit) -> tuple[LossFact
                  "puts them so; each batch is kept as it is", exact=None)
     return facts, replace(by_halves, mean_over="", per_count=0.0)
 
-def _joined_by_halves(parts: list):
+def _joined_by_halves(parts: list, join: Callable):
     "First halves of all parts, then second halves."
     halves = [take_rows(part, range(*span)) for start in (0, 1) for part in parts
               for span in [_half(row_count(part), start)]]
-    return join_rows(halves)
+    return join(halves)
 
 def _half(rows: int, number: int) -> tuple[int, int]:
     return (0, rows // 2) if number == 0 else (rows // 2, rows)

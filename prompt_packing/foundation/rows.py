@@ -13,7 +13,8 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
 # %% auto #0
-__all__ = ['leaves', 'map_leaves', 'row_count', 'row_lengths', 'trim_rows', 'take_rows', 'CannotJoin', 'join_rows']
+__all__ = ['leaves', 'map_leaves', 'row_count', 'row_lengths', 'trim_rows', 'take_rows', 'CannotJoin', 'pad_token_id_of',
+           'join_rows']
 
 # %% ../../nbs/foundation/rows.ipynb #44210383
 def _is_nest(value) -> bool:
@@ -189,33 +190,51 @@ def take_rows(
 class CannotJoin(ValueError):
     "These batches cannot become one, and the message says which value is the reason."
 
-def _padding_value(path: tuple, batches: list) -> torch.Tensor | None:
+def pad_token_id_of(
+    *sources: Any, # tokenizers, processors, configurations; or None
+) -> int: # of the first that has one; 0 if none has
+    "The token that fills a text."
+    for source in sources:
+        value = getattr(source, "pad_token_id", None)
+        if isinstance(value, int):
+            return value
+    return 0
+
+def _padding_value(path: tuple, batches: list, pad_token_id: int) -> torch.Tensor | None:
     "What fills new columns of a tensor; None where nothing says so."
     name, first = str(path[-1]), _leaf_at(batches[0], path)
     if name.endswith("mask"):
         return torch.tensor(1 if name == "special_tokens_mask" else 0)
     if _is_label(path, first):
         return torch.tensor(-100)
+    has_columns = False
     for batch in batches:
         leaf = _leaf_at(batch, path)
         for mask_path, mask in leaves(batch):
             if torch.is_tensor(mask) and _is_mask(mask_path, batch) and \
                     leaf.shape[:mask.dim()] == mask.shape:
+                has_columns = True
                 padding = leaf[mask == 0]
                 if len(padding):
                     return padding[0]
-                return torch.zeros((), dtype=leaf.dtype)
         # without a mask, labels for every token say that new columns do not count
-        if any(_is_label(p, t) and t.shape == leaf.shape[:2]
-               for p, t in leaves(batch) if torch.is_tensor(t) and t.dim() == 2):
-            return torch.zeros((), dtype=leaf.dtype)
-    return None
+        has_columns = has_columns or any(
+            _is_label(p, t) and t.shape == leaf.shape[:2]
+            for p, t in leaves(batch) if torch.is_tensor(t) and t.dim() == 2)
+    if not has_columns:
+        return None
+    # a classifier on a decoder looks for this token, whatever the mask says
+    fill = pad_token_id if name.endswith("input_ids") else 0
+    return torch.tensor(fill, dtype=first.dtype)
 
-def _is_padded_left(batch) -> bool:
-    "Whether a row of the batch begins with padding."
-    masks = [leaf for path, leaf in leaves(batch)
-             if torch.is_tensor(leaf) and _is_mask(path, batch)]
-    return any(mask.dim() > 1 and bool((mask[..., 0] == 0).any()) for mask in masks)
+def _pads_left(batches: list, padding_side: str) -> bool:
+    "Whether rows begin with padding; where no row shows it, what was said."
+    masks = [leaf for batch in batches for path, leaf in leaves(batch)
+             if torch.is_tensor(leaf) and _is_mask(path, batch) and leaf.dim() > 1]
+    if any(bool((mask[..., 0] == 0).any()) for mask in masks):
+        return True
+    ends_with_padding = any(bool((mask[..., -1] == 0).any()) for mask in masks)
+    return padding_side == "left" and not ends_with_padding
 
 # %% ../../nbs/foundation/rows.ipynb #e73fe9aa
 def _widened(tensor, shape, fill, left: bool) -> torch.Tensor:
@@ -229,7 +248,7 @@ def _widened(tensor, shape, fill, left: bool) -> torch.Tensor:
     wide[tuple(places)] = tensor
     return wide
 
-def _joined_leaf(path: tuple, parts: list, batches: list, left: bool):
+def _joined_leaf(path: tuple, parts: list, batches: list, left: bool, pad_token_id: int):
     first, name = parts[0], ".".join(map(str, path))
     if isinstance(first, PackedSequence):
         rows = [row for part in parts for row in unpack_sequence(part)]
@@ -243,11 +262,11 @@ def _joined_leaf(path: tuple, parts: list, batches: list, left: bool):
     if not first.dim(): # perhaps a count of the batch, which nobody can join
         raise CannotJoin(f"{name} is one number for a whole batch")
     if len({part.shape[1:] for part in parts}) > 1:
-        parts = _same_width(name, path, parts, batches, left)
+        fill = _padding_value(path, batches, pad_token_id)
+        parts = _same_width(name, fill, parts, left)
     return torch.cat(parts)
 
-def _same_width(name: str, path: tuple, parts: list, batches: list, left: bool):
-    fill = _padding_value(path, batches)
+def _same_width(name: str, fill: torch.Tensor | None, parts: list, left: bool):
     if fill is None or len({part.dim() for part in parts}) > 1:
         raise CannotJoin(f"nothing says how {name} is padded")
     sizes = zip(*(part.shape[1:] for part in parts))
@@ -259,6 +278,8 @@ def _same_width(name: str, path: tuple, parts: list, batches: list, left: bool):
 # %% ../../nbs/foundation/rows.ipynb #c73fe9ab
 def join_rows(
     batches: list, # batches with the same keys, see `row_count`
+    pad_token_id: int = 0, # these two hold where no batch shows its padding
+    padding_side: str = "right", # or "left"
 ): # one batch, as wide as the widest
     "The rows of several batches as one batch. Raises `CannotJoin`."
     paths = [{path for path, _ in leaves(batch)} for batch in batches]
@@ -270,6 +291,6 @@ def join_rows(
         raise CannotJoin(f"not every batch has {', '.join(odd)}")
     if len(batches) == 1:
         return batches[0]
-    left = any(map(_is_padded_left, batches))
+    left = _pads_left(batches, padding_side)
     return map_leaves(lambda path, leaf: _joined_leaf(
-        path, [_leaf_at(b, path) for b in batches], batches, left), batches[0])
+        path, [_leaf_at(b, path) for b in batches], batches, left, pad_token_id), batches[0])

@@ -17,6 +17,7 @@ from transformers.utils import logging
 from transformers.utils.generic import find_labels
 
 from ..bucketing.collating import PaddedCollator
+from ..foundation.rows import pad_token_id_of
 
 _logger = logging.get_logger(__name__)
 
@@ -61,15 +62,13 @@ def find_collator_facts(
         return CollatorFacts(_name_of(collator), "you")
     if own is not None:
         return CollatorFacts(_name_of(own), "the data set")
-    pad = getattr(processing_class, "pad_token_id", None)
-    if pad is None:
-        pad = getattr(getattr(model, "config", None), "pad_token_id", None)
+    pad = pad_token_id_of(processing_class, getattr(model, "config", None))
     has_labels = any("label" in name for name in names or ())
     are_ids = names is not None and not has_labels and predicts_next_token(model)
     if names and not are_ids:
         _say_labels_are_missing(model, names)
     side = getattr(processing_class, "padding_side", "right")
-    return CollatorFacts(PaddedCollator.__name__, "nobody", pad or 0, side, are_ids)
+    return CollatorFacts(PaddedCollator.__name__, "nobody", pad, side, are_ids)
 
 def collator_for(
     facts: CollatorFacts, # of the next two

@@ -29,14 +29,16 @@ class StepCutter:
         way: PackingWay | None = None, # how the model keeps packed rows apart
         say: Callable = print, # takes a message, once each
         most_passes: Callable | None = None, # passes here -> most of all processes
+        join: Callable = join_rows, # batches -> one batch
     ):
         self.token_budget, self.pass_cost = token_budget, pass_cost
         self.pack, self.way, self.say, self.most_passes = pack, way, say, most_passes
+        self.join = join
 
     def __call__(self, batches: list) -> list | None: # parts; None: as they are
         "The parts of a step, of its micro-batches as collated."
         try:
-            whole = join_rows(batches)
+            whole = self.join(batches)
         except CannotJoin as reason:
             self.say("the micro-batches of a step cannot be joined, so each is cut alone: "
                      f"{reason}")

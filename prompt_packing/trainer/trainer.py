@@ -194,6 +194,7 @@ class TokenBudgetMixin:
         return StepCutter(
             token_budget=budget, pass_cost=self._pass_cost(batches, budget),
             pack=self.args.pack or None, way=self._packing_way, say=self._say_once,
+            join=self.join,
             most_passes=self._most_passes if self._is_sharded() else None)
 
     def _way_to_pack(self):
