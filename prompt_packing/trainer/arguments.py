@@ -106,4 +106,4 @@ class TrainingArguments(BudgetArguments, transformers.TrainingArguments):
 
 @dataclass
 class Seq2SeqTrainingArguments(BudgetArguments, transformers.Seq2SeqTrainingArguments):
-    "`transformers.Seq2SeqTrainingArguments` with the same."
+    "`transformers.Seq2SeqTrainingArguments` with what a step is and how it is cut."

@@ -346,4 +346,4 @@ class Trainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin, NamedMeanMi
 
 class Seq2SeqTrainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin,
                      NamedMeanMixin, ExactResumeMixin, transformers.Seq2SeqTrainer):
-    "`transformers.Seq2SeqTrainer` with the same."
+    "`transformers.Seq2SeqTrainer` with exact losses, token budgets and exact resume."
