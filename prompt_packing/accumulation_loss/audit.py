@@ -181,7 +181,8 @@ class _Audit:
         self.is_exact = isinstance(trainer, ExactLossMixin)
         self.facts = None # `LossFacts`, once a gradient is wrong
         pad = pad_token_id_of(
-            trainer.processing_class, getattr(trainer.model, "config", None))
+            trainer.data_collator, trainer.processing_class,
+            getattr(trainer.model, "config", None))
         self.whole = whole = join_rows(batches, pad)
         self.loss, self.right, _ = simulated_step(trainer, [whole], 1, 1)
         _check_targets(trainer.model, self.right, self.loss)

@@ -96,11 +96,14 @@ class ExactLossMixin:
         return AllProcesses(self.accelerator)
 
     def join(self, batches: list):
-        "Several batches as one, padded as the tokenizer of this Trainer does."
-        tokenizer, config = self.processing_class, getattr(self.model, "config", None)
-        inner = getattr(tokenizer, "tokenizer", None) # of a processor
-        side = getattr(inner or tokenizer, "padding_side", "right")
-        return join_rows(batches, pad_token_id_of(tokenizer, inner, config), side)
+        "Several batches as one, padded as the collator of this Trainer does."
+        collator, tokenizer = self.data_collator, self.processing_class
+        sources = [collator, getattr(collator, "tokenizer", None), tokenizer,
+                   getattr(tokenizer, "tokenizer", None), # of a processor
+                   getattr(self.model, "config", None)]
+        sides = [getattr(source, "padding_side", None) for source in sources]
+        side = next(filter(None, sides), "right")
+        return join_rows(batches, pad_token_id_of(*sources), side)
 
     # training
 
@@ -419,13 +422,14 @@ class ExactLossMixin:
     @contextmanager
     def _as_one_step(self) -> Iterator[None]:
         "While it lasts, nothing that a loss can look at says that its step is cut."
-        # transformers multiplies a loss by the number of processes
-        alone = dict(average_tokens_across_devices=False)
-        with set_for_now(self.args, gradient_accumulation_steps=1, **alone), \
+        # with `average_tokens_across_devices` transformers multiplies a loss by the
+        # number of processes; losses of object detection divide by that number
+        with set_for_now(self.args, gradient_accumulation_steps=1,
+                         average_tokens_across_devices=False), \
                 set_for_now(self, current_gradient_accumulation_steps=1), \
                 set_for_now(PartialState(), num_processes=1,
                             distributed_type=DistributedType.NO):
-            yield # losses of object detection divide by the number of processes
+            yield
 
     # evaluation
 
