@@ -40,8 +40,8 @@ demo: $(VENV)/package  ## five problems on real text, today and here; words and 
 compare: $(VENV)/package  ## a head, a prompt and fine-tuning compared, three seeds each (ARGS=...: further options)
 	$(BIN)/prompt-packing compare $(REVIEWS) --train-rows 512 --eval-rows 400 --output-dir runs/compare --plot runs/compare.png $(ARGS)
 
-test: install  ## every notebook's tests and printed numbers (NB=nbs/a/page.ipynb[::cell id])
-	OMP_NUM_THREADS=1 $(BIN)/python .ci/notebooks.py --workers $(WORKERS) $(COMPARE) $(NB)
+test: install  ## tests and printed numbers of chapters and modules (ALL=1: the reliability pages too; NB=nbs/a/page.ipynb[::cell id])
+	OMP_NUM_THREADS=1 $(BIN)/python .ci/notebooks.py --workers $(WORKERS) $(COMPARE) $(or $(NB),$(if $(ALL),,--without reliability))
 
 run: install  ## execute notebooks and keep their outputs (NB=...; ALL=1: slow cells, stories and benchmarks too)
 	OMP_NUM_THREADS=1 $(BIN)/python .ci/notebooks.py --keep --workers $(if $(ALL),1 --flags slow --force --limit 36000,$(WORKERS)) $(NB)

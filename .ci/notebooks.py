@@ -1,6 +1,7 @@
 """Run notebooks as nbdev_test does, each in a process of its own; with `--keep`, keep their outputs.
 
     python .ci/notebooks.py                                  # test all
+    python .ci/notebooks.py --without reliability            # chapters and modules: what `make test` runs
     python .ci/notebooks.py nbs/bucketing/plan.ipynb         # test one
     python .ci/notebooks.py nbs/bucketing/plan.ipynb::3f2a  # test one as far as the cell of this id (its beginning is enough)
     python .ci/notebooks.py --keep [--flags slow] [--force] nbs/stories/a_story.ipynb
@@ -163,6 +164,7 @@ def order(place):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("notebooks", nargs="*", type=Path, help="default: all under nbs")
+    parser.add_argument("--without", default="", help="leave out the notebooks in this folder of nbs")
     parser.add_argument("--keep", action="store_true", help="write the outputs into the notebooks")
     parser.add_argument("--flags", default="", help="flags whose cells run although settings.ini skips them")
     parser.add_argument("--force", action="store_true", help="run notebooks that say skip_exec too")
@@ -174,6 +176,7 @@ def main():
     from nbdev.config import get_config
     skip_flags = set(get_config().tst_flags.split()) - set(args.flags.split())
     found = args.notebooks or [p for p in (root / "nbs").rglob("*.ipynb") if not any(part.startswith(".") for part in p.parts)]
+    if args.without: found = [p for p in found if args.without not in p.parts]
     waiting, running, outcomes = sorted(set(found), key=order), [], []
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(SHARED)
