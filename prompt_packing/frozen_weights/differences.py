@@ -29,10 +29,15 @@ from .fingerprints import (
 # %% ../../nbs/frozen_weights/differences.ipynb #74b3c46d
 def largest_difference(a: torch.Tensor, b: torch.Tensor):
     "Largest absolute difference of two values; NaN where a value became NaN."
+    small = all(t.is_floating_point() and t.itemsize <= 4 for t in (a, b))
+    wide = torch.float32 if small else torch.float64
+    if a.is_complex() or b.is_complex():
+        wide = torch.complex128
     sizes = []
     for x, y in zip(a.reshape(-1).split(2**22), b.reshape(-1).split(2**22)):
         if x.numel():
-            sizes.append((x.cpu().double() - y.cpu().double()).abs().max())
+            difference = x.cpu().to(wide) - y.cpu().to(wide)
+            sizes.append(torch.linalg.vector_norm(difference, ord=float("inf")))
     return float(torch.stack(sizes).max()) if sizes else 0.0
 
 def same_bytes(a: torch.Tensor, b: torch.Tensor):
