@@ -9,7 +9,9 @@ __all__ = ['PackedSequenceMixin', 'ExactLossMixin', 'audit_loss', 'plan_batches'
            'Seq2SeqTrainingArguments', 'compare', 'sweep', 'load_model', 'PromptForSequenceClassification', 'TextCache']
 
 # %% ../nbs/how_it_is_built.ipynb #46950e8e
+import sys
 from importlib import import_module
+from types import ModuleType
 
 # %% ../nbs/how_it_is_built.ipynb #425365f7
 _homes = {
@@ -29,10 +31,19 @@ def __getattr__(name):
     if name not in _homes:
         raise AttributeError(f"module 'prompt_packing' has no attribute {name!r}")
     value = getattr(import_module(f"prompt_packing.{_homes[name]}"), name)
-    globals()[name] = value # the function `compare`, not the folder of that name
+    globals()[name] = value
     return value
 
 def __dir__(): return sorted([*globals(), *_homes])
+
+# %% ../nbs/how_it_is_built.ipynb #7c1e90ab
+class _Package(ModuleType):
+    "This package: a folder with the name of a function does not replace it."
+    def __setattr__(self, name, value):
+        if name not in _homes or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+sys.modules[__name__].__class__ = _Package
 
 # %% ../nbs/how_it_is_built.ipynb #f0e1d001
 TYPE_CHECKING = False # for type checkers it is true, and nothing is imported for it
