@@ -242,12 +242,12 @@ class ExactLossMixin:
         except CannotJoin as reason: # on every process, since all join the same batches
             step.failure = f"its batches cannot be joined: {reason}"
             return
-        tokens, rows = _chunk_size(step.batches, getattr(self, "token_budget", None))
+        tokens = _tokens_in_chunk(step.batches, getattr(self, "token_budget", None))
         facts, bare = self.loss_facts, self.accelerator.unwrap_model(model)
         step.gather = gather
         try:
             with in_chunks(
-                    bare, list(facts.chunked), tokens, rows, gather, facts.trims):
+                    bare, list(facts.chunked), tokens, gather, facts.trims):
                 self._compute_part(model, step, whole)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             if isinstance(error, torch.OutOfMemoryError): # no fault of the chunks
@@ -568,13 +568,13 @@ def _power_of_two(number):
         return torch.exp2(torch.log2(number.clamp(min=2.0 ** -100)).round())
     return 2.0 ** round(math.log2(max(number, 2.0 ** -100)))
 
-def _chunk_size(batches: list, token_budget: int | None) -> tuple[int, int]:
-    "Most tokens in a chunk, as many as the largest micro-batch holds; its rows."
-    rows = max(row_count(batch) or 1 for batch in batches)
+def _tokens_in_chunk(batches: list, token_budget: int | None) -> int:
+    "The budget, or as many as the largest micro-batch holds."
     if token_budget:
-        return token_budget, rows
+        return token_budget
+    rows = max(row_count(batch) or 1 for batch in batches)
     widths = [int(row_lengths(batch).max()) for batch in batches if row_count(batch)]
-    return rows * max(widths, default=1), rows
+    return rows * max(widths, default=1)
 
 def _copied_rows(accelerator, rows: int | None) -> int:
     "Rows at the end of a batch that accelerate copied to have even batches."
