@@ -316,7 +316,7 @@ class ExactLossMixin:
             each = facts.per_count or 1.0
             total, = self.processes.sum(each * _total(batches, name))
             # gradients of the size that they have in the uncut batch round as they do there
-            unit = _power_of_two(total)
+            unit = _or_one(total) if facts.mean_over else _power_of_two(total)
         if self.count_targets is not None:
             targets = lambda batch: self.count_targets(self.model, batch)
         return StepSum(facts, self.processes.number, unit, targets)
@@ -554,6 +554,12 @@ def _total(batches: list, name: str):
     if not name:
         return 1.0
     return sum(number_of(target_counts(batch)[name]) for batch in batches)
+
+def _or_one(number):
+    "The number, and 1 where it is 0."
+    if torch.is_tensor(number):
+        return torch.where(number == 0, 1.0, number)
+    return number or 1.0
 
 def _power_of_two(number):
     "One near a number; to divide by it costs no rounding."
