@@ -352,7 +352,7 @@ class ExactLossMixin:
             if not examiner.asks_gradients: # shards: all processes would have to ask
                 return True
             with set_for_now(self, is_asking=True):
-                answer = examiner.ask(self._prepare_inputs(batch), step.count)
+                answer = examiner.ask(self._prepare_inputs(batch))
             return abs(answer.value) > 0
         both = []
         for part in parts:
@@ -377,20 +377,20 @@ class ExactLossMixin:
     def examiner(self, model, count) -> Examiner:
         "What asks the loss of a batch without a trace, told of `count` items."
         bare = self.accelerator.unwrap_model(model)
-        sharded = is_sharded(bare)
-        # without autocast, which accelerate puts around `forward`: the comparison is exact
-        plain = plain_forward(bare)
-        exact = dict(forward=plain) if plain is not None else {}
-        def ask(batch, num_items_in_batch, **options) -> Answer:
-            def loss_of(batch):
-                with self._as_one_step(), self.compute_loss_context_manager(), \
-                        set_for_now(bare, **exact):
-                    made = self.compute_loss(
-                        bare, dict(batch), num_items_in_batch=num_items_in_batch)
-                return made[0] if isinstance(made, tuple) else made
-            return ask_loss(loss_of, bare, batch, **options, gradients=not sharded)
+        def ask(batch, count, **options) -> Answer:
+            return ask_loss(lambda batch: self.plain_loss(bare, batch, count),
+                            bare, batch, **options)
         def parts_of(batch): return self.cut_step([batch]) or [batch]
-        return Examiner(bare, ask, count, parts_of, self.join, not sharded)
+        return Examiner(bare, ask, count, parts_of, self.join, not is_sharded(bare))
+
+    def plain_loss(self, bare, batch, count) -> torch.Tensor:
+        "Of a batch that is a whole step of `count` items, by a model without wrappers."
+        # without autocast, which accelerate puts around `forward`: comparisons are exact
+        plain = plain_forward(bare)
+        with self._as_one_step(), self.compute_loss_context_manager(), \
+                set_for_now(bare, **({} if plain is None else {"forward": plain})):
+            made = self.compute_loss(bare, dict(batch), num_items_in_batch=count)
+        return made[0] if isinstance(made, tuple) else made
 
     def _sample(self, batches: list, number: int) -> list:
         "Batches to look at: this process's own, or some rows of every process."
