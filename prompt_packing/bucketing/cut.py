@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 
@@ -93,24 +94,17 @@ def _walk_back(start_of):
 
 # %% ../../nbs/bucketing/cut.ipynb #63d7181b
 def _ends_for_passes(
-    longest_first: np.ndarray, row_limits: np.ndarray, passes: int
+    longest_first: np.ndarray, row_limits: np.ndarray, pass_cost: float, passes: int
 ) -> list[int]:
-    "The cheapest cut into so many. Raises where they cannot hold the rows."
-    free = 0  # a price at which there are too many passes, or just enough
-    dear = int(longest_first[0]) * len(longest_first)  # a price for the fewest passes
-    ends = _cheapest_ends(longest_first, row_limits, dear)
-    if len(ends) > passes:
-        raise ValueError(
-            f"passes is {passes}, but {len(longest_first)} rows need at least "
-            f"{len(ends)} micro-batches within the budget")
-    while dear - free > 1 and len(ends) < passes:
-        price = (free + dear) // 2
-        more = _cheapest_ends(longest_first, row_limits, price)
-        if len(more) > passes:
-            free = price
-        else:
-            dear, ends = price, more
-    return _split(longest_first, ends, min(passes, len(longest_first)))
+    "A cheap cut into so many. Raises where they cannot hold the rows."
+    fewest = int(longest_first[0]) * len(longest_first)  # a price for fewest passes
+    for price in (pass_cost, fewest):
+        ends = _cheapest_ends(longest_first, row_limits, price)
+        if len(ends) <= passes:
+            return _split(longest_first, ends, min(passes, len(longest_first)))
+    raise ValueError(
+        f"passes is {passes}, but {len(longest_first)} rows need at least "
+        f"{len(ends)} micro-batches within the budget")
 
 # %% ../../nbs/bucketing/cut.ipynb #bbffade7
 def _split(longest_first, ends, passes):
@@ -150,7 +144,7 @@ def cut_rows(
     if passes is None:
         ends = _cheapest_ends(longest_first, row_limits, pass_cost)
     else:
-        ends = _ends_for_passes(longest_first, row_limits, passes)
+        ends = _ends_for_passes(longest_first, row_limits, pass_cost, passes)
     return np.split(order, ends[:-1])
 
 # %% ../../nbs/bucketing/cut.ipynb #26fca4a4
