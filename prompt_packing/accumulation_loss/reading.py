@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 from ..foundation.foreign import input_shape
 
 # %% auto #0
-__all__ = ['Unreadable', 'Term', 'number_of', 'numbers_on_host', 'read_terms', 'silence', 'share_of', 'same_proportions',
-           'WeighedTerms', 'without_nothing']
+__all__ = ['Unreadable', 'Term', 'number_of', 'numbers_on_host', 'read_terms', 'silence', 'without_nothing', 'share_of',
+           'same_proportions', 'WeighedTerms']
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #930c47d5
 class Unreadable(ValueError):
@@ -144,13 +144,28 @@ def read_terms(
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #a7e0b001
 def silence(
-    terms: list[Term], # of a part that weighs nothing
+    terms: list[Term], # of a part
+    weight, # of the part, a number or a tensor of one number
 ):
-    "Let the gradient of these terms be 0, and never not a number."
+    "Let the gradient of these terms be 0 where the weight is, and never not a number."
     def zeros(gradients, _):
         return tuple(g if g is None else torch.zeros_like(g) for g in gradients)
+    def zero_if_nothing(gradients):
+        return tuple(without_nothing(g, weight) for g in gradients)
     for term in terms:
-        term.path[-1].register_hook(zeros)
+        if torch.is_tensor(weight):
+            term.path[-1].register_prehook(zero_if_nothing)
+        elif not weight:
+            term.path[-1].register_hook(zeros)
+
+def without_nothing(
+    value: torch.Tensor, # of a loss or a term, or a gradient
+    weight, # a number or a tensor of one number
+) -> torch.Tensor:
+    "A mean over nothing is not a number; with weight 0 it must not spoil the sum."
+    if torch.is_tensor(weight):
+        return torch.where(weight == 0, value.nan_to_num(0.), value)
+    return value if weight else 0 * value.nan_to_num(0.)
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #6ee10b2e
 def share_of(
@@ -214,6 +229,7 @@ class WeighedTerms(TorchFunctionMode):
             if share_by_node.setdefault(node, share) is not share and \
                     float(share_by_node[node]) != float(share):
                 raise Unreadable("several means inside one operation")
+            silence([term], share)
         loss.grad_fn.register_prehook(lambda gradients: seen.update(whole=gradients[0]))
         for node, share in share_by_node.items():
             node.register_prehook(_weighing(self.values[node], share, seen, add))
@@ -222,17 +238,8 @@ class WeighedTerms(TorchFunctionMode):
 def _weighing(value: torch.Tensor, share, seen: dict, add: Callable) -> Callable:
     "A hook that weighs the gradient at a node, and adds what its value is worth."
     def weighed(gradients):
-        gradient, = gradients
+        gradient = without_nothing(gradients[0] * share, share)
         whole = seen["whole"] # of the loss: a gradient scaler and others multiply it
-        add(share * without_nothing(value, share) * gradient / whole)
-        return ((gradient * share).to(gradient.dtype),)
+        add(without_nothing(value, share) * gradient / whole)
+        return (gradient.to(gradients[0].dtype),)
     return weighed
-
-def without_nothing(
-    value: torch.Tensor, # of a loss or a term
-    weight, # a number or a tensor of one number
-) -> torch.Tensor:
-    "A mean over nothing is not a number; with weight 0 it must not spoil the sum."
-    if torch.is_tensor(weight):
-        return torch.where(weight == 0, value.nan_to_num(0.), value)
-    return value if weight else 0 * value.nan_to_num(0.)

@@ -105,8 +105,7 @@ class StepSum:
         if terms and not same_proportions(terms, self.first):
             raise Unreadable("means over different things")
         weight, counted = share_of(terms), math.nan
-        if not torch.is_tensor(weight) and not weight:
-            silence(terms)
+        silence(terms, weight)
         counts = target_counts(batch) if facts.mean_over else {}
         if facts.mean_over in counts: # packed rows have no mask to count tokens by
             counted = facts.per_count * number_of(counts[facts.mean_over])
