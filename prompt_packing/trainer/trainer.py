@@ -13,7 +13,7 @@ import transformers
 from torch.utils.data import IterableDataset
 from transformers.utils import logging
 
-from ..accumulation_loss.asking import is_sharded
+from ..accumulation_loss.asking import is_sharded, undisturbed
 from ..accumulation_loss.exact import ExactLossMixin
 from ..accumulation_loss.processes import AllProcesses
 from ..accumulation_loss.means import NamedMeanMixin
@@ -241,9 +241,9 @@ class TokenBudgetMixin:
 
     def run_without_trace(self, batch):
         "Forward and backward of a batch; no gradient, no random number is left."
-        count = self._count_of(batch)
-        with set_for_now(self, is_asking=True):
-            self.examiner(self.model_wrapped, count).ask(batch, count, backward=True)
+        model = self.accelerator.unwrap_model(self.model_wrapped)
+        with set_for_now(self, is_asking=True), undisturbed(model), torch.enable_grad():
+            self.plain_loss(model, batch, self._count_of(batch)).backward()
         if self.args.device.type != "cpu": # time or memory is measured: wait for it
             torch.accelerator.synchronize()
 
