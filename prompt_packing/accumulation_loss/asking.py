@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import isfinite
 
 import numpy as np
 import torch
@@ -257,6 +258,8 @@ def is_near(
     noise: float = 0.0, # absolute, of a loss whose summands cancel
 ) -> bool:
     "Whether two losses are the same but for rounding; never where one is not a number."
+    if not isfinite(first) or not isfinite(second):
+        return first == second
     size = max(abs(first), abs(second), 1e-12)
     return abs(first - second) <= max(tolerance * size, noise)
 

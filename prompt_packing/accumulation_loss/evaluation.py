@@ -10,7 +10,8 @@ from collections.abc import Callable
 import torch
 
 from .asking import last_parameter, only_graph_of
-from .reading import Unreadable, read_terms, share_of
+from .reading import (
+    Unreadable, read_terms, same_proportions, share_of)
 from ..foundation.rows import row_count
 
 # %% auto #0
@@ -25,10 +26,13 @@ class EvaluationMean:
         filters: bool = True, # losses that are not finite are left out
         reads: bool = True, # False for sharded models, whose parameters are elsewhere
     ):
-        self.is_sum = way == "adds" and not takes_count
+        self.adds = way == "adds" and not takes_count
+        self.is_sum = self.adds
         self.reads = reads and way not in ("chunks", "rows", "added", "terms")
         self.filters = filters
-        self.parts = [] # (loss, weight), where they were computed
+        self.parts = [] # (loss, weight, rows), where they were computed
+        self.by_rows = False # not all weights could be read: transformers' mean
+        self.first = None # terms of the first part that had any
         self.last = None # the parameter from which a graph is kept
         self.paused = False # rows that are copies of others do not count
 
@@ -38,13 +42,14 @@ class EvaluationMean:
             if self.paused:
                 return compute_loss(model, inputs, *args, **kwargs)
             batch = dict(inputs) # compute_loss may take the labels out
-            made, loss, weight = self._made(compute_loss, model, inputs, batch, args, kwargs)
-            self.parts.append((loss.detach(), weight))
+            made, loss, weight = self._made(compute_loss, model, inputs, args, kwargs)
+            self.by_rows = self.by_rows or (weight is None and not self.adds)
+            self.parts.append((loss.detach(), weight, float(row_count(batch) or 1)))
             return made
         return compute_and_note
 
-    def _made(self, compute_loss, model, inputs, batch, args, kwargs) -> tuple:
-        "What was made, its loss, and what the loss weighs."
+    def _made(self, compute_loss, model, inputs, args, kwargs) -> tuple:
+        "What was made, its loss, and what the loss weighs; None: that cannot be read."
         if self.reads and not torch.is_inference_mode_enabled():
             with only_graph_of(model, self.last):
                 made = compute_loss(model, inputs, *args, **kwargs)
@@ -53,6 +58,9 @@ class EvaluationMean:
                     self.last = last_parameter(loss)
             try:
                 terms = read_terms(loss)
+                self.first = self.first or terms
+                if not same_proportions(terms, self.first):
+                    raise Unreadable("means over different things")
                 weight = share_of(terms)
                 self.is_sum = self.is_sum or any(not term.is_mean for term in terms)
                 return _detached(made), loss.detach(), weight
@@ -62,15 +70,16 @@ class EvaluationMean:
         else:
             made = compute_loss(model, inputs, *args, **kwargs)
         loss = made[0] if isinstance(made, tuple) else made
-        count = kwargs.get("num_items_in_batch")
-        return made, loss, float(row_count(batch) or 1) if count is None else count
+        return made, loss, kwargs.get("num_items_in_batch")
 
     def sums(self) -> tuple[float, float]:
         "Losses times weights, and weights, in float64 and with one copy from a device."
-        losses = _numbers([loss for loss, _ in self.parts])
-        weights = _numbers([weight for _, weight in self.parts])
-        if self.is_sum:
-            weights = torch.ones_like(weights)
+        losses, weights, rows = zip(*self.parts) if self.parts else ((), (), ())
+        losses = _numbers(list(losses))
+        if self._is_sum():
+            weights = torch.ones_like(losses)
+        else:
+            weights = _numbers(list(rows if self.by_rows else weights))
         used = weights != 0
         if self.filters:
             used &= losses.isfinite()
@@ -83,7 +92,10 @@ class EvaluationMean:
             value, weight = map(float, sum_over_processes(value, weight))
         if not weight:
             return None
-        return value if self.is_sum else value / weight
+        return value if self._is_sum() else value / weight
+
+    def _is_sum(self) -> bool:
+        return self.adds or self.is_sum and not self.by_rows
 
 def _numbers(values: list) -> torch.Tensor:
     "Numbers and tensors of one number, as float64 on the CPU."
