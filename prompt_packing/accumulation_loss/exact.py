@@ -250,12 +250,12 @@ class ExactLossMixin:
         except CannotJoin as reason: # on every process, since all join the same batches
             step.failure = f"its batches cannot be joined: {reason}"
             return
-        tokens, rows = _chunk_size(step.batches, getattr(self, "token_budget", None))
+        tokens = _tokens_in_chunk(step.batches, getattr(self, "token_budget", None))
         facts, bare = self.loss_facts, self.accelerator.unwrap_model(model)
         step.gather = gather
         try:
             with in_chunks(
-                    bare, list(facts.chunked), tokens, rows, gather, facts.trims):
+                    bare, list(facts.chunked), tokens, gather, facts.trims):
                 self._compute_part(model, step, whole)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             if isinstance(error, torch.OutOfMemoryError): # no fault of the chunks
@@ -324,8 +324,7 @@ class ExactLossMixin:
         batches = [b for b in step.collated if not isinstance(b, Weightless)]
         if facts.way == "terms":
             counts = [_total(batches, name) for name, _ in facts.terms]
-            # 1 where the step has none of these: every share is then 0
-            unit = [_or_one(count) for count in self.processes.sum(*counts)]
+            unit = self.processes.sum(*counts)
         elif facts.way == "chunks":
             unit = 1.0
         else:
@@ -333,7 +332,7 @@ class ExactLossMixin:
             each = facts.per_count or 1.0
             total, = self.processes.sum(each * _total(batches, name))
             # gradients of the size that they have in the uncut batch round as they do there
-            unit = _or_one(total) if facts.mean_over else _power_of_two(total)
+            unit = _power_of_two(total)
         if self.count_targets is not None:
             targets = lambda batch: self.count_targets(self.model, batch)
         return StepSum(facts, self.processes.number, unit, targets)
@@ -585,25 +584,19 @@ def _total(batches: list, name: str):
         return 1.0
     return sum(number_of(target_counts(batch)[name]) for batch in batches)
 
-def _or_one(number):
-    "The number, and 1 where it is 0."
-    if torch.is_tensor(number):
-        return torch.where(number == 0, 1.0, number)
-    return number or 1.0
-
 def _power_of_two(number):
     "One near a number; to divide by it costs no rounding."
     if torch.is_tensor(number):
         return torch.exp2(torch.log2(number.clamp(min=2.0 ** -100)).round())
     return 2.0 ** round(math.log2(max(number, 2.0 ** -100)))
 
-def _chunk_size(batches: list, token_budget: int | None) -> tuple[int, int]:
-    "Most tokens in a chunk, as many as the largest micro-batch holds; its rows."
-    rows = max(row_count(batch) or 1 for batch in batches)
+def _tokens_in_chunk(batches: list, token_budget: int | None) -> int:
+    "The budget, or as many as the largest micro-batch holds."
     if token_budget:
-        return token_budget, rows
+        return token_budget
+    rows = max(row_count(batch) or 1 for batch in batches)
     widths = [int(row_lengths(batch).max()) for batch in batches if row_count(batch)]
-    return rows * max(widths, default=1), rows
+    return rows * max(widths, default=1)
 
 def _copied_rows(accelerator, rows: int | None) -> int:
     "Rows at the end of a batch that accelerate copied to have even batches."

@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 from ..foundation.foreign import input_shape
 
 # %% auto #0
-__all__ = ['Unreadable', 'Term', 'number_of', 'read_terms', 'silence', 'share_of', 'same_proportions', 'WeighedTerms',
-           'without_nothing']
+__all__ = ['Unreadable', 'Term', 'number_of', 'numbers_on_host', 'read_terms', 'silence', 'share_of', 'same_proportions',
+           'WeighedTerms', 'without_nothing']
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #930c47d5
 class Unreadable(ValueError):
@@ -81,8 +81,21 @@ def number_of(
     value, # a number, or a tensor of one
 ): # a float; the tensor where it lies on a device, since reading it would wait
     "A Python number where that costs nothing."
-    on_device = torch.is_tensor(value) and value.device.type != "cpu"
-    return value.detach() if on_device else float(value)
+    return value.detach() if _is_on_device(value) else float(value)
+
+def numbers_on_host(
+    values: list, # numbers and tensors of one number
+) -> list[float]:
+    "Python numbers, with one copy from the device if any is there."
+    device = next((v.device for v in values if _is_on_device(v)), None)
+    if device is None:
+        return list(map(float, values))
+    exact = torch.float32 if device.type == "mps" else torch.float64
+    return torch.stack([torch.as_tensor(v, dtype=exact, device=device).reshape(())
+                        for v in values]).tolist()
+
+def _is_on_device(value) -> bool:
+    return torch.is_tensor(value) and value.device.type != "cpu"
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #bf34730d
 def _walk(node, divisor, is_mean: bool, above: tuple = ()) -> list[Term]:
