@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import zip_longest
+from math import isfinite
 
 import numpy as np
 import torch
@@ -246,6 +247,8 @@ def is_near(
     noise: float = 0.0, # absolute, of a loss whose summands cancel
 ) -> bool:
     "Whether two losses are the same but for rounding; never where one is not a number."
+    if not isfinite(first) or not isfinite(second):
+        return first == second
     size = max(abs(first), abs(second), 1e-12)
     return abs(first - second) <= max(tolerance * size, noise)
 

@@ -195,7 +195,15 @@ class ExactLossMixin:
         if self._is_resumed:
             self._verify(model, step)
         if check_is_due(self._steps_begun) or unequal_now:
+            before = self.loss_facts
             self._examine(model, step)
+            self._doubt_steps_before(before)
+
+    def _doubt_steps_before(self, before: LossFacts):
+        "Say so if steps were computed in a way that a look has now ruled out."
+        couples_rows = self.loss_facts.way in ("chunks", "rows", "added")
+        if before.is_of_parts and couples_rows:
+            self._set_facts(said(self.loss_facts, _found_late, exact=None))
 
     def _plan(self, step: Step):
         "In which parts a step is computed, and when."
@@ -257,11 +265,19 @@ class ExactLossMixin:
 
     def _end_step(self, model, step: Step) -> torch.Tensor:
         "Divide the gradients by the weight of the step; the loss of the step."
+        # the first four were verified: whole, or some rows where those are limited
+        narrows = self.processes.number > 1 or self.cuts_steps()
+        has_doubts = self._weights.doubtful > (0 if narrows else 4)
         doubtful = self._weights.doubtful_part(step.sum.parts)
+        if self.loss_facts.way == "unknown" and float(step.sum.value):
+            # the rows that were looked at had a loss of zero, and others have not
+            doubtful = heaviest(step.sum.parts, None)
         if self.processes.any(bool(step.failure) or doubtful is not None):
-            way = self.loss_facts.way
+            before = self.loss_facts
             self._look_again(model, step, doubtful)
-            if step.failure or self.loss_facts.way != way:
+            if self.processes.any(has_doubts):
+                self._doubt_steps_before(before)
+            if step.failure or self.loss_facts.way != before.way:
                 return self._compute_again(model, step)
         weight, loss = step.sum.weight, step.sum.value
         if self.loss_facts.way in ("adds", "added", "terms"):
@@ -446,9 +462,14 @@ class ExactLossMixin:
                 *args, metric_key_prefix=metric_key_prefix, **kwargs)
         finally:
             self._eval_mean = None
-        loss, name = mean.mean(self.processes.sum), f"{metric_key_prefix}_loss"
+        name = f"{metric_key_prefix}_loss"
+        mean.by_rows = self.processes.any(mean.by_rows)
+        batches, = self.processes.sum(float(len(mean.parts)))
+        loss = mean.mean(self.processes.sum)
         if name in output.metrics and loss is not None:
             output.metrics[name] = loss
+            if mean.by_rows and batches > 1:
+                self._set_facts(said(self.loss_facts, _mean_of_batches, exact=False))
         return output
 
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
@@ -506,6 +527,14 @@ _ROWS_TO_EXCHANGE = 8 # of each process, for a look
 _gradients_come_last = (
     "your training_step runs once for each micro-batch, and gradients exist only after the "
     "last one of a step: code in it that reads gradients earlier cannot be exact")
+
+_found_late = (
+    "earlier steps of this run weighted their parts, as earlier looks at the loss allowed, "
+    "and this one does not: those steps may not be exact")
+
+_mean_of_batches = (
+    "what an evaluation batch weighs cannot be read from its loss, so batches are weighted "
+    "by their rows, as in transformers: the evaluation loss depends on the batch size")
 
 def _overrides_training_step(cls: type) -> bool:
     "Whether a class that stands before the mixin has a `training_step` of its own."

@@ -164,10 +164,10 @@ class WeightsSeen:
         return due
 
     def _is_doubtful(self, weight: float, loss: float, counted: float) -> bool:
+        if not math.isnan(counted): # a loss may leave out a part that has targets
+            return abs(weight - counted) > 1e-5 * max(abs(weight), abs(counted))
         if not weight:
             return False
-        if not math.isnan(counted):
-            return abs(weight - counted) > 1e-5 * abs(weight)
         is_light = weight <= 1 < self.largest or weight < self.smallest * (1 - 1e-5)
         return loss == 0 or is_light
 
