@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import DistributedType, gather_object, send_to_device
+from accelerate.utils import DistributedType
 from transformers.utils import logging
 
 from .asking import Answer, ask_loss, is_sharded
@@ -75,7 +75,6 @@ class ExactLossMixin:
         self._step = None # the `Step` under way
         self._steps_begun, self._weights = 0, WeightsSeen()
         self._step_has_ended = False # and the next one of the Trainer's loop has not begun
-        self._has_fillers = False # among the batches of the step
         self._last_batch = None # of this process
         self._ended = None # the iterator that has ended on all processes
         self._is_resumed = False # and the facts of the checkpoint are not yet verified
@@ -130,7 +129,6 @@ class ExactLossMixin:
         main_input = getattr(self.model, "main_input_name", "input_ids")
         filled = filled_up(batches, num_batches, self._last_batch, main_input)
         self._last_batch = filled[-1]
-        self._has_fillers = len(batches) < len(filled)
         self._step = Step(filled[-max(len(batches), 1):], count, is_of_loop=True)
         return filled, count
 
@@ -148,7 +146,7 @@ class ExactLossMixin:
 
     def _exact_step(self, model, inputs, num_items_in_batch):
         nothing = torch.zeros((), device=self.args.device)
-        if self._has_fillers and is_filler(inputs):
+        if is_filler(inputs):
             return nothing
         is_last = self.accelerator.sync_gradients
         step = self._step_of(inputs, num_items_in_batch)
@@ -373,8 +371,7 @@ class ExactLossMixin:
         both = []
         for part in parts:
             rows = [narrowed(part, fits, has_loss)] if part else []
-            if number > 1:
-                rows = gather_object(send_to_device(rows, "cpu"))
+            rows = sum(self.processes.gathered(rows), [])
             try:
                 if budget: # one row of each process may be too many
                     rows = _joinable_within(rows, budget // 2)
@@ -412,11 +409,10 @@ class ExactLossMixin:
         "Batches to look at: this process's own, or some rows of every process."
         batches = [b for b in batches if not isinstance(b, Weightless)] or batches
         if self.processes.number > 1:
-            batch = batches[number % len(batches)]
-            rows = row_count(batch)
-            few = range(min(rows or 0, _ROWS_TO_EXCHANGE))
-            few = take_rows(batch, few) if rows else batch
-            batches = gather_object([send_to_device(few, "cpu")])
+            few = batches[number % len(batches)]
+            if rows := row_count(few):
+                few = take_rows(few, range(min(rows, _ROWS_TO_EXCHANGE)))
+            batches = sum(self.processes.gathered([few]), [])
         budget = getattr(self, "token_budget", None)
         if budget and all(map(row_count, batches)):
             seed = self.loss_facts.checks
@@ -430,9 +426,7 @@ class ExactLossMixin:
             raise ValueError("; ".join(reasons))
 
     def _say(self, text: str):
-        if self.strict_loss:
-            raise ValueError(text)
-        self.loss_facts = said(self.loss_facts, text, exact=False)
+        self._set_facts(said(self.loss_facts, text, exact=False))
 
     @contextmanager
     def _as_one_step(self) -> Iterator[None]:

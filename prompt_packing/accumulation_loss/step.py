@@ -23,7 +23,7 @@ from ..foundation.rows import row_count
 
 # %% auto #0
 __all__ = ['PartWeight', 'StepSum', 'quotient_or_zero', 'WeightsSeen', 'heaviest', 'set_aside', 'add_back', 'drop_gradients',
-           'multiply_gradients', 'Filler', 'is_filler', 'Weightless', 'filled_up', 'Step']
+           'multiply_gradients', 'is_filler', 'Weightless', 'filled_up', 'Step']
 
 # %% ../../nbs/accumulation_loss/step.ipynb #b1c0d007
 @dataclass
@@ -214,12 +214,10 @@ def multiply_gradients(model: nn.Module, factor: float | torch.Tensor):
 # %% ../../nbs/accumulation_loss/step.ipynb #b1c0d017
 _NOTHING = torch.zeros(0, dtype=torch.long) # of which transformers counts tokens
 
-class Filler(dict):
-    "Stands in for a batch that the data set did not have."
-
 def is_filler(
     batch: Mapping, # or a copy of it
 ) -> bool:
+    "Whether it stands in for a batch that the data set did not have."
     return any(value is _NOTHING for value in batch.values())
 
 class Weightless(dict):
@@ -237,7 +235,7 @@ def filled_up(
     if not batches and last is None:
         raise RuntimeError("this process has no batch and others have: give each some")
     batches = batches or [Weightless(last)]
-    filler = Filler(batches[0] | {main_input: _NOTHING, "attention_mask": _NOTHING})
+    filler = batches[0] | {main_input: _NOTHING, "attention_mask": _NOTHING}
     return [filler] * (width - len(batches)) + batches
 
 # %% ../../nbs/accumulation_loss/step.ipynb #b1c0d020
