@@ -219,7 +219,7 @@ class Comparison:
         self.examiner, self.parts = examiner, parts
         self.answers, self.uncut = answers, uncut
         self.counts = _counts_of(parts)
-        self.read, self.why_not = _read_weights(answers) # none, and why
+        self.denominators, self.why_not = _read_weights(answers) # none, and why
 
     def way_that_fits(self, facts: LossFacts) -> LossFacts | None:
         "Where several do, the one of before."
@@ -232,9 +232,9 @@ class Comparison:
 
     def _candidates(self, facts: LossFacts) -> Iterator[LossFacts]:
         weighs = []
-        if self.read and not facts.takes_count:
-            name, each = self.count_of(self.read)
-            is_new = not facts.mean_over or name and _differ(self.read)
+        if self.denominators and not facts.takes_count:
+            name, each = self.count_of(self.denominators)
+            is_new = not facts.mean_over or name and _differ(self.denominators)
             count = dict(mean_over=name, per_count=each) if is_new else {}
             weighs = [replace(facts, way="weighs", **count)]
         if facts.way == "weighs":
@@ -247,10 +247,10 @@ class Comparison:
         # several means, or a node of torch that is not linear: counting will not help
         is_torch = self.why_not[-1:].isdigit() or \
             all(answer.terms is not None for answer in self.answers)
-        if not facts.takes_count and (self.read or not is_torch):
+        if not facts.takes_count and (self.denominators or not is_torch):
             for name in self.counts:
                 # a clamp may have changed what was read
-                if not self.read or name == facts.mean_over:
+                if not self.denominators or name == facts.mean_over:
                     yield replace(facts, way="counts", mean_over=name, per_count=1.0)
         if terms := self._counted_terms(facts):
             yield replace(facts, way="terms", terms=terms)
@@ -259,7 +259,7 @@ class Comparison:
         if sum(not _says_nothing(answer) for answer in self.answers) < 2:
             return True
         # one target in all parts, and a clamp in those without: their sum fits by chance
-        return bool(not facts.takes_count and self.read and max(map(float, self.read)) <= 1
+        return bool(not facts.takes_count and self.denominators and max(map(float, self.denominators)) <= 1
                     and self.answers[0].terms and self.answers[0].terms[0].is_mean)
 
     def _counted_terms(self, facts: LossFacts) -> tuple:
@@ -287,7 +287,7 @@ class Comparison:
     def weights(self, facts: LossFacts) -> list[float]:
         "Of the parts, if computed in this way."
         if facts.way == "weighs":
-            return _normalized(self.read)
+            return _normalized(self.denominators)
         if facts.way == "counts":
             return _normalized(self.counts[facts.mean_over])
         return [1.0] * len(self.parts)
@@ -300,7 +300,7 @@ class Comparison:
         "Whether loss and gradient of the parts, in this way, make those of the whole."
         weights, uncut = self.weights(facts), self.uncut
         try:
-            answers = self._weighed_by_terms(facts.terms)
+            answers = self._weighed_by_terms(facts) if facts.way == "terms" else self.answers
         except Unreadable:
             return False
         value = sum(a.value * weight for a, weight in zip(answers, weights) if weight)
@@ -308,11 +308,9 @@ class Comparison:
             return False
         return self.examiner.gradients_agree(uncut, answers, weights)
 
-    def _weighed_by_terms(self, terms: tuple) -> list[Answer]:
-        if not terms:
-            return self.answers
+    def _weighed_by_terms(self, facts: LossFacts) -> list[Answer]:
         shares = [_normalized(self.counts[name]) if name else [1.0] * len(self.parts)
-                  for name, _ in terms]
+                  for name, _ in facts.terms]
         return [self.examiner.ask(part, parameters=self.uncut.parameters, shares=of_part)
                 for part, of_part in zip(self.parts, zip(*shares))]
 
@@ -325,7 +323,7 @@ class Comparison:
     def in_numbers(self) -> str:
         values = ", ".join(f"{answer.value:.6g}" for answer in self.answers)
         words = f"as one batch the loss is {self.uncut.value:.6g}, in parts {values}"
-        if self.read:
+        if self.denominators:
             return words
         return f"{words}, and its graph cannot be read ({self.why_not})"
 
