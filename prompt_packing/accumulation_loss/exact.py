@@ -498,7 +498,7 @@ class ExactLossMixin:
             state = json.loads(file.read_text())
             self.loss_facts = LossFacts.from_state_dict(state["facts"])
             self._steps_begun = state["steps"]
-            self._weights = WeightsSeen.from_state_dict(state["weights"])
+            self._weights = WeightsSeen(**state["weights"])
             self._is_resumed = True
 
 # %% ../../nbs/accumulation_loss/exact.ipynb #cfddfd5b

@@ -135,12 +135,6 @@ class WeightsSeen:
     parts: int = 0
     doubtful: int = 0 # parts whose weight may be wrong
 
-    @classmethod
-    def from_state_dict(cls, state: dict) -> WeightsSeen:
-        "Also of a checkpoint in which `doubtful` was called `odd`."
-        names = {"odd": "doubtful"}
-        return cls(**{names.get(name, name): value for name, value in state.items()})
-
     @property
     def differ(self) -> bool:
         return self.largest - self.smallest > 1e-5 * abs(self.largest)
