@@ -5,11 +5,11 @@
 # %% ../../nbs/accumulation_loss/audit.ipynb #a2a8a1ae
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from itertools import islice
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 
 import pandas as pd
 import torch
@@ -17,6 +17,7 @@ import transformers
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PretrainedConfig, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
 
 from .asking import Answer, ask_loss, undisturbed
 from .conformance import compare_gradients
@@ -28,11 +29,14 @@ from ..foundation.rows import (
     join_rows, pad_token_id_of, row_count, row_lengths, take_rows)
 
 # %% auto #0
-__all__ = ['HEADS', 'simulated_step', 'audit_loss', 'audit_head', 'random_batch']
+__all__ = ['HEADS', 'taken_gradient', 'simulated_step', 'audit_loss', 'quiet_trainer', 'audit_head', 'random_batch']
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #11c8eb55
-def _taken_gradient(model: nn.Module, scale: float) -> dict:
-    "The gradient of every parameter that has one, unscaled; none is left behind."
+def taken_gradient(
+    model: nn.Module,
+    scale: float = 1.0, # by which it is too large
+) -> dict[str, torch.Tensor]: # by parameter
+    "The gradient of every parameter that has one; none is left in the model."
     gradient = {name: p.grad.detach() / scale for name, p in model.named_parameters()
                 if p.grad is not None}
     model.zero_grad(set_to_none=True)
@@ -57,7 +61,7 @@ def simulated_step(
     set_sync(accelerator, True)
     scaler = accelerator.scaler
     scale = processes * (scaler.get_scale() if scaler else 1)
-    return loss / processes, _taken_gradient(trainer.model, scale), items
+    return loss / processes, taken_gradient(trainer.model, scale), items
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #6c6ac108
 def _rebalanced(whole, number: int) -> list | None:
@@ -133,18 +137,36 @@ def audit_loss(
     the Trainer's own training data are taken, in its own order, as many as it
     accumulates and at least 4. Raises `TypeError` where batches are not mappings of
     tensors, `ValueError` where they cannot be joined or have no target."""
-    given = isinstance(trainer_or_model, transformers.Trainer)
-    with TemporaryDirectory() as folder:
-        trainer = copy(trainer_or_model) if given else _plain_trainer(
-            trainer_or_model, folder)
-        if batches is None and given:
-            batches = trainer.get_train_dataloader()
-        steps = steps or max(4, trainer.args.gradient_accumulation_steps)
-        batches = _taken_batches(batches, steps)
-        trainer.model.zero_grad(set_to_none=True)
-        set_sync(trainer.accelerator, True)
-        with _eval_mode_stays(trainer.model):
-            return _Audit(trainer, [trainer._prepare_inputs(b) for b in batches]).table()
+    if isinstance(trainer_or_model, transformers.Trainer):
+        trainer = copy(trainer_or_model)
+        batches = trainer.get_train_dataloader() if batches is None else batches
+    else:
+        trainer = quiet_trainer(trainer_or_model)
+    steps = steps or max(4, trainer.args.gradient_accumulation_steps)
+    batches = _taken_batches(batches, steps)
+    trainer.model.zero_grad(set_to_none=True)
+    set_sync(trainer.accelerator, True)
+    with _eval_mode_stays(trainer.model):
+        return _Audit(trainer, [trainer._prepare_inputs(b) for b in batches]).table()
+
+def quiet_trainer(
+    model: nn.Module,
+    trainer_class: type = transformers.Trainer, # or one derived from it
+    collator: Callable | None = None, # rows -> batch
+    rows: Sequence[dict] | None = None, # all of them are one step
+    **arguments, # of `TrainingArguments`
+) -> transformers.Trainer:
+    "A Trainer that takes one step, changes no weight and writes no file."
+    args = TrainingArguments(
+        gettempdir(), max_steps=1, learning_rate=0.0, optim="sgd", max_grad_norm=0.0,
+        save_strategy="no", logging_strategy="no", report_to="none",
+        use_cpu=next(model.parameters()).device.type == "cpu", disable_tqdm=True,
+        log_level="error", remove_unused_columns=False, prediction_loss_only=True,
+        **arguments)
+    trainer = trainer_class(
+        model, args, data_collator=collator, train_dataset=rows, eval_dataset=rows)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
 
 def _taken_batches(batches, steps: int) -> list:
     "`TypeError` where these are no batches."
@@ -224,12 +246,6 @@ def _check_targets(model: nn.Module, gradient: dict, loss: float):
         return
     raise ValueError(f"{type(model).__name__}: no batch has a target (labels that "
                      "are -100 are ignored), or the loss does not depend on the model")
-
-def _plain_trainer(model, folder: str) -> transformers.Trainer:
-    use_cpu = next(model.parameters()).device.type == "cpu"
-    args = TrainingArguments(folder, report_to="none", disable_tqdm=True,
-                             log_level="error", use_cpu=use_cpu)
-    return transformers.Trainer(model, args)
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #38fc5203
 HEADS = {head.replace(" ", "-").lower(): "".join(head.split()) for head in (
