@@ -88,15 +88,15 @@ def _settings(batches: list, whole) -> Iterator[tuple]:
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #790c289c
 def _look_at_loss(
-    model: nn.Module, # without wrappers
-    compute_loss: Callable, # of a Trainer
+    trainer: transformers.Trainer,
     batches: list,
     items, # `num_items_in_batch` of these batches
 ) -> LossFacts:
     "What two looks at these batches say of a loss; nothing is logged."
+    model = trainer.accelerator.unwrap_model(trainer.model)
     def ask(batch, count, **options) -> Answer:
         def loss_of(batch):
-            made = compute_loss(model, dict(batch), num_items_in_batch=count)
+            made = trainer.compute_loss(model, dict(batch), num_items_in_batch=count)
             return made[0] if isinstance(made, tuple) else made
         return ask_loss(loss_of, model, batch, **options)
     facts = LossFacts()
@@ -147,7 +147,7 @@ def audit_loss(
     trainer.model.zero_grad(set_to_none=True)
     set_sync(trainer.accelerator, True)
     with _eval_mode_stays(trainer.model):
-        return _Audit(trainer, [trainer._prepare_inputs(b) for b in batches]).table()
+        return _audit(trainer, [trainer._prepare_inputs(b) for b in batches])
 
 def quiet_trainer(
     model: nn.Module,
@@ -196,49 +196,40 @@ def _eval_mode_stays(model: nn.Module) -> Iterator[None]:
             module.training = mode
         model.zero_grad(set_to_none=True)
 
-class _Audit:
-    "A Trainer, the micro-batches of a step, and the gradient of them as one batch."
-    def __init__(self, trainer: transformers.Trainer, batches: list):
-        self.trainer, self.batches = trainer, batches
-        self.is_exact = isinstance(trainer, ExactLossMixin)
-        self.facts = None # `LossFacts`, once a gradient is wrong
-        pad = pad_token_id_of(
-            trainer.data_collator, trainer.processing_class,
-            getattr(trainer.model, "config", None))
-        self.whole = whole = join_rows(batches, pad)
-        self.loss, self.right, _ = simulated_step(trainer, [whole], 1, 1)
-        _check_targets(trainer.model, self.right, self.loss)
-        # the same rows in another order: every sum rounds differently
-        backwards = take_rows(whole, range(row_count(whole) - 1, -1, -1))
-        _, again, _ = simulated_step(trainer, [backwards], 1, 1)
-        self.rounding = compare_gradients(self.right, again)["error"]
+def _reference(trainer: transformers.Trainer, batches: list) -> tuple:
+    "Micro-batches as one, its loss, its gradient, and the error of that by rounding."
+    pad = pad_token_id_of(trainer.data_collator, trainer.processing_class,
+                          getattr(trainer.model, "config", None))
+    whole = join_rows(batches, pad)
+    loss, right, _ = simulated_step(trainer, [whole], 1, 1)
+    _check_targets(trainer.model, right, loss)
+    # the same rows in another order: every sum rounds differently
+    backwards = take_rows(whole, range(row_count(whole) - 1, -1, -1))
+    _, again, _ = simulated_step(trainer, [backwards], 1, 1)
+    return whole, loss, right, compare_gradients(right, again)["error"]
 
-    def table(self) -> pd.DataFrame:
-        settings = _settings(self.batches, self.whole)
-        if self.is_exact: # processes add up their weights: one process cannot play two
-            settings = islice(settings, 1)
-        return pd.DataFrame([self.row(*setting) for setting in settings])
-
-    def row(self, words: str, batches: list, accumulation: int, processes: int) -> dict:
-        loss, gradient, items = simulated_step(
-            self.trainer, batches, accumulation, processes)
-        found = compare_gradients(self.right, gradient)
-        is_right = found["error"] < max(1e-4, 2 * self.rounding)
-        cause = "right" if is_right else self.cause(found, items, processes)
-        return dict(
+def _audit(trainer: transformers.Trainer, batches: list) -> pd.DataFrame:
+    "A row for each setting; what is known of the loss is found out if one is wrong."
+    whole, right_loss, right, rounding = _reference(trainer, batches)
+    settings, facts, rows = _settings(batches, whole), None, []
+    is_exact = isinstance(trainer, ExactLossMixin)
+    if is_exact: # processes add up their weights: one process cannot play two
+        settings = islice(settings, 1)
+    for words, parts, accumulation, processes in settings:
+        loss, gradient, items = simulated_step(trainer, parts, accumulation, processes)
+        found, cause = compare_gradients(right, gradient), "right"
+        if found["error"] >= max(1e-4, 2 * rounding):
+            cause = _size_of_error(found["ratio"], found["cosine"])
+            if is_exact:
+                cause = "; ".join(trainer.loss_facts.messages) or cause
+            else:
+                facts = _look_at_loss(trainer, batches, items) if facts is None else facts
+                cause = f"{_cause(facts, items, processes)}: {cause}"
+        rows.append(dict(
             setting=words, ratio=found["ratio"], cosine=found["cosine"],
-            relative_error=found["error"], loss_ratio=loss / (self.loss or 1e-30),
-            cause=cause)
-
-    def cause(self, found: dict, items, processes: int) -> str:
-        size = _size_of_error(found["ratio"], found["cosine"])
-        if self.is_exact:
-            return "; ".join(self.trainer.loss_facts.messages) or size
-        if self.facts is None:
-            model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-            self.facts = _look_at_loss(
-                model, self.trainer.compute_loss, self.batches, items)
-        return f"{_cause(self.facts, items, processes)}: {size}"
+            relative_error=found["error"], loss_ratio=loss / (right_loss or 1e-30),
+            cause=cause))
+    return pd.DataFrame(rows)
 
 def _check_targets(model: nn.Module, gradient: dict, loss: float):
     "`ValueError` for a loss without a gradient."
