@@ -67,6 +67,8 @@ def accessible(text):
     text = re.sub(r'<th( style="[^"]*")?></th>', r'<td\1></td>', text)  # a head without words is no head
     text = re.sub(r'(<a class="sidebar-item-toggle[^>]*) role="navigation"', r'\1 role="button"', text)
     text = text.replace('<nav class="navbar', '<nav aria-label="Site" class="navbar').replace('<div class="toc-actions"', '<div class="toc-actions" role="navigation" aria-label="This page on GitHub"')
+    for start, name in (('<nav class="quarto-secondary-nav"', "Section"), ('<nav id="quarto-sidebar"', "Pages"), ('<nav class="page-navigation"', "Next and previous page")):
+        text = text.replace(start, f'{start} aria-label="{name}"')
     return re.sub(r'(<i class="bi [^"]*") role="img"', r'\1 aria-hidden="true"', text)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import DistributedType, gather_object, send_to_device
+from accelerate.utils import DistributedType
 from transformers.utils import logging
 
 from .asking import Answer, ask_loss, is_sharded
@@ -22,8 +22,8 @@ from .chunks import RowsOfAll, in_chunks
 from .custom import check_was_called, use_named_loss
 from .evaluation import EvaluationMean
 from prompt_packing.accumulation_loss.facts import (
-    WAYS, Examiner, LossFacts, check_is_due, cut_model, examine, inexact_way, narrowed,
-    said, target_counts)
+    Examiner, LossFacts, check_is_due, cut_model, examine, narrowed, said, target_counts,
+    weighed_inexactly)
 from .processes import AllProcesses
 from .reading import number_of
 from .step import (
@@ -75,7 +75,6 @@ class ExactLossMixin:
         self._step = None # the `Step` under way
         self._steps_begun, self._weights = 0, WeightsSeen()
         self._step_has_ended = False # and the next one of the Trainer's loop has not begun
-        self._has_fillers = False # among the batches of the step
         self._last_batch = None # of this process
         self._ended = None # the iterator that has ended on all processes
         self._is_resumed = False # and the facts of the checkpoint are not yet verified
@@ -130,7 +129,6 @@ class ExactLossMixin:
         main_input = getattr(self.model, "main_input_name", "input_ids")
         filled = filled_up(batches, num_batches, self._last_batch, main_input)
         self._last_batch = filled[-1]
-        self._has_fillers = len(batches) < len(filled)
         self._step = Step(filled[-max(len(batches), 1):], count, is_of_loop=True)
         return filled, count
 
@@ -148,7 +146,7 @@ class ExactLossMixin:
 
     def _exact_step(self, model, inputs, num_items_in_batch):
         nothing = torch.zeros((), device=self.args.device)
-        if self._has_fillers and is_filler(inputs):
+        if is_filler(inputs):
             return nothing
         is_last = self.accelerator.sync_gradients
         step = self._step_of(inputs, num_items_in_batch)
@@ -195,7 +193,14 @@ class ExactLossMixin:
         if self._is_resumed:
             self._verify(model, step)
         if check_is_due(self._steps_begun) or unequal_now:
+            before = self.loss_facts
             self._examine(model, step)
+            self._doubt_steps_before(before)
+
+    def _doubt_steps_before(self, before: LossFacts):
+        "Say so if steps were computed in a way that a look has now ruled out."
+        if before.checks and before.is_of_parts and not self.loss_facts.is_of_parts:
+            self._set_facts(said(self.loss_facts, _found_late, exact=None))
 
     def _plan(self, step: Step):
         "In which parts a step is computed, and when."
@@ -242,12 +247,12 @@ class ExactLossMixin:
         except CannotJoin as reason: # on every process, since all join the same batches
             step.failure = f"its batches cannot be joined: {reason}"
             return
-        tokens, rows = _chunk_size(step.batches, getattr(self, "token_budget", None))
+        tokens = _tokens_in_chunk(step.batches, getattr(self, "token_budget", None))
         facts, bare = self.loss_facts, self.accelerator.unwrap_model(model)
         step.gather = gather
         try:
             with in_chunks(
-                    bare, list(facts.chunked), tokens, rows, gather, facts.trims):
+                    bare, list(facts.chunked), tokens, gather, facts.trims):
                 self._compute_part(model, step, whole)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             if isinstance(error, torch.OutOfMemoryError): # no fault of the chunks
@@ -257,11 +262,19 @@ class ExactLossMixin:
 
     def _end_step(self, model, step: Step) -> torch.Tensor:
         "Divide the gradients by the weight of the step; the loss of the step."
+        # the first four were verified: whole, or some rows where those are limited
+        narrows = self.processes.number > 1 or self.cuts_steps()
+        has_doubts = self._weights.doubtful > (0 if narrows else 4)
         doubtful = self._weights.doubtful_part(step.sum.parts)
+        if self.loss_facts.way == "unknown" and float(step.sum.value):
+            # the rows that were looked at had a loss of zero, and others have not
+            doubtful = heaviest(step.sum.parts, None)
         if self.processes.any(bool(step.failure) or doubtful is not None):
-            way = self.loss_facts.way
+            before = self.loss_facts
             self._look_again(model, step, doubtful)
-            if step.failure or self.loss_facts.way != way:
+            if self.processes.any(has_doubts):
+                self._doubt_steps_before(before)
+            if step.failure or self.loss_facts.way != before.way:
                 return self._compute_again(model, step)
         weight, loss = step.sum.weight, step.sum.value
         if self.loss_facts.way in ("adds", "added", "terms"):
@@ -284,8 +297,7 @@ class ExactLossMixin:
         failed = self.processes.any(bool(reason))
         step.failure = reason = reason or ("on another process" if failed else "")
         if failed and facts.way == "chunks":
-            way = inexact_way(facts)
-            self._set_facts(said(replace(facts, way=way), reason, exact=False))
+            self._set_facts(weighed_inexactly(facts, reason))
             return
         why_cut = f"the graph of the loss cannot be read ({reason})" if failed else ""
         rows = self._light_and_heavy(model, step, doubtful)
@@ -308,8 +320,7 @@ class ExactLossMixin:
         batches = [b for b in step.collated if not isinstance(b, Weightless)]
         if facts.way == "terms":
             counts = [_total(batches, name) for name, _ in facts.terms]
-            # 1 where the step has none of these: every share is then 0
-            unit = [_or_one(count) for count in self.processes.sum(*counts)]
+            unit = self.processes.sum(*counts)
         elif facts.way == "chunks":
             unit = 1.0
         else:
@@ -334,7 +345,7 @@ class ExactLossMixin:
         examiner = self.examiner(model, step.count)
         with set_for_now(self, is_asking=True):
             if why_cut:
-                self._set_facts(_cut_if_joined(examiner, facts, batches[:2], why_cut))
+                self._set_facts(cut_model(examiner, facts, batches[:2], why_cut))
             else:
                 self._set_facts(examine(examiner, facts, batches))
 
@@ -353,13 +364,12 @@ class ExactLossMixin:
             if not examiner.asks_gradients: # shards: all processes would have to ask
                 return True
             with set_for_now(self, is_asking=True):
-                answer = examiner.ask(self._prepare_inputs(batch), step.count)
+                answer = examiner.ask(self._prepare_inputs(batch))
             return abs(answer.value) > 0
         both = []
         for part in parts:
             rows = [narrowed(part, fits, has_loss)] if part else []
-            if number > 1:
-                rows = gather_object(send_to_device(rows, "cpu"))
+            rows = sum(self.processes.gathered(rows), [])
             try:
                 if budget: # one row of each process may be too many
                     rows = _joinable_within(rows, budget // 2)
@@ -378,30 +388,29 @@ class ExactLossMixin:
     def examiner(self, model, count) -> Examiner:
         "What asks the loss of a batch without a trace, told of `count` items."
         bare = self.accelerator.unwrap_model(model)
-        sharded = is_sharded(bare)
-        # without autocast, which accelerate puts around `forward`: the comparison is exact
-        plain = plain_forward(bare)
-        exact = dict(forward=plain) if plain is not None else {}
-        def ask(batch, num_items_in_batch, **options) -> Answer:
-            def loss_of(batch):
-                with self._as_one_step(), self.compute_loss_context_manager(), \
-                        set_for_now(bare, **exact):
-                    made = self.compute_loss(
-                        bare, dict(batch), num_items_in_batch=num_items_in_batch)
-                return made[0] if isinstance(made, tuple) else made
-            return ask_loss(loss_of, bare, batch, **options, gradients=not sharded)
+        def ask(batch, count, **options) -> Answer:
+            return ask_loss(lambda batch: self.plain_loss(bare, batch, count),
+                            bare, batch, **options)
         def parts_of(batch): return self.cut_step([batch]) or [batch]
-        return Examiner(bare, ask, count, parts_of, self.join, not sharded)
+        return Examiner(bare, ask, count, parts_of, self.join, not is_sharded(bare))
+
+    def plain_loss(self, bare, batch, count) -> torch.Tensor:
+        "Of a batch that is a whole step of `count` items, by a model without wrappers."
+        # without autocast, which accelerate puts around `forward`: comparisons are exact
+        plain = plain_forward(bare)
+        with self._as_one_step(), self.compute_loss_context_manager(), \
+                set_for_now(bare, **({} if plain is None else {"forward": plain})):
+            made = self.compute_loss(bare, dict(batch), num_items_in_batch=count)
+        return made[0] if isinstance(made, tuple) else made
 
     def _sample(self, batches: list, number: int) -> list:
         "Batches to look at: this process's own, or some rows of every process."
         batches = [b for b in batches if not isinstance(b, Weightless)] or batches
         if self.processes.number > 1:
-            batch = batches[number % len(batches)]
-            rows = row_count(batch)
-            few = range(min(rows or 0, _ROWS_TO_EXCHANGE))
-            few = take_rows(batch, few) if rows else batch
-            batches = gather_object([send_to_device(few, "cpu")])
+            few = batches[number % len(batches)]
+            if rows := row_count(few):
+                few = take_rows(few, range(min(rows, _ROWS_TO_EXCHANGE)))
+            batches = sum(self.processes.gathered([few]), [])
         budget = getattr(self, "token_budget", None)
         if budget and all(map(row_count, batches)):
             seed = self.loss_facts.checks
@@ -415,9 +424,7 @@ class ExactLossMixin:
             raise ValueError("; ".join(reasons))
 
     def _say(self, text: str):
-        if self.strict_loss:
-            raise ValueError(text)
-        self.loss_facts = said(self.loss_facts, text, exact=False)
+        self._set_facts(said(self.loss_facts, text, exact=False))
 
     @contextmanager
     def _as_one_step(self) -> Iterator[None]:
@@ -447,9 +454,14 @@ class ExactLossMixin:
                 *args, metric_key_prefix=metric_key_prefix, **kwargs)
         finally:
             self._eval_mean = None
-        loss, name = mean.mean(self.processes.sum), f"{metric_key_prefix}_loss"
+        name = f"{metric_key_prefix}_loss"
+        mean.by_rows = self.processes.any(mean.by_rows)
+        batches, = self.processes.sum(float(len(mean.parts)))
+        loss = mean.mean(self.processes.sum)
         if name in output.metrics and loss is not None:
             output.metrics[name] = loss
+            if mean.by_rows and batches > 1:
+                self._set_facts(said(self.loss_facts, _mean_of_batches, exact=False))
         return output
 
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
@@ -508,20 +520,18 @@ _gradients_come_last = (
     "your training_step runs once for each micro-batch, and gradients exist only after the "
     "last one of a step: code in it that reads gradients earlier cannot be exact")
 
+_found_late = (
+    "earlier steps of this run weighted their parts, as earlier looks at the loss allowed, "
+    "and this one does not: those steps may not be exact")
+
+_mean_of_batches = (
+    "what an evaluation batch weighs cannot be read from its loss, so batches are weighted "
+    "by their rows, as in transformers: the evaluation loss depends on the batch size")
+
 def _overrides_training_step(cls: type) -> bool:
     "Whether a class that stands before the mixin has a `training_step` of its own."
     before = cls.__mro__[:cls.__mro__.index(ExactLossMixin)]
     return any("training_step" in vars(base) for base in before)
-
-def _cut_if_joined(examiner, facts: LossFacts, batches: list, reason: str) -> LossFacts:
-    "The model in chunks if these batches can be joined; weights by rows, said, if not."
-    try:
-        whole = examiner.join(batches)
-    except CannotJoin as error:
-        way = inexact_way(facts)
-        return said(replace(facts, way=way, told=True), f"{reason}, and batches cannot be "
-                    f"joined ({error}): {WAYS[way].partition(',')[0]}", exact=False)
-    return cut_model(examiner, facts, whole, reason)
 
 def _rows_within(batches: list, join: Callable, budget: int, seed: int) -> list:
     "Some rows in two batches that are within a token budget as one; two rows at least."
@@ -568,13 +578,13 @@ def _power_of_two(number):
         return torch.exp2(torch.log2(number.clamp(min=2.0 ** -100)).round())
     return 2.0 ** round(math.log2(max(number, 2.0 ** -100)))
 
-def _chunk_size(batches: list, token_budget: int | None) -> tuple[int, int]:
-    "Most tokens in a chunk, as many as the largest micro-batch holds; its rows."
-    rows = max(row_count(batch) or 1 for batch in batches)
+def _tokens_in_chunk(batches: list, token_budget: int | None) -> int:
+    "The budget, or as many as the largest micro-batch holds."
     if token_budget:
-        return token_budget, rows
+        return token_budget
+    rows = max(row_count(batch) or 1 for batch in batches)
     widths = [int(row_lengths(batch).max()) for batch in batches if row_count(batch)]
-    return rows * max(widths, default=1), rows
+    return rows * max(widths, default=1)
 
 def _copied_rows(accelerator, rows: int | None) -> int:
     "Rows at the end of a batch that accelerate copied to have even batches."

@@ -5,6 +5,8 @@
 # %% ../../nbs/accumulation_loss/processes.ipynb #a1c0d004
 from __future__ import annotations
 
+from itertools import zip_longest
+
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, send_to_device
@@ -53,13 +55,19 @@ class AllProcesses:
         has_counted, total = self.sum(float(count is not None), 0 if count is None else count)
         return total.float() if has_counted else None
 
+    def gathered(self, batches: list) -> list[list]:
+        "The batches of each process, by rank; of several processes on the CPU."
+        if self.number == 1:
+            return [batches]
+        return gather_object([send_to_device(batches, "cpu")])
+
     def rows(self,
         batches: list, # of this process, as collated
     ) -> tuple[list, list[list[int]]]: # batches of all; rows of each batch, by process
         """The micro-batches of a step in the order of an uncut batch.
 
         The first of each process come first, then the second, as accelerate deals them."""
-        everyones = gather_object([send_to_device(batches, "cpu")])
-        longest = max(map(len, everyones))
-        in_order = [own[k] for k in range(longest) for own in everyones if k < len(own)]
+        everyones = self.gathered(batches)
+        turns = zip_longest(*everyones)
+        in_order = [batch for turn in turns for batch in turn if batch is not None]
         return in_order, [[row_count(batch) for batch in own] for own in everyones]

@@ -202,7 +202,7 @@ def _config_of(model):
             f"name; take a folder, a hub name, or {known}") from error
 
 # %% ../../nbs/cli/index.ipynb #c1188746
-def _rows_text(table, empty="nothing"):
+def _rows_text(table, empty="nothing to list"):
     if not len(table):
         return empty
     return table.to_string(index=False, float_format="{:#.4g}".format)
@@ -228,7 +228,9 @@ def _audit_text(result):
         "prompt_packing.accumulation_loss.audit_loss(trainer)."])
 
 def _audit_json(result):
-    return _rows_json(result) if hasattr(result, "columns") else json.dumps(vars(result))
+    if hasattr(result, "columns"):
+        return _rows_json(result)
+    return json.dumps({"affected": result.affected, **vars(result)})
 
 _add(audit, _audit_text, _audit_json)
 
@@ -280,10 +282,7 @@ def verify(
     weights = chapter("frozen_weights")
     return weights.unmoved_weights(a, b) if unmoved else weights.compare_weights(a, b)
 
-def _differences_text(table):
-    return _rows_text(table, empty="nothing to list")
-
-_add(verify, _differences_text, _rows_json)
+_add(verify, _rows_text, _rows_json)
 
 # %% ../../nbs/cli/index.ipynb #f7f4fed9
 def tour(
