@@ -88,7 +88,7 @@ class BudgetArguments:
             check_whole("token_budget", self.token_budget)
         for name in ("pack", "rows_per_step", "tokens_per_step", "bucket_window"):
             check_whole(name, getattr(self, name))
-        if self.pass_cost is not None and self.pass_cost != 0:
+        if self.pass_cost != 0:
             check_whole("pass_cost", self.pass_cost)
         _check_together(self)
 
