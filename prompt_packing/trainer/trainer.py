@@ -118,7 +118,8 @@ class TokenBudgetMixin:
         kind = type(dataset), tuple(names or ())
         if kind not in self._collators_found:
             facts = find_collator_facts(
-                self.data_collator, dataset, self.model, self.processing_class, names)
+                self.data_collator, dataset, self.model, self.processing_class, names,
+                isinstance(dataset, IterableDataset))
             # a new dict: the one of the class is shared by all Trainers
             self._collators_found = self._collators_found | {kind: facts}
         self.collator_facts = self._collators_found[kind]
