@@ -15,7 +15,8 @@ from transformers.utils import logging
 from .asking import (
     Answer, gradients_agree, is_near, rounding_of, trained)
 from .chunks import chunked_modules, in_chunks
-from .reading import Unreadable, same_proportions, share_of
+from .reading import (
+    Unreadable, common_ratio, same_proportions, share_of)
 from ..foundation.rows import (
     CannotJoin, join_rows, leaves, row_count, row_lengths, take_rows)
 
@@ -76,6 +77,10 @@ class LossFacts:
     @property
     def is_exact(self) -> bool: # as far as was looked; what `strict_loss` asks for
         return not any(text.startswith("NOT ") for text in self.messages)
+
+    @property
+    def is_of_parts(self) -> bool: # steps were computed as the sum or mean of their parts
+        return self.checks > 0 and self.way not in ("chunks", "rows", "added")
 
     def state_dict(self) -> dict: # JSON-safe
         return asdict(self)
@@ -187,8 +192,7 @@ def _normalized(weights: list) -> list[float]:
     return [float(w) / total if total else 0.0 for w in weights]
 
 def _differ(weights: list) -> bool:
-    weights = [float(w) for w in weights]
-    return max(weights) - min(weights) > 1e-5 * max(map(abs, weights))
+    return common_ratio(weights, [1.0] * len(weights)) is None
 
 def _counts_of(parts: list) -> dict[str, list]: # name -> how many in each part
     counts = [target_counts(part) for part in parts]
@@ -276,9 +280,8 @@ class Comparison:
     def count_of(self, weights: list) -> tuple[str, float]:
         "What was read in words, and the weight for each, if in proportion to a count."
         for name, counted in self.counts.items():
-            ratios = [float(w) / float(c) for w, c in zip(weights, counted) if float(c)]
-            if ratios and max(ratios) - min(ratios) < 1e-5 * max(map(abs, ratios)):
-                return name, ratios[0]
+            if each := common_ratio(weights, counted):
+                return name, each
         return "", 0.0
 
     def weights(self, facts: LossFacts) -> list[float]:
@@ -506,7 +509,8 @@ def _look_at_padding(facts: LossFacts, compared: Comparison) -> LossFacts:
     if narrow == wide or facts.draws or usual.value != usual.value:
         return facts
     both = examiner.join([part, compared.parts[wide]])
-    padded = examiner.ask(take_rows(both, range(row_count(part))))
+    # with a graph, as before: some losses are others without one
+    padded = examiner.ask(take_rows(both, range(row_count(part))), read=True)
     if examiner.near(usual.value, padded.value, usual):
         return facts
     return said(facts, "the loss of a batch depends on how wide it is padded; it cannot "

@@ -53,13 +53,19 @@ class AllProcesses:
         has_counted, total = self.sum(float(count is not None), 0 if count is None else count)
         return total.float() if has_counted else None
 
+    def gathered(self, batches: list) -> list[list]:
+        "The batches of each process, by rank; of several processes on the CPU."
+        if self.number == 1:
+            return [batches]
+        return gather_object([send_to_device(batches, "cpu")])
+
     def rows(self,
         batches: list, # of this process, as collated
     ) -> tuple[list, list[list[int]]]: # batches of all; rows of each batch, by process
         """The micro-batches of a step in the order of an uncut batch.
 
         The first of each process come first, then the second, as accelerate deals them."""
-        everyones = gather_object([send_to_device(batches, "cpu")])
+        everyones = self.gathered(batches)
         longest = max(map(len, everyones))
         in_order = [own[k] for k in range(longest) for own in everyones if k < len(own)]
         return in_order, [[row_count(batch) for batch in own] for own in everyones]

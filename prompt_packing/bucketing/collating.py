@@ -166,7 +166,8 @@ def pad_rows(
 def _collate_column(name, values, fill, side):
     "A column of a batch as a tensor, and the mask where it was padded."
     if isinstance(values[0], str):
-        raise TypeError(f"column {name!r} holds text: tokenize it or remove the column")
+        advice = "give each class a number" if name == "labels" else "tokenize it"
+        raise TypeError(f"column {name!r} holds text: {advice} or remove the column")
     if any(value is None for value in values):
         raise ValueError(f"column {name!r} has no value in some rows: fill it, or "
                          "remove these rows")

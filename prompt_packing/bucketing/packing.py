@@ -23,6 +23,7 @@ from .plan import (
     deal_batches, narrow_integers, sort_rows, take_batches)
 from .varlen import is_fast_on
 from ..foundation.foreign import attention_of
+from ..foundation.mixins import in_eval_mode
 
 # %% auto #0
 __all__ = ['pack_sequences', 'packing_errors', 'way_to_pack', 'collator_for_packing']
@@ -85,15 +86,10 @@ def _trial_mode(model, autocast):
     "Evaluation under autocast, without gradients. Random state and modes are put back."
     device = _device(model)
     devices = [device] if device.type in ("cuda", "xpu") else [] # besides the CPU
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.random.fork_rng(devices, device_type=device.type), torch.no_grad(), \
-                torch.autocast(device.type, autocast, enabled=autocast is not None):
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
+    with torch.random.fork_rng(devices, device_type=device.type), torch.no_grad(), \
+            torch.autocast(device.type, autocast, enabled=autocast is not None), \
+            in_eval_mode(model):
+        yield
 
 def _device(model): return next(model.parameters()).device
 

@@ -202,7 +202,7 @@ def _config_of(model):
             f"name; take a folder, a hub name, or {known}") from error
 
 # %% ../../nbs/cli/index.ipynb #c1188746
-def _rows_text(table, empty="nothing"):
+def _rows_text(table, empty="nothing to list"):
     if not len(table):
         return empty
     return table.to_string(index=False, float_format="{:#.4g}".format)
@@ -280,10 +280,7 @@ def verify(
     weights = chapter("frozen_weights")
     return weights.unmoved_weights(a, b) if unmoved else weights.compare_weights(a, b)
 
-def _differences_text(table):
-    return _rows_text(table, empty="nothing to list")
-
-_add(verify, _differences_text, _rows_json)
+_add(verify, _rows_text, _rows_json)
 
 # %% ../../nbs/cli/index.ipynb #f7f4fed9
 def tour(

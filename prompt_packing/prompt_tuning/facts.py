@@ -8,6 +8,7 @@ __all__ = ['MODEL_ERRORS', 'sample_ids', 'takes', 'relative_distance', 'rounding
            'BackboneFacts', 'find_facts', 'counted', 'check_fits']
 
 # %% ../../nbs/prompt_tuning/facts.ipynb #fed05064
+import bisect
 import copy
 import inspect
 from dataclasses import dataclass, field
@@ -86,17 +87,6 @@ def _rotary_changes(rotary, layers, far): # whether near positions change with a
             return True
     return False
 
-def _rotary_limit(rotary, layers, limit): # positions up to which nothing changes
-    low, high = 4, limit
-    if not _rotary_changes(rotary, layers, limit - 1):
-        return limit
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _rotary_changes(rotary, layers, middle - 1):
-            high = middle
-        else:
-            low = middle
-    return low
 
 # %% ../../nbs/prompt_tuning/facts.ipynb #00a14c34
 def position_limit(
@@ -115,7 +105,8 @@ def position_limit(
         named = takes(module, "layer_type")
         layers = [{"layer_type": kind} for kind in sorted(kinds)] if named else [{}]
         try:
-            limit = min(limit, _rotary_limit(module, layers, limit))
+            changes = lambda far: _rotary_changes(module, layers, far)
+            limit = bisect.bisect_left(range(limit), True, lo=4, key=changes)
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
             continue # a rotary module that is called in another way has no such trial
     return limit - (start or 0)

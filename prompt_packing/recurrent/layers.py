@@ -45,8 +45,6 @@ class _Rows(NamedTuple):
     data: torch.Tensor # (rows, steps, ...)
     lengths: torch.Tensor # (rows,): tokens of each row
 
-    def with_data(self, data): return _Rows(data, self.lengths)
-
 def _moved(rows, index):
     "rows[i, index[i, j]] for each i and j."
     return rows.take_along_dim(index.view(*index.shape, *[1] * (rows.ndim - 2)), 1)

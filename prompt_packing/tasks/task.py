@@ -101,15 +101,6 @@ _VALUES = {"single_label_classification": Value("int64"),
            "multi_label_classification": List(Value("int64")),
            "regression": Value("float64")}
 
-def _decide(logits, problem_type):
-    "Predictions of logits (rows, labels)."
-    logits = np.asarray(logits)
-    if problem_type == "regression":
-        return logits.reshape(len(logits))
-    if problem_type == "multi_label_classification":
-        return (logits > 0).astype(int)
-    return logits.argmax(-1)
-
 # %% ../../nbs/tasks/task.ipynb #458bb283
 class TaskMetric(evaluate.Metric):
     "GLUE's metrics without a download; also a `compute_metrics` for the Trainer."
@@ -139,7 +130,12 @@ class TaskMetric(evaluate.Metric):
 
     def decide(self, logits: np.ndarray) -> np.ndarray: # logits: [rows, labels]
         "Predictions: classes [rows], numbers [rows], or zeros and ones [rows, labels]."
-        return _decide(logits, self.problem_type)
+        logits = np.asarray(logits)
+        if self.problem_type == "regression":
+            return logits.reshape(len(logits))
+        if self.problem_type == "multi_label_classification":
+            return (logits > 0).astype(int)
+        return logits.argmax(-1)
 
     def __call__(self, prediction:EvalPrediction) -> dict:
         "Metrics of the logits, which come first if the model returns more."
@@ -154,14 +150,18 @@ def _unknown_metric(name):
                       f"the tasks {', '.join(TASKS)}")
 
 # %% ../../nbs/tasks/task.ipynb #9e4752cf
+def _place(text):
+    "A number from 0 to 1 that only the lower-cased words of `text` decide."
+    words = " ".join(text.lower().split())
+    digest = hashlib.blake2b(words.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
 def in_validation(
     text:str, # the sentence, or the pair joined by a tab
     share:float=0.1, # expected share of the validation split, 0 to 1
 ) -> bool:
     "Whether `text` is for validation, by a hash of its lower-cased words."
-    words = " ".join(text.lower().split())
-    digest = hashlib.blake2b(words.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") < share * 2**64
+    return _place(text) < share
 
 # %% ../../nbs/tasks/task.ipynb #caca4713
 def _tokens(batch, tokenizer, text_columns, max_length):
@@ -269,15 +269,23 @@ def _label_feature(problem_type, names):
         return List(Value("float32"))
     return ClassLabel(names=list(names))
 
-def _split_by_hash(tables, text_columns, share):
+def _split_by_hash(tables, text_columns, share, name):
     "Tables with a validation split taken from the training rows."
     if not 0 <= share < 1:
         raise ValueError(f"validation is a share, from 0 to below 1; given was {share}")
     if share == 0:
         return tables
     rows = tables.pop("train")
-    texts = rows[list(text_columns)].itertuples(index=False)
-    held_out = np.array([in_validation("\t".join(pair), share) for pair in texts], bool)
+    pairs = rows[list(text_columns)].itertuples(index=False)
+    places = np.array([_place("\t".join(pair)) for pair in pairs])
+    held_out = places < share
+    texts = np.unique(places)
+    if len(texts) > 1 and held_out.all() == held_out.any(): # all on one side
+        count = min(len(texts) - 1, max(1, round(share * len(texts))))
+        held_out = places < texts[count]
+        _logger.warning_once(
+            f"{name}: by their hashes all texts are on one side, so {held_out.sum()} of "
+            f"the {len(rows)} rows are held out for validation")
     return {"train": rows[~held_out], "validation": rows[held_out]} | tables
 
 # %% ../../nbs/tasks/task.ipynb #a57b04e7
@@ -302,9 +310,10 @@ def make_task(
         values = label_values(table["label"], problem_type, labels, where)
         tables[split] = table.assign(label=pd.Series(values, dtype=object))
     if "validation" not in tables:
-        tables = _split_by_hash(tables, text_columns, validation)
+        tables = _split_by_hash(tables, text_columns, validation, name)
     for split, table in tables.items():
-        _check_rows(table, f"{name}, {split}")
+        if not len(table):
+            raise ValueError(f"{name}, {split}: no rows")
     _check_classes(tables["train"], f"{name}, train", labels, problem_type)
     features = Features({c: Value("string") for c in text_columns}
                         | {"label": _label_feature(problem_type, labels)})
@@ -332,10 +341,6 @@ def _text_or_none(value, where):
     if value is None or value is pd.NA or value != value: # NaN
         return None
     return cell_text(value, where) if str(value).strip() else None
-
-def _check_rows(table, where):
-    if not len(table):
-        raise ValueError(f"{where}: no rows")
 
 def _check_classes(table, where, names, problem_type):
     "At least two classes in training."

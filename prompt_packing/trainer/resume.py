@@ -9,8 +9,8 @@ import json
 import os
 import random
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
+from ..foundation.mixins import set_for_now
 from prompt_packing.trainer.checkpoints import (
     PLACE_FILE, STATE_FILE, OutputFolder, correct_best, fail_together, find_checkpoint,
     from_all, owned_output)
@@ -32,7 +33,7 @@ AHEAD = "rng_before_batch" # a folder in a checkpoint, for a batch that was read
 
 # %% auto #0
 __all__ = ['AHEAD', 'RandomState', 'losses_of_process', 'restore_callbacks', 'empty_states', 'plain_state', 'changed_callbacks',
-           'random_state', 'set_random_state', 'NotedCollator', 'noted_collator_of', 'ExactResumeMixin']
+           'random_state', 'random_numbers', 'NotedCollator', 'noted_collator_of', 'ExactResumeMixin']
 
 # %% ../../nbs/trainer/resume.ipynb #ab3303b2
 def losses_of_process(
@@ -113,7 +114,20 @@ def random_state() -> RandomState:
     "The random numbers that a collator may draw from."
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
 
-def set_random_state(state: RandomState) -> None:
+@contextmanager
+def random_numbers(
+    state: RandomState | None = None, # None: go on with the present ones
+) -> Iterator[None]:
+    "Random numbers begin with `state`, and are afterwards as they were before."
+    before = random_state()
+    try:
+        if state is not None:
+            _set_random_state(state)
+        yield
+    finally:
+        _set_random_state(before)
+
+def _set_random_state(state: RandomState) -> None:
     random.setstate(state[0])
     np.random.set_state(state[1])
     torch.set_rng_state(state[2])
@@ -338,25 +352,19 @@ class ExactResumeMixin:
         self._globalstep_last_logged = losses["logged at"]
 
     def _get_dataloader(self, dataset, description, *args, is_training=False, **kwargs):
-        usual = self.data_collator
+        collate = self.data_collator
         if is_training and self.args.dataloader_num_workers == 0:
-            self.data_collator = NotedCollator(usual)
-        try:
+            collate = NotedCollator(collate)
+        with set_for_now(self, data_collator=collate):
             return super()._get_dataloader(
                 dataset, description, *args, is_training=is_training, **kwargs)
-        finally:
-            self.data_collator = usual
 
     def _save_rng_state(self, output_dir):
         super()._save_rng_state(output_dir)
         if self._noted is None or self._noted.calls <= self._batches_used:
             return
-        now = random_state()
-        set_random_state(self._noted.before)
-        try:
+        with random_numbers(self._noted.before):
             super()._save_rng_state(os.path.join(output_dir, AHEAD))
-        finally:
-            set_random_state(now)
 
     def _begin_reading(self, skipped):
         "At the begin of an epoch; `skipped` batches of it were trained before."
@@ -384,7 +392,7 @@ class ExactResumeMixin:
             return values
         places = [] if self._saved is None else self._saved["places"]
         if places and None not in places:
-            place.load_state_dict(places)
+            place.load_state_dict(places, args.process_index, args.world_size)
         elif args.process_index == 0:
             _logger.warning(f"{os.path.basename(self._checkpoint)} does not say where "
                             "in the data it was made: batches are counted off instead.")

@@ -14,9 +14,11 @@ from torch.utils.data import IterableDataset
 from transformers.utils import logging
 
 from ..accumulation_loss.asking import is_sharded, undisturbed
+from ..accumulation_loss.chunks import in_chunks
 from ..accumulation_loss.exact import ExactLossMixin
 from ..accumulation_loss.processes import AllProcesses
 from ..accumulation_loss.means import NamedMeanMixin
+from ..bucketing.cut import cut_rows
 from ..bucketing.packing import way_to_pack
 from ..foundation.mixins import check_order, set_for_now
 from ..foundation.rows import row_count, row_lengths, take_rows
@@ -25,11 +27,11 @@ from .collators import (
     CollatorFacts, collator_for, find_collator_facts)
 from .cutting import StepCutter, measure_pass_cost, rounded_cost
 from .loaders import (
-    StreamLoader, are_ready, leave_on_host, measured_lengths, pins_memory,
+    are_ready, leave_on_host, measured_lengths, pins_memory,
     planned_loader, ready_loader, sent_to_device, stream_loader)
 from .memory import measured_budget
 from .place import StreamPlace
-from .predictions import evaluation_parts, joined_predictions
+from .predictions import joined_predictions
 from .resume import ExactResumeMixin, NotedCollator
 
 _logger = logging.get_logger(__name__)
@@ -139,7 +141,7 @@ class TokenBudgetMixin:
         if not args.dataloader_num_workers:
             collate = NotedCollator(collate)
         return planned_loader(
-            dataset, lengths, collate, args, self.token_budget, self._is_sharded())
+            dataset, lengths, collate, args, self.token_budget, is_sharded(self.model))
 
     def get_total_train_batch_size(self, args) -> int:
         if not getattr(args, "plans_steps", False):
@@ -150,10 +152,8 @@ class TokenBudgetMixin:
 
     def set_initial_training_values(self, args, dataloader, *rest):
         self._planned = dataloader if getattr(args, "plans_steps", False) else None
-        self._data_place = None
-        if isinstance(dataloader, StreamLoader):
-            self._data_place = StreamPlace(
-                dataloader, args.process_index, args.world_size)
+        data = getattr(dataloader, "dataset", None)
+        self._data_place = data if isinstance(data, StreamPlace) else None
         return super().set_initial_training_values(args, dataloader, *rest)
 
     def _prepare_for_training(self, *args, **kwargs):
@@ -182,12 +182,8 @@ class TokenBudgetMixin:
         parts = self._cutter(batches)
         if parts is None or self.args.device.type == "cpu":
             return parts
-        return [self._sent(part) for part in parts]
-
-    def _sent(self, part):
-        "A part on its way to the device, from pinned memory where that is wanted."
-        return sent_to_device(part, self.args.device, pins_memory(self.args),
-                              self.accelerator.non_blocking)
+        return [sent_to_device(part, self.args.device, pins_memory(self.args),
+                               self.accelerator.non_blocking) for part in parts]
 
     def _new_cutter(self, batches) -> StepCutter:
         budget = self._budget_of(batches)
@@ -195,7 +191,7 @@ class TokenBudgetMixin:
             token_budget=budget, pass_cost=self._pass_cost(batches, budget),
             pack=self.args.pack or None, way=self._packing_way, say=self._say_once,
             join=self.join,
-            most_passes=self._most_passes if self._is_sharded() else None)
+            most_passes=self._most_passes if is_sharded(self.model) else None)
 
     def _way_to_pack(self):
         mixed = dict(bf16=torch.bfloat16, fp16=torch.float16)
@@ -253,9 +249,6 @@ class TokenBudgetMixin:
     def _most_passes(self, passes: int) -> int:
         return max(AllProcesses(self.accelerator).numbers(passes))
 
-    def _is_sharded(self) -> bool:
-        return is_sharded(self.model)
-
     def _say_once(self, text: str):
         if text not in self._said:
             self._said = (*self._said, text)
@@ -273,7 +266,12 @@ class TokenBudgetMixin:
         if parts is None:
             return super().prediction_step(
                 model, inputs, prediction_loss_only, *args, **kwargs)
-        predict, outputs = super().prediction_step, []
+        predict, outputs, facts = super().prediction_step, [], self.loss_facts
+        if facts.way == "chunks": # head and loss see the whole batch, as in training
+            model = self.accelerator.unwrap_model(model)
+            with in_chunks(model, list(facts.chunked), self.token_budget,
+                           trims=facts.trims):
+                return predict(model, inputs, prediction_loss_only, *args, **kwargs)
         for rows in parts:
             part = take_rows(inputs, rows, trim=True)
             outputs.append(predict(model, part, prediction_loss_only, *args, **kwargs))
@@ -288,8 +286,9 @@ class TokenBudgetMixin:
             return None
         cost = self.args.pass_cost
         cost = USUAL_PASS_COST if cost is None else cost
-        return evaluation_parts(row_lengths(inputs).numpy(), budget,
-                                getattr(self._cutter, "pass_cost", cost))
+        parts = cut_rows(row_lengths(inputs).numpy(), budget,
+                         pass_cost=getattr(self._cutter, "pass_cost", cost))
+        return parts if len(parts) > 1 else None
 
     # checkpoints
 
