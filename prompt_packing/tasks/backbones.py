@@ -211,6 +211,9 @@ class _Place:
             raise _not_on_hub(name, error) from error
         if isinstance(error, ValueError) and str(self.where) not in str(error):
             raise ValueError(f"{self.where}: {error}") from error # says which folder
+        if self.is_folder and type(error) in (Exception, KeyError, TypeError):
+            kind = type(error).__name__ # of a file that is something else
+            raise ValueError(f"{self.where} cannot be read ({kind}: {error})") from error
 
 # %% ../../nbs/tasks/backbones.ipynb #8648d5d0
 def _not_on_hub(name, error):
