@@ -22,8 +22,8 @@ from .chunks import RowsOfAll, in_chunks
 from .custom import check_was_called, use_named_loss
 from .evaluation import EvaluationMean
 from prompt_packing.accumulation_loss.facts import (
-    WAYS, Examiner, LossFacts, check_is_due, cut_model, examine, inexact_way, narrowed,
-    said, target_counts)
+    Examiner, LossFacts, check_is_due, cut_model, examine, narrowed, said, target_counts,
+    weighed_inexactly)
 from .processes import AllProcesses
 from .reading import number_of
 from .step import (
@@ -199,8 +199,7 @@ class ExactLossMixin:
 
     def _doubt_steps_before(self, before: LossFacts):
         "Say so if steps were computed in a way that a look has now ruled out."
-        couples_rows = self.loss_facts.way in ("chunks", "rows", "added")
-        if before.is_of_parts and couples_rows:
+        if before.checks and before.is_of_parts and not self.loss_facts.is_of_parts:
             self._set_facts(said(self.loss_facts, _found_late, exact=None))
 
     def _plan(self, step: Step):
@@ -298,8 +297,7 @@ class ExactLossMixin:
         failed = self.processes.any(bool(reason))
         step.failure = reason = reason or ("on another process" if failed else "")
         if failed and facts.way == "chunks":
-            way = inexact_way(facts)
-            self._set_facts(said(replace(facts, way=way), reason, exact=False))
+            self._set_facts(weighed_inexactly(facts, reason))
             return
         why_cut = f"the graph of the loss cannot be read ({reason})" if failed else ""
         rows = self._light_and_heavy(model, step, doubtful)
@@ -347,7 +345,7 @@ class ExactLossMixin:
         examiner = self.examiner(model, step.count)
         with set_for_now(self, is_asking=True):
             if why_cut:
-                self._set_facts(_cut_if_joined(examiner, facts, batches[:2], why_cut))
+                self._set_facts(cut_model(examiner, facts, batches[:2], why_cut))
             else:
                 self._set_facts(examine(examiner, facts, batches))
 
@@ -534,16 +532,6 @@ def _overrides_training_step(cls: type) -> bool:
     "Whether a class that stands before the mixin has a `training_step` of its own."
     before = cls.__mro__[:cls.__mro__.index(ExactLossMixin)]
     return any("training_step" in vars(base) for base in before)
-
-def _cut_if_joined(examiner, facts: LossFacts, batches: list, reason: str) -> LossFacts:
-    "The model in chunks if these batches can be joined; weights by rows, said, if not."
-    try:
-        whole = examiner.join(batches)
-    except CannotJoin as error:
-        way = inexact_way(facts)
-        return said(replace(facts, way=way, told=True), f"{reason}, and batches cannot be "
-                    f"joined ({error}): {WAYS[way].partition(',')[0]}", exact=False)
-    return cut_model(examiner, facts, whole, reason)
 
 def _rows_within(batches: list, join: Callable, budget: int, seed: int) -> list:
     "Some rows in two batches that are within a token budget as one; two rows at least."

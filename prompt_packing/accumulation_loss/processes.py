@@ -5,6 +5,8 @@
 # %% ../../nbs/accumulation_loss/processes.ipynb #a1c0d004
 from __future__ import annotations
 
+from itertools import zip_longest
+
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, send_to_device
@@ -66,6 +68,6 @@ class AllProcesses:
 
         The first of each process come first, then the second, as accelerate deals them."""
         everyones = self.gathered(batches)
-        longest = max(map(len, everyones))
-        in_order = [own[k] for k in range(longest) for own in everyones if k < len(own)]
+        turns = zip_longest(*everyones)
+        in_order = [batch for turn in turns for batch in turn if batch is not None]
         return in_order, [[row_count(batch) for batch in own] for own in everyones]

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .batches import check_positive
+
 # %% auto #0
 __all__ = ['cut_rows', 'deal_rows', 'pack_rows', 'cut_packed_rows', 'deal_packed_rows']
 
@@ -42,9 +44,8 @@ def _row_limits(
 # %% ../../nbs/bucketing/cut.ipynb #e02f9af4
 def _check_limits(token_budget, pass_cost):
     "Raise for a budget below 1, or a pass that costs less than 0."
-    if token_budget is not None and token_budget < 1:
-        raise ValueError(
-            f"token_budget must be at least 1, or None; got {token_budget}")
+    if token_budget is not None:
+        check_positive("token_budget", token_budget)
     if not pass_cost >= 0:  # not a number fails too
         raise ValueError(f"pass_cost must be at least 0 tokens; got {pass_cost}")
 
@@ -285,8 +286,7 @@ def deal_rows(
     budget, on four processes), some get one less. Raises `ValueError` for limits below
     1."""
     _check_limits(token_budget, pass_cost)
-    if world_size < 1:
-        raise ValueError(f"world_size must be at least 1; got {world_size}")
+    check_positive("world_size", world_size)
     order, longest_first = _sort_rows(lengths)
     if len(order) == 0:
         return [[] for _ in range(world_size)]
@@ -308,10 +308,8 @@ def pack_rows(
     """Rows into packed rows that are equally full, as few as their capacity allows.
 
     A row longer than the capacity is a packed row of its own. Raises `ValueError` for
-    a capacity or multiple below 1."""
-    for name, value in (("capacity", capacity), ("multiple", multiple)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1; got {value}")
+    a capacity below 1."""
+    check_positive("capacity", capacity)
     order, longest_first = _sort_rows(lengths)
     too_long = int((longest_first > capacity).sum())
     alone = [order[row:row + 1] for row in range(too_long)]

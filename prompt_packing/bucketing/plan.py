@@ -17,8 +17,8 @@ from prompt_packing.bucketing.batches import (
     stable_order)
 
 # %% auto #0
-__all__ = ['narrow_integers', 'sort_rows', 'deal_batches', 'take_batches', 'default_window', 'plan_batches', 'ResumableSampler',
-           'UsedBatches', 'PlannedBatchSampler']
+__all__ = ['narrow_integers', 'sort_rows', 'deal_batches', 'default_window', 'plan_batches', 'ResumableSampler', 'UsedBatches',
+           'PlannedBatchSampler']
 
 # %% ../../nbs/bucketing/plan.ipynb #2392f7ce
 def _batch_shapes(
@@ -81,11 +81,10 @@ def sort_rows(
     lengths: np.ndarray, random: np.random.RandomState | None = None
 ) -> np.ndarray:
     "Row numbers, longest first; equal lengths in random order, or in that of the data."
-    keys = lengths.max() - lengths
-    if random is None:
-        return stable_order(keys)
-    shuffled = random.permutation(len(lengths))
-    return shuffled[stable_order(keys[shuffled])]
+    rows = np.arange(len(lengths))
+    if random is not None:
+        rows = random.permutation(len(lengths))
+    return rows[stable_order(lengths.max() - lengths[rows])]
 
 def _shuffle_groups(order, groups, random):
     "Shuffle the rows inside each group."
@@ -110,15 +109,6 @@ def deal_batches(
     first_rank = random.randint(world_size, size=(len(steps), 1))
     turn = (np.arange(world_size) + first_rank) % world_size
     return np.take_along_axis(by_step, turn, 1)
-
-def take_batches(
-    indices: np.ndarray, offsets: np.ndarray, chosen: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    "The chosen batches' rows, one batch after the other, and their offsets."
-    sizes = np.diff(offsets)[chosen]
-    new_offsets = np.concatenate([[0], np.cumsum(sizes)])
-    shift = np.repeat(offsets[chosen] - new_offsets[:-1], sizes)
-    return indices[shift + np.arange(new_offsets[-1])], new_offsets
 
 # %% ../../nbs/bucketing/plan.ipynb #90da55ee
 def _rows_for(token_budget, batch_size):
@@ -189,9 +179,9 @@ def plan_batches(
     if shuffle:
         order = _shuffle_groups(order, groups, random)
     offsets = np.concatenate([[0], np.cumsum(_even_sizes(groups))])
-    computed = BatchPlan(order, offsets, narrow).computed
-    chosen = deal_batches(computed, world_size, random)[:, rank]
-    return BatchPlan(*take_batches(order, offsets, chosen), lengths)
+    plan = BatchPlan(order, offsets, narrow)
+    mine = deal_batches(plan.computed, world_size, random)[:, rank]
+    return BatchPlan.from_batches([plan[batch] for batch in mine], lengths)
 
 # %% ../../nbs/bucketing/plan.ipynb #927ae3ed
 def _check_sizes(lengths, token_budget, batch_size):

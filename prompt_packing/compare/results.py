@@ -82,10 +82,8 @@ def _load_records(output_dir):
 # %% ../../nbs/compare/results.ipynb #7fa101d3
 def _seeds_interval(values):
     "Half width of the 95% t-interval of the mean; NaN for one value."
-    n = len(values)
-    if n < 2:
-        return float("nan")
-    return stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / n**0.5
+    values = pd.Series(values)
+    return stats.t.ppf(0.975, len(values) - 1) * values.sem()
 
 # %% ../../nbs/compare/results.ipynb #798a2aba
 def _wilson(share, rows):
