@@ -68,8 +68,8 @@ def main(
 
 def _run(words):
     top, parsers = _parsers()
-    check_words(words, top, parsers)
     try:
+        check_words(words, top, parsers)
         options = vars(top.parse_args(words))
     except SystemExit as end:
         return end.code or _help_written()

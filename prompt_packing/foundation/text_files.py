@@ -339,10 +339,11 @@ class BadRows:
     "What happens with rows that cannot be used; counts those that are left out."
     def __init__(self,
         action: str = "raise", # or "skip"
+        reports: bool = True, # a message says at the end of a file how many
     ):
         if action not in ("raise", "skip"):
             raise ValueError(f"bad_rows is {action!r}: 'raise' or 'skip'")
-        self.action = action
+        self.action, self.reports = action, reports
         self.count = 0
         self.last: str | None = None # message about the last row left out
 
@@ -390,7 +391,8 @@ def table_rows(
             bad_rows.refuse(f"{row_name(path, number)} {fault}")
             continue
         yield number, row
-    if count := bad_rows.count - counted:
+    count = bad_rows.count - counted
+    if count and bad_rows.reports:
         _logger.warning("%s: %s left out; the last: %s", path,
                         _several(count, "bad row"), bad_rows.last)
 
@@ -470,7 +472,7 @@ def text_column(
         return "text"
     if column is not None:
         return column
-    skipping = BadRows("skip") # whoever reads the file will report them
+    skipping = BadRows("skip", reports=False) # whoever reads the file will report them
     head = itertools.islice(table_rows(path, bad_rows=skipping), 1_000)
     rows = [row for _, row in head]
     columns = list(dict.fromkeys(name for row in rows for name in row))

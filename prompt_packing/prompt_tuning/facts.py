@@ -357,6 +357,7 @@ def check_fits(
     prompt = ""
     if prompt_tokens:
         prompt = f" beside a prompt of {counted(prompt_tokens, 'token')}"
+    room = facts.limit - prompt_tokens
+    shorten = f"the texts (max_length={room})" if room > 0 else "the prompt"
     raise ValueError(f"row {row} has {counted(lengths[row], 'token')}{prompt}, and the "
-                     f"backbone has {facts.reach}; shorten the texts "
-                     f"(max_length={facts.limit - prompt_tokens})")
+                     f"backbone has {facts.reach}; shorten {shorten}")

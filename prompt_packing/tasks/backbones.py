@@ -204,6 +204,9 @@ class _Place:
         is_data = isinstance(error, (ValueError, RecursionError)) # nested too deep
         if is_data and str(self.where) not in str(error):
             raise ValueError(f"{self.where}: {error}") from error # says which folder
+        if self.is_folder and type(error) in (Exception, KeyError, TypeError):
+            kind = type(error).__name__ # of a file that is something else
+            raise ValueError(f"{self.where} cannot be read ({kind}: {error})") from error
 
 # %% ../../nbs/tasks/backbones.ipynb #8648d5d0
 def _not_on_hub(name, error):
