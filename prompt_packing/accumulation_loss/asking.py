@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import zip_longest
+from math import isfinite
 
 import numpy as np
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
+from transformers import set_seed
 
 from .reading import (
     Term, Unreadable, WeighedTerms, read_terms)
@@ -50,17 +52,11 @@ class NoDropout(TorchFunctionMode):
         return func(*args, **kwargs)
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #a08fc962
+@torch.no_grad()
 def _restore_buffers(model: nn.Module, before: dict[str, torch.Tensor]):
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            kept = before.get(name)
-            if kept is not None and kept.shape == buffer.shape:
-                buffer.copy_(kept)
-
-def _set_seeds(seed: int):
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
+    for name, buffer in model.named_buffers():
+        if name in before and before[name].shape == buffer.shape:
+            buffer.copy_(before[name])
 
 @contextmanager
 def undisturbed(
@@ -79,7 +75,7 @@ def undisturbed(
     kind = {} if device.type == "cpu" else dict(device_type=device.type)
     try:
         with torch.random.fork_rng(several, **kind), NoDropout():
-            _set_seeds(seed)
+            set_seed(seed)
             yield
     finally:
         random.setstate(python)
@@ -203,10 +199,10 @@ def ask_loss(
         value = float(loss.detach() if shares is None else sum(values))
         other = same = None
         if again:
-            _set_seeds(1)
+            set_seed(1)
             other = same = float(loss_of(batch).detach())
             if other != value:
-                _set_seeds(0)
+                set_seed(0)
                 same = float(loss_of(batch).detach())
     return Answer(value, torch.finfo(loss.dtype).eps, terms, why_not,
                   tuple(parameters or ()), gradients, other, same)
@@ -246,6 +242,8 @@ def is_near(
     noise: float = 0.0, # absolute, of a loss whose summands cancel
 ) -> bool:
     "Whether two losses are the same but for rounding; never where one is not a number."
+    if not isfinite(first) or not isfinite(second):
+        return first == second
     size = max(abs(first), abs(second), 1e-12)
     return abs(first - second) <= max(tolerance * size, noise)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
@@ -193,27 +194,25 @@ class RowsOfAll:
         sizes: list[list[int]], # rows of each micro-batch, by process
         rank: int, # of this process
     ):
-        self.rank, self.rows, self.total = rank, [[] for _ in sizes], 0
+        self.rank, self.number, owners = rank, len(sizes), []
         self.loss_is_known = False # before, no gradient may come back through it
-        for k in range(max(map(len, sizes))): # in the order of an uncut batch
-            for process, own in enumerate(sizes):
-                if k < len(own):
-                    self.rows[process] += range(self.total, self.total + own[k])
-                    self.total += own[k]
+        for turn in zip_longest(*sizes, fillvalue=0): # in the order of an uncut batch
+            for process, rows in enumerate(turn):
+                owners += [process] * rows
+        self.owners = torch.tensor(owners) # the process of each row
 
-    def _places(self, process: int, each: int) -> torch.Tensor:
-        "Where the entries of a process are, with `each` entries for a row."
-        first = torch.tensor(self.rows[process])[:, None] * each
-        return (first + torch.arange(each)).flatten()
+    def _places(self, each: int) -> list[torch.Tensor]:
+        "Where the entries of each process are, with `each` entries for a row."
+        owners = self.owners.repeat_interleave(each)
+        return [(owners == process).nonzero().flatten() for process in range(self.number)]
 
     def own_rows(self,
         rows: int, # of a tensor that holds those of all, or several entries for each row
     ) -> torch.Tensor: # int64, numbers of this process's entries
-        return self._places(self.rank, rows // self.total)
+        return self._places(rows // len(self.owners))[self.rank]
 
     def __call__(self, leaf):
         if not torch.is_tensor(leaf) or not leaf.dim():
             return leaf
-        each = len(leaf) // len(self.rows[self.rank])
-        places = [self._places(process, each) for process in range(len(self.rows))]
-        return _Gather.apply(leaf, places, self.rank, self)
+        each = len(leaf) // len(self._places(1)[self.rank])
+        return _Gather.apply(leaf, self._places(each), self.rank, self)

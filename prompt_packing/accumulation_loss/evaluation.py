@@ -12,7 +12,7 @@ import torch
 
 from .asking import last_parameter, only_graph_of
 from .reading import (
-    Unreadable, numbers_on_host, read_terms, share_of)
+    Unreadable, numbers_on_host, read_terms, same_proportions, share_of)
 from ..foundation.foreign import tree_map
 from ..foundation.rows import row_count
 
@@ -28,10 +28,13 @@ class EvaluationMean:
         filters: bool = True, # losses that are not finite are left out
         reads: bool = True, # False for sharded models, whose parameters are elsewhere
     ):
-        self.is_sum = way == "adds" and not takes_count
+        self.adds = way == "adds" and not takes_count
+        self.is_sum = self.adds
         self.reads = reads and way not in ("chunks", "rows", "added", "terms")
         self.filters = filters
-        self.parts = [] # (loss, weight), where they were computed
+        self.parts = [] # (loss, weight, rows), where they were computed
+        self.by_rows = False # not all weights could be read: transformers' mean
+        self.first = None # terms of the first part that had any
         self.last = None # the parameter from which a graph is kept
         self.paused = False # rows that are copies of others do not count
 
@@ -48,7 +51,9 @@ class EvaluationMean:
             weight = self._weight_of(loss) if reads else None
             if weight is None:
                 weight = kwargs.get("num_items_in_batch")
-            self.parts.append((loss.detach(), (rows or 1) if weight is None else weight))
+            if weight is None:
+                self.by_rows, weight = not self.adds, 1.0
+            self.parts.append((loss.detach(), weight, float(rows or 1)))
             return tree_map(_detached, made)
         return compute_and_note
 
@@ -58,6 +63,9 @@ class EvaluationMean:
             self.last = last_parameter(loss)
         try:
             terms = read_terms(loss)
+            self.first = self.first or terms
+            if not same_proportions(terms, self.first):
+                raise Unreadable("means over different things")
             weight = share_of(terms)
         except Unreadable:
             self.reads = False
@@ -68,8 +76,10 @@ class EvaluationMean:
     def sums(self) -> tuple[float, float]:
         "Losses times weights, and weights, in float64 and with one copy from a device."
         numbers = numbers_on_host([number for part in self.parts for number in part])
-        losses, weights = torch.tensor(numbers, dtype=torch.float64).view(-1, 2).T
-        if self.is_sum:
+        losses, weights, rows = torch.tensor(numbers, dtype=torch.float64).view(-1, 3).T
+        if self.by_rows:
+            weights = rows
+        elif self.is_sum:
             weights = torch.ones_like(weights)
         used = weights != 0
         if self.filters:
@@ -83,7 +93,7 @@ class EvaluationMean:
             value, weight = map(float, sum_over_processes(value, weight))
         if not weight:
             return None
-        return value if self.is_sum else value / weight
+        return value if self.is_sum and not self.by_rows else value / weight
 
 def _detached(leaf):
     return leaf.detach() if torch.is_tensor(leaf) else leaf

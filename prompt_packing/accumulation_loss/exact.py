@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import DistributedType, gather_object, send_to_device
+from accelerate.utils import DistributedType
 from transformers.utils import logging
 
 from .asking import Answer, ask_loss, is_sharded
@@ -22,8 +22,8 @@ from .chunks import RowsOfAll, in_chunks
 from .custom import check_was_called, use_named_loss
 from .evaluation import EvaluationMean
 from prompt_packing.accumulation_loss.facts import (
-    WAYS, Examiner, LossFacts, check_is_due, cut_model, examine, inexact_way, narrowed,
-    said, target_counts)
+    Examiner, LossFacts, check_is_due, cut_model, examine, narrowed, said, target_counts,
+    weighed_inexactly)
 from .processes import AllProcesses
 from .reading import number_of
 from .step import (
@@ -75,7 +75,6 @@ class ExactLossMixin:
         self._step = None # the `Step` under way
         self._steps_begun, self._weights = 0, WeightsSeen()
         self._step_has_ended = False # and the next one of the Trainer's loop has not begun
-        self._has_fillers = False # among the batches of the step
         self._last_batch = None # of this process
         self._ended = None # the iterator that has ended on all processes
         self._is_resumed = False # and the facts of the checkpoint are not yet verified
@@ -130,7 +129,6 @@ class ExactLossMixin:
         main_input = getattr(self.model, "main_input_name", "input_ids")
         filled = filled_up(batches, num_batches, self._last_batch, main_input)
         self._last_batch = filled[-1]
-        self._has_fillers = len(batches) < len(filled)
         self._step = Step(filled[-max(len(batches), 1):], count, is_of_loop=True)
         return filled, count
 
@@ -148,7 +146,7 @@ class ExactLossMixin:
 
     def _exact_step(self, model, inputs, num_items_in_batch):
         nothing = torch.zeros((), device=self.args.device)
-        if self._has_fillers and is_filler(inputs):
+        if is_filler(inputs):
             return nothing
         is_last = self.accelerator.sync_gradients
         step = self._step_of(inputs, num_items_in_batch)
@@ -195,7 +193,14 @@ class ExactLossMixin:
         if self._is_resumed:
             self._verify(model, step)
         if check_is_due(self._steps_begun) or unequal_now:
+            before = self.loss_facts
             self._examine(model, step)
+            self._doubt_steps_before(before)
+
+    def _doubt_steps_before(self, before: LossFacts):
+        "Say so if steps were computed in a way that a look has now ruled out."
+        if before.checks and before.is_of_parts and not self.loss_facts.is_of_parts:
+            self._set_facts(said(self.loss_facts, _found_late, exact=None))
 
     def _plan(self, step: Step):
         "In which parts a step is computed, and when."
@@ -257,11 +262,19 @@ class ExactLossMixin:
 
     def _end_step(self, model, step: Step) -> torch.Tensor:
         "Divide the gradients by the weight of the step; the loss of the step."
+        # the first four were verified: whole, or some rows where those are limited
+        narrows = self.processes.number > 1 or self.cuts_steps()
+        has_doubts = self._weights.doubtful > (0 if narrows else 4)
         doubtful = self._weights.doubtful_part(step.sum.parts)
+        if self.loss_facts.way == "unknown" and float(step.sum.value):
+            # the rows that were looked at had a loss of zero, and others have not
+            doubtful, _ = heaviest(step.sum.parts, None)
         if self.processes.any(bool(step.failure) or doubtful is not None):
-            way = self.loss_facts.way
+            before = self.loss_facts
             self._look_again(model, step, doubtful)
-            if step.failure or self.loss_facts.way != way:
+            if self.processes.any(has_doubts):
+                self._doubt_steps_before(before)
+            if step.failure or self.loss_facts.way != before.way:
                 return self._compute_again(model, step)
         weight, loss = step.sum.weight, step.sum.value
         if self.loss_facts.way in ("adds", "added", "terms"):
@@ -284,8 +297,7 @@ class ExactLossMixin:
         failed = self.processes.any(bool(reason))
         step.failure = reason = reason or ("on another process" if failed else "")
         if failed and facts.way == "chunks":
-            way = inexact_way(facts)
-            self._set_facts(said(replace(facts, way=way), reason, exact=False))
+            self._set_facts(weighed_inexactly(facts, reason))
             return
         why_cut = f"the graph of the loss cannot be read ({reason})" if failed else ""
         rows = self._light_and_heavy(model, step, doubtful)
@@ -316,7 +328,7 @@ class ExactLossMixin:
             each = facts.per_count or 1.0
             total, = self.processes.sum(each * _total(batches, name))
             # gradients of the size that they have in the uncut batch round as they do there
-            unit = _power_of_two(total)
+            unit = _or_one(total) if facts.mean_over else _power_of_two(total)
         if self.count_targets is not None:
             targets = lambda batch: self.count_targets(self.model, batch)
         return StepSum(facts, self.processes.number, unit, targets)
@@ -333,38 +345,25 @@ class ExactLossMixin:
         examiner = self.examiner(model, step.count)
         with set_for_now(self, is_asking=True):
             if why_cut:
-                self._set_facts(_cut_if_joined(examiner, facts, batches[:2], why_cut))
+                self._set_facts(cut_model(examiner, facts, batches[:2], why_cut))
             else:
                 self._set_facts(examine(examiner, facts, batches))
 
     def _light_and_heavy(self, model, step: Step, light) -> list:
-        "A part that may weigh nothing, and the one that adds most to the loss: some rows."
-        parts = [light, heaviest(step.sum.parts, light)]
-        if self.processes.any(any(part and not row_count(part) for part in parts)):
-            return [] # packed rows cannot be joined with others
-        examiner = self.examiner(model, step.count)
-        number, budget = self.processes.number, getattr(self, "token_budget", None)
-        def fits(batch): # two parts of each process are joined into one batch
-            tokens = row_count(batch) * int(row_lengths(batch).max())
-            return (number == 1 or row_count(batch) <= _ROWS_TO_EXCHANGE) and \
-                (not budget or 2 * number * tokens <= budget)
-        def has_loss(batch):
-            if not examiner.asks_gradients: # shards: all processes would have to ask
-                return True
+        "A part that may weigh nothing, and the one of all that adds most to the loss."
+        heavy, size = heaviest(step.sum.parts, light)
+        are_light = self.processes.numbers(int(light is not None))
+        sizes = self.processes.numbers(size)
+        light = self.processes.batch_of(are_light.index(max(are_light)), light)
+        heavy = self.processes.batch_of(sizes.index(max(sizes)), heavy)
+        both = [part for part in (light, heavy) if part is not None]
+        if not all(map(row_count, both)): # packed rows cannot be joined with others
+            return []
+        both, budget = list(map(self._prepare_inputs, both)), getattr(self, "token_budget", None)
+        if both and budget:
+            examiner = self.examiner(model, step.count)
             with set_for_now(self, is_asking=True):
-                answer = examiner.ask(self._prepare_inputs(batch))
-            return abs(answer.value) > 0
-        both = []
-        for part in parts:
-            rows = [narrowed(part, fits, has_loss)] if part else []
-            if number > 1:
-                rows = gather_object(send_to_device(rows, "cpu"))
-            try:
-                if budget: # one row of each process may be too many
-                    rows = _joinable_within(rows, budget // 2)
-                both += [self._prepare_inputs(self.join(rows))] if rows else []
-            except CannotJoin: # on every process: rows of the micro-batches are taken
-                return []
+                both = narrowed(both, budget, lambda batch: abs(examiner.ask(batch).value) > 0)
         return both
 
     def _verify(self, model, step: Step):
@@ -396,11 +395,10 @@ class ExactLossMixin:
         "Batches to look at: this process's own, or some rows of every process."
         batches = [b for b in batches if not isinstance(b, Weightless)] or batches
         if self.processes.number > 1:
-            batch = batches[number % len(batches)]
-            rows = row_count(batch)
-            few = range(min(rows or 0, _ROWS_TO_EXCHANGE))
-            few = take_rows(batch, few) if rows else batch
-            batches = gather_object([send_to_device(few, "cpu")])
+            few = batches[number % len(batches)]
+            if rows := row_count(few):
+                few = take_rows(few, range(min(rows, _ROWS_TO_EXCHANGE)))
+            batches = sum(self.processes.gathered([few]), [])
         budget = getattr(self, "token_budget", None)
         if budget and all(map(row_count, batches)):
             seed = self.loss_facts.checks
@@ -414,9 +412,7 @@ class ExactLossMixin:
             raise ValueError("; ".join(reasons))
 
     def _say(self, text: str):
-        if self.strict_loss:
-            raise ValueError(text)
-        self.loss_facts = said(self.loss_facts, text, exact=False)
+        self._set_facts(said(self.loss_facts, text, exact=False))
 
     @contextmanager
     def _as_one_step(self) -> Iterator[None]:
@@ -446,9 +442,14 @@ class ExactLossMixin:
                 *args, metric_key_prefix=metric_key_prefix, **kwargs)
         finally:
             self._eval_mean = None
-        loss, name = mean.mean(self.processes.sum), f"{metric_key_prefix}_loss"
+        name = f"{metric_key_prefix}_loss"
+        mean.by_rows = self.processes.any(mean.by_rows)
+        batches, = self.processes.sum(float(len(mean.parts)))
+        loss = mean.mean(self.processes.sum)
         if name in output.metrics and loss is not None:
             output.metrics[name] = loss
+            if mean.by_rows and batches > 1:
+                self._set_facts(said(self.loss_facts, _mean_of_batches, exact=False))
         return output
 
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
@@ -497,7 +498,7 @@ class ExactLossMixin:
             state = json.loads(file.read_text())
             self.loss_facts = LossFacts.from_state_dict(state["facts"])
             self._steps_begun = state["steps"]
-            self._weights = WeightsSeen.from_state_dict(state["weights"])
+            self._weights = WeightsSeen(**state["weights"])
             self._is_resumed = True
 
 # %% ../../nbs/accumulation_loss/exact.ipynb #cfddfd5b
@@ -507,20 +508,18 @@ _gradients_come_last = (
     "your training_step runs once for each micro-batch, and gradients exist only after the "
     "last one of a step: code in it that reads gradients earlier cannot be exact")
 
+_found_late = (
+    "earlier steps of this run weighted their parts, as earlier looks at the loss allowed, "
+    "and this one does not: those steps may not be exact")
+
+_mean_of_batches = (
+    "what an evaluation batch weighs cannot be read from its loss, so batches are weighted "
+    "by their rows, as in transformers: the evaluation loss depends on the batch size")
+
 def _overrides_training_step(cls: type) -> bool:
     "Whether a class that stands before the mixin has a `training_step` of its own."
     before = cls.__mro__[:cls.__mro__.index(ExactLossMixin)]
     return any("training_step" in vars(base) for base in before)
-
-def _cut_if_joined(examiner, facts: LossFacts, batches: list, reason: str) -> LossFacts:
-    "The model in chunks if these batches can be joined; weights by rows, said, if not."
-    try:
-        whole = examiner.join(batches)
-    except CannotJoin as error:
-        way = inexact_way(facts)
-        return said(replace(facts, way=way, told=True), f"{reason}, and batches cannot be "
-                    f"joined ({error}): {WAYS[way].partition(',')[0]}", exact=False)
-    return cut_model(examiner, facts, whole, reason)
 
 def _rows_within(batches: list, join: Callable, budget: int, seed: int) -> list:
     "Some rows in two batches that are within a token budget as one; two rows at least."
@@ -540,20 +539,17 @@ def _rows_within(batches: list, join: Callable, budget: int, seed: int) -> list:
     first, second = order[:number:2], order[1:number:2]
     return [take_rows(whole, rows, trim=True) for rows in (first, second) if len(rows)]
 
-def _joinable_within(batches: list, most_tokens: int) -> list:
-    "The first of these batches, and of the others those that fit beside it."
-    kept = batches[:1]
-    for batch in batches[1:]:
-        lengths = row_lengths(join_rows([*kept, batch]))
-        if len(lengths) * int(lengths.max()) <= most_tokens:
-            kept.append(batch)
-    return kept
-
 def _total(batches: list, name: str):
     "How many of these there are in some batches; 1 for the name ''."
     if not name:
         return 1.0
     return sum(number_of(target_counts(batch)[name]) for batch in batches)
+
+def _or_one(number):
+    "The number, and 1 where it is 0."
+    if torch.is_tensor(number):
+        return torch.where(number == 0, 1.0, number)
+    return number or 1.0
 
 def _power_of_two(number):
     "One near a number; to divide by it costs no rounding."

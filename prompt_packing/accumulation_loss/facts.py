@@ -15,7 +15,8 @@ from transformers.utils import logging
 from .asking import (
     Answer, gradients_agree, is_near, rounding_of, trained)
 from .chunks import chunked_modules, in_chunks
-from .reading import Unreadable, same_proportions, share_of
+from .reading import (
+    Unreadable, common_ratio, same_proportions, share_of)
 from ..foundation.rows import (
     CannotJoin, join_rows, leaves, row_count, row_lengths, take_rows)
 
@@ -23,7 +24,7 @@ _logger = logging.get_logger(__name__)
 
 # %% auto #0
 __all__ = ['WAYS', 'LossFacts', 'check_is_due', 'target_counts', 'Examiner', 'Comparison', 'narrowed', 'named_mean', 'examine',
-           'cut_model', 'inexact_way', 'said']
+           'cut_model', 'weighed_inexactly', 'said']
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #dfbdd730
 WAYS = {
@@ -76,6 +77,10 @@ class LossFacts:
     @property
     def is_exact(self) -> bool: # as far as was looked; what `strict_loss` asks for
         return not any(text.startswith("NOT ") for text in self.messages)
+
+    @property
+    def is_of_parts(self) -> bool: # a step is the sum or mean of its parts, as far as known
+        return self.way not in ("chunks", "rows", "added")
 
     def state_dict(self) -> dict: # JSON-safe
         return asdict(self)
@@ -187,8 +192,7 @@ def _normalized(weights: list) -> list[float]:
     return [float(w) / total if total else 0.0 for w in weights]
 
 def _differ(weights: list) -> bool:
-    weights = [float(w) for w in weights]
-    return max(weights) - min(weights) > 1e-5 * max(map(abs, weights))
+    return common_ratio(weights, [1.0] * len(weights)) is None
 
 def _counts_of(parts: list) -> dict[str, list]: # name -> how many in each part
     counts = [target_counts(part) for part in parts]
@@ -215,7 +219,7 @@ class Comparison:
         self.examiner, self.parts = examiner, parts
         self.answers, self.uncut = answers, uncut
         self.counts = _counts_of(parts)
-        self.read, self.why_not = _read_weights(answers) # none, and why
+        self.denominators, self.why_not = _read_weights(answers) # none, and why
 
     def way_that_fits(self, facts: LossFacts) -> LossFacts | None:
         "Where several do, the one of before."
@@ -228,9 +232,9 @@ class Comparison:
 
     def _candidates(self, facts: LossFacts) -> Iterator[LossFacts]:
         weighs = []
-        if self.read and not facts.takes_count:
-            name, each = self.count_of(self.read)
-            is_new = not facts.mean_over or name and _differ(self.read)
+        if self.denominators and not facts.takes_count:
+            name, each = self.count_of(self.denominators)
+            is_new = not facts.mean_over or name and _differ(self.denominators)
             count = dict(mean_over=name, per_count=each) if is_new else {}
             weighs = [replace(facts, way="weighs", **count)]
         if facts.way == "weighs":
@@ -243,10 +247,10 @@ class Comparison:
         # several means, or a node of torch that is not linear: counting will not help
         is_torch = self.why_not[-1:].isdigit() or \
             all(answer.terms is not None for answer in self.answers)
-        if not facts.takes_count and (self.read or not is_torch):
+        if not facts.takes_count and (self.denominators or not is_torch):
             for name in self.counts:
                 # a clamp may have changed what was read
-                if not self.read or name == facts.mean_over:
+                if not self.denominators or name == facts.mean_over:
                     yield replace(facts, way="counts", mean_over=name, per_count=1.0)
         if terms := self._counted_terms(facts):
             yield replace(facts, way="terms", terms=terms)
@@ -255,7 +259,7 @@ class Comparison:
         if sum(not _says_nothing(answer) for answer in self.answers) < 2:
             return True
         # one target in all parts, and a clamp in those without: their sum fits by chance
-        return bool(not facts.takes_count and self.read and max(map(float, self.read)) <= 1
+        return bool(not facts.takes_count and self.denominators and max(map(float, self.denominators)) <= 1
                     and self.answers[0].terms and self.answers[0].terms[0].is_mean)
 
     def _counted_terms(self, facts: LossFacts) -> tuple:
@@ -276,15 +280,14 @@ class Comparison:
     def count_of(self, weights: list) -> tuple[str, float]:
         "What was read in words, and the weight for each, if in proportion to a count."
         for name, counted in self.counts.items():
-            ratios = [float(w) / float(c) for w, c in zip(weights, counted) if float(c)]
-            if ratios and max(ratios) - min(ratios) < 1e-5 * max(map(abs, ratios)):
-                return name, ratios[0]
+            if each := common_ratio(weights, counted):
+                return name, each
         return "", 0.0
 
     def weights(self, facts: LossFacts) -> list[float]:
         "Of the parts, if computed in this way."
         if facts.way == "weighs":
-            return _normalized(self.read)
+            return _normalized(self.denominators)
         if facts.way == "counts":
             return _normalized(self.counts[facts.mean_over])
         return [1.0] * len(self.parts)
@@ -297,7 +300,7 @@ class Comparison:
         "Whether loss and gradient of the parts, in this way, make those of the whole."
         weights, uncut = self.weights(facts), self.uncut
         try:
-            answers = self._weighed_by_terms(facts.terms)
+            answers = self._weighed_by_terms(facts) if facts.way == "terms" else self.answers
         except Unreadable:
             return False
         value = sum(a.value * weight for a, weight in zip(answers, weights) if weight)
@@ -305,11 +308,9 @@ class Comparison:
             return False
         return self.examiner.gradients_agree(uncut, answers, weights)
 
-    def _weighed_by_terms(self, terms: tuple) -> list[Answer]:
-        if not terms:
-            return self.answers
+    def _weighed_by_terms(self, facts: LossFacts) -> list[Answer]:
         shares = [_normalized(self.counts[name]) if name else [1.0] * len(self.parts)
-                  for name, _ in terms]
+                  for name, _ in facts.terms]
         return [self.examiner.ask(part, parameters=self.uncut.parameters, shares=of_part)
                 for part, of_part in zip(self.parts, zip(*shares))]
 
@@ -322,7 +323,7 @@ class Comparison:
     def in_numbers(self) -> str:
         values = ", ".join(f"{answer.value:.6g}" for answer in self.answers)
         words = f"as one batch the loss is {self.uncut.value:.6g}, in parts {values}"
-        if self.read:
+        if self.denominators:
             return words
         return f"{words}, and its graph cannot be read ({self.why_not})"
 
@@ -343,17 +344,21 @@ def _batches_to_join(batches: list, number: int) -> list:
     return [batches[i] for i in sorted(order[:most].tolist())]
 
 def narrowed(
-    batch,
-    fits: Callable, # batch -> whether it is small enough
+    parts: list,
+    token_budget: int,
     has_loss: Callable, # batch -> whether its loss is not zero
-): # some rows of the batch, one at least
-    "The half of a batch that has a loss, the half of that half, and so on."
-    while row_count(batch) > 1 and not fits(batch):
-        middle, end = row_count(batch) // 2, row_count(batch)
-        first = take_rows(batch, range(middle), trim=True)
-        second = take_rows(batch, range(middle, end), trim=True)
-        batch = first if has_loss(first) else second
-    return batch
+) -> list: # some rows of each part, one at least
+    "Of each part the half that has a loss, and so on, until all fit in a budget together."
+    width = max(int(row_lengths(part).max()) for part in parts)
+    most_rows, fitting = max(1, token_budget // (len(parts) * width)), []
+    for batch in parts:
+        while row_count(batch) > most_rows:
+            middle, end = row_count(batch) // 2, row_count(batch)
+            first = take_rows(batch, range(middle), trim=True)
+            second = take_rows(batch, range(middle, end), trim=True)
+            batch = first if has_loss(first) else second
+        fitting.append(batch)
+    return fitting
 
 def _dealt_anew(whole, number: int) -> tuple:
     "The same rows in two uneven parts, trimmed."
@@ -460,7 +465,7 @@ def examine(
     try:
         return _looked_at(examiner, facts, parts, whole, number == 0)
     except _FAILURES as error:
-        return cut_model(examiner, replace(facts, ordered=True), whole,
+        return cut_model(examiner, replace(facts, ordered=True), [whole],
                          f"a part of a step fails alone ({_short(error)})")
 
 def _looked_at(examiner, facts, parts: list, whole, is_first: bool) -> LossFacts:
@@ -489,13 +494,13 @@ def _few_rows(whole) -> tuple:
 # %% ../../nbs/accumulation_loss/facts.ipynb #8ccc340d
 def _look_at_all_gradients(examiner, facts, first: Answer, parts: list, whole) -> LossFacts:
     "Once, of a few rows in two uneven parts: loss and gradients of every parameter."
-    if facts.way in ("chunks", "rows", "added", "unknown") or facts.ordered or facts.draws \
+    if not facts.is_of_parts or facts.way == "unknown" or facts.ordered or facts.draws \
             or not examiner.asks_gradients or not row_count(parts[0]):
         return facts
     compared = examiner.compared(parts, whole, uncut=first)
     if compared.holds(facts):
         return replace(facts, told=facts.told or compared.tells(facts))
-    return cut_model(examiner, facts, whole, "the gradients of some layers are not those "
+    return cut_model(examiner, facts, [whole], "the gradients of some layers are not those "
                      "of the parts, although the loss is")
 
 def _look_at_padding(facts: LossFacts, compared: Comparison) -> LossFacts:
@@ -506,7 +511,8 @@ def _look_at_padding(facts: LossFacts, compared: Comparison) -> LossFacts:
     if narrow == wide or facts.draws or usual.value != usual.value:
         return facts
     both = examiner.join([part, compared.parts[wide]])
-    padded = examiner.ask(take_rows(both, range(row_count(part))))
+    # with a graph, as before: some losses are others without one
+    padded = examiner.ask(take_rows(both, range(row_count(part))), read=True)
     if examiner.near(usual.value, padded.value, usual):
         return facts
     return said(facts, "the loss of a batch depends on how wide it is padded; it cannot "
@@ -520,8 +526,8 @@ def _numbers_in_row(batch) -> float:
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #8ccc340f
 def _after_comparison(facts: LossFacts, compared: Comparison, whole) -> LossFacts:
-    if facts.way in ("chunks", "rows", "added"):
-        return facts # nothing is claimed of parts
+    if not facts.is_of_parts:
+        return facts
     if facts.draws:
         facts = said(facts, "the loss draws random numbers, others for each part of a step "
                      "than for the whole batch, as dropout does: the weights of the parts "
@@ -529,7 +535,7 @@ def _after_comparison(facts: LossFacts, compared: Comparison, whole) -> LossFact
         likely = replace(facts, way="adds" if facts.takes_count else "weighs", told=True)
         return compared.way_that_fits(facts) or likely
     return compared.way_that_fits(facts) or _way_by_halves(facts, compared) or \
-        cut_model(compared.examiner, facts, whole, compared.in_numbers())
+        cut_model(compared.examiner, facts, [whole], compared.in_numbers())
 
 def _way_by_halves(facts: LossFacts, compared: Comparison) -> LossFacts | None:
     "For rows that come in two halves: chosen ones and then rejected ones, as DPO has them."
@@ -556,10 +562,14 @@ def _short(error: Exception) -> str:
 def cut_model(
     examiner: Examiner,
     facts: LossFacts,
-    whole, # a batch of a few rows
+    batches: list, # of a few rows
     reason: str, # why parts will not do
 ) -> LossFacts:
     "The model in chunks from here on; weights by rows, said, where that cannot be."
+    try:
+        whole = examiner.join(batches)
+    except CannotJoin as error:
+        return weighed_inexactly(facts, f"{reason}, and batches cannot be joined ({error})")
     problem = "no module gives rows"
     for names, trims in _ways_to_chunk(examiner, whole):
         problem = _problem_of_chunks(examiner, names, trims, whole)
@@ -568,14 +578,17 @@ def cut_model(
                             ordered=False) # rows keep the order of the micro-batches
             return said(facts, f"{reason}: the model runs in chunks of rows, once more in "
                         "the backward pass; head and loss see the whole step")
-    way = inexact_way(facts)
-    return said(replace(facts, way=way, told=True), f"{reason}; nor can the model be "
-                f"cut ({problem}): {WAYS[way].partition(',')[0]}", exact=False)
+    return weighed_inexactly(facts, f"{reason}; nor can the model be cut ({problem})")
 
-def inexact_way(facts: LossFacts) -> str: # one of `WAYS`
-    "What is left where no way is exact."
+def weighed_inexactly(
+    facts: LossFacts,
+    reason: str, # why no way is exact
+) -> LossFacts:
+    "What is left then, and a message."
     # a loss that is divided by the count of the whole step is about the sum of its parts
-    return "added" if facts.takes_count else "rows"
+    way = "added" if facts.takes_count else "rows"
+    words = WAYS[way].partition(",")[0]
+    return said(replace(facts, way=way, told=True), f"{reason}: {words}", exact=False)
 
 def _ways_to_chunk(examiner, whole) -> Iterator[tuple]:
     "Names of modules and whether to trim: the topmost ones first, then those inside."

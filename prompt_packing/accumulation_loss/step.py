@@ -23,7 +23,7 @@ from ..foundation.rows import row_count
 
 # %% auto #0
 __all__ = ['PartWeight', 'StepSum', 'quotient_or_zero', 'WeightsSeen', 'heaviest', 'set_aside', 'add_back', 'drop_gradients',
-           'multiply_gradients', 'Filler', 'is_filler', 'Weightless', 'filled_up', 'Step']
+           'multiply_gradients', 'is_filler', 'Weightless', 'filled_up', 'Step']
 
 # %% ../../nbs/accumulation_loss/step.ipynb #b1c0d007
 @dataclass
@@ -105,8 +105,7 @@ class StepSum:
         if terms and not same_proportions(terms, self.first):
             raise Unreadable("means over different things")
         weight, counted = share_of(terms), math.nan
-        if not torch.is_tensor(weight) and not weight:
-            silence(terms)
+        silence(terms, weight)
         counts = target_counts(batch) if facts.mean_over else {}
         if facts.mean_over in counts: # packed rows have no mask to count tokens by
             counted = facts.per_count * number_of(counts[facts.mean_over])
@@ -136,12 +135,6 @@ class WeightsSeen:
     parts: int = 0
     doubtful: int = 0 # parts whose weight may be wrong
 
-    @classmethod
-    def from_state_dict(cls, state: dict) -> WeightsSeen:
-        "Also of a checkpoint in which `doubtful` was called `odd`."
-        names = {"odd": "doubtful"}
-        return cls(**{names.get(name, name): value for name, value in state.items()})
-
     @property
     def differ(self) -> bool:
         return self.largest - self.smallest > 1e-5 * abs(self.largest)
@@ -165,22 +158,23 @@ class WeightsSeen:
         return due
 
     def _is_doubtful(self, weight: float, loss: float, counted: float) -> bool:
+        if not math.isnan(counted): # a loss may leave out a part that has targets
+            return abs(weight - counted) > 1e-5 * max(abs(weight), abs(counted))
         if not weight:
             return False
-        if not math.isnan(counted):
-            return abs(weight - counted) > 1e-5 * abs(weight)
         is_light = weight <= 1 < self.largest or weight < self.smallest * (1 - 1e-5)
         return loss == 0 or is_light
 
 def heaviest(
     parts: list[PartWeight], # of one step
     besides: Mapping | None, # the batch of one of them
-) -> Mapping | None: # a batch; None: no other part
-    "The batch of the part that adds most to the loss of a step."
+) -> tuple[Mapping | None, float]: # its batch and what it adds; None: no other part
+    "The part that adds most to the loss of a step."
     others = [part for part in parts if part.batch is not besides]
     sizes = [abs(weight * loss) for weight, loss, _ in _numbers_of(others)]
     sizes = [size if size == size else 0.0 for size in sizes] # means over nothing
-    return others[sizes.index(max(sizes))].batch if others else None
+    most = max(sizes, default=-1.0)
+    return (others[sizes.index(most)].batch if others else None), most
 
 def _numbers_of(parts: list[PartWeight]) -> list[list[float]]:
     "Weight, loss and count of each part, in one copy from the device."
@@ -215,12 +209,10 @@ def multiply_gradients(model: nn.Module, factor: float | torch.Tensor):
 # %% ../../nbs/accumulation_loss/step.ipynb #b1c0d017
 _NOTHING = torch.zeros(0, dtype=torch.long) # of which transformers counts tokens
 
-class Filler(dict):
-    "Stands in for a batch that the data set did not have."
-
 def is_filler(
     batch: Mapping, # or a copy of it
 ) -> bool:
+    "Whether it stands in for a batch that the data set did not have."
     return any(value is _NOTHING for value in batch.values())
 
 class Weightless(dict):
@@ -238,7 +230,7 @@ def filled_up(
     if not batches and last is None:
         raise RuntimeError("this process has no batch and others have: give each some")
     batches = batches or [Weightless(last)]
-    filler = Filler(batches[0] | {main_input: _NOTHING, "attention_mask": _NOTHING})
+    filler = batches[0] | {main_input: _NOTHING, "attention_mask": _NOTHING}
     return [filler] * (width - len(batches)) + batches
 
 # %% ../../nbs/accumulation_loss/step.ipynb #b1c0d020

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 # %% auto #0
-__all__ = ['cut_rows', 'deal_rows', 'pack_rows', 'cut_packed_rows', 'deal_packed_rows']
+__all__ = ['rows_within', 'cut_rows', 'deal_rows', 'pack_rows', 'cut_packed_rows', 'deal_packed_rows']
 
 # %% ../../nbs/bucketing/cut.ipynb #9e02ece3
 def _sort_rows(lengths):
@@ -30,7 +30,7 @@ def _sort_rows(lengths):
     return order, lengths[order]
 
 # %% ../../nbs/bucketing/cut.ipynb #aa9ba5c7
-def _row_limits(
+def rows_within(
     longest_first: np.ndarray,  # lengths in descending order
     token_budget: int | None,
 ) -> np.ndarray:  # most rows of a micro-batch that begins at each row, at least 1
@@ -51,7 +51,7 @@ def _check_limits(token_budget, pass_cost):
 # %% ../../nbs/bucketing/cut.ipynb #8aa76fee
 def _cheapest_ends(
     longest_first: np.ndarray,  # lengths in descending order
-    row_limits: np.ndarray,  # from `_row_limits`
+    row_limits: np.ndarray,  # from `rows_within`
     pass_cost: float,  # in tokens
 ) -> list[int]:  # the row after the last one of each micro-batch
     "Where to cut sorted rows so that tokens computed + passes x pass_cost is least."
@@ -140,7 +140,7 @@ def cut_rows(
     order, longest_first = _sort_rows(lengths)
     if len(order) == 0:
         return []
-    row_limits = _row_limits(longest_first, token_budget)
+    row_limits = rows_within(longest_first, token_budget)
     if passes is None:
         ends = _cheapest_ends(longest_first, row_limits, pass_cost)
     else:
@@ -152,7 +152,7 @@ def _runs_within(
     longest_first: np.ndarray,  # shape (rows,), lengths in descending order
     limits: np.ndarray,  # shape (limits,), tokens of a micro-batch
     world_size: int,
-    row_limits: np.ndarray,  # from `_row_limits`
+    row_limits: np.ndarray,  # from `rows_within`
 ) -> np.ndarray:  # shape (rows, limits): where a pass ends that begins at this row
     "Fill `world_size` micro-batches up to a limit, from each row on."
     rows = len(longest_first)
@@ -171,7 +171,7 @@ def _runs_within(
 # %% ../../nbs/bucketing/cut.ipynb #a4580988
 def _passes_together(
     longest_first: np.ndarray,
-    row_limits: np.ndarray,  # from `_row_limits`
+    row_limits: np.ndarray,  # from `rows_within`
     world_size: int,
     token_budget: int | None,
     pass_cost: float,
@@ -252,11 +252,9 @@ def _deal_free(longest_first, row_limits, world_size, token_budget, pass_cost):
         longest_first, row_limits, world_size, token_budget, pass_cost)
     cuts = [[part for process in together for part in process]]
     text = int(longest_first.sum()) // world_size + 1  # of one process
-    for limit in (token_budget, text, text / 1.5, text / 2, text / 3, text / 4):
-        if limit is None:
-            continue
-        rows = np.maximum(limit // longest_first, 1).astype(np.int64)
-        ends = _cheapest_ends(longest_first, np.minimum(rows, row_limits), pass_cost)
+    for limit in (token_budget, text, 2 * text // 3, text // 2, text // 3, text // 4):
+        rows = np.minimum(rows_within(longest_first, limit), row_limits)
+        ends = _cheapest_ends(longest_first, rows, pass_cost)
         if len(ends) >= min(world_size, len(longest_first)):
             cuts.append(list(zip([0, *ends], ends)))
     deals = []
@@ -290,7 +288,7 @@ def deal_rows(
     order, longest_first = _sort_rows(lengths)
     if len(order) == 0:
         return [[] for _ in range(world_size)]
-    row_limits = _row_limits(longest_first, token_budget)
+    row_limits = rows_within(longest_first, token_budget)
     if world_size == 1:
         ends = _cheapest_ends(longest_first, row_limits, pass_cost)
         return [np.split(order, ends[:-1])]
@@ -308,10 +306,9 @@ def pack_rows(
     """Rows into packed rows that are equally full, as few as their capacity allows.
 
     A row longer than the capacity is a packed row of its own. Raises `ValueError` for
-    a capacity or multiple below 1."""
-    for name, value in (("capacity", capacity), ("multiple", multiple)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1; got {value}")
+    a capacity below 1."""
+    if capacity < 1:
+        raise ValueError(f"capacity must be at least 1; got {capacity}")
     order, longest_first = _sort_rows(lengths)
     too_long = int((longest_first > capacity).sum())
     alone = [order[row:row + 1] for row in range(too_long)]

@@ -20,7 +20,7 @@ from .collating import PaddedCollator
 from .packed_rows import (
     PackedCollator, PackingWay, lay_out, pack_batch)
 from .plan import (
-    deal_batches, narrow_integers, sort_rows, take_batches)
+    deal_batches, narrow_integers, sort_rows)
 from .varlen import is_fast_on
 from ..foundation.foreign import attention_of
 from ..foundation.mixins import in_eval_mode
@@ -57,9 +57,10 @@ def pack_sequences(
     if where is None:
         raise _too_few(len(lengths), batches, step)
     indices, offsets, computed = _cut_rows(order, where, batches, capacity, random)
-    tokens = np.add.reduceat(narrow[indices], offsets[:-1], dtype=np.int64)
-    mine = deal_batches(tokens, world_size, random)[:, rank]
-    return BatchPlan(*take_batches(indices, offsets, mine), lengths, computed[mine])
+    plan = BatchPlan(indices, offsets, narrow, computed)
+    mine = deal_batches(plan.tokens, world_size, random)[:, rank]
+    return BatchPlan.from_batches(
+        [plan[batch] for batch in mine], lengths, computed[mine])
 
 # %% ../../nbs/bucketing/packing.ipynb #da8eb9d9
 def _cut_rows(order, where, batches, capacity, random):

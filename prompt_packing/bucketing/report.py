@@ -242,16 +242,18 @@ def _advice(table, token_budget, batch_size):
     planned = table.loc[f"tokens_per_step={token_budget}, cut"]
     packed = table.loc[f"tokens_per_step={token_budget}, packed"]
     if plain.compute / same_steps.compute < 1.02:
-        return [f"{rows} rows, shuffled: {plain.padding:.1%} is padding, so a token "
-                "budget gains nothing."]
+        return [f"{rows} rows, shuffled: {plain.padding:.1%} is padding. A token budget "
+                "gains nothing here: a further pass costs more than the padding that it "
+                "saves."]
     times = [plain.compute / plan.compute for plan in (same_steps, planned, packed)]
+    steps = f"{planned.steps:.0f} step{'' if planned.steps == 1 else 's'}"
     return [
         f"TrainingArguments(token_budget={token_budget}) keeps your "
         f"{plain.steps:.0f} steps of {rows} rows and cuts them: "
         f"{same_steps.padding:.1%} padding in place of {plain.padding:.1%}, "
         f"{times[0]:.1f} times fewer computed tokens.",
         f"Larger steps are cheaper to cut. With tokens_per_step={token_budget} an "
-        f"epoch has {planned.steps:.0f} steps of so many tokens of text: "
+        f"epoch has {steps} of so many tokens of text: "
         f"{planned.padding:.1%} padding, {times[1]:.1f} times fewer.",
         f"Packed too: {packed.padding:.1%} padding, {times[2]:.1f} times fewer, for "
         "models that collator_for_packing accepts."]

@@ -207,7 +207,9 @@ def _audit_text(result):
         "prompt_packing.accumulation_loss.audit_loss(trainer)."])
 
 def _audit_json(result):
-    return _rows_json(result) if hasattr(result, "columns") else json.dumps(vars(result))
+    if hasattr(result, "columns"):
+        return _rows_json(result)
+    return json.dumps({"affected": result.affected, **vars(result)})
 
 _add(audit, _audit_text, _audit_json)
 

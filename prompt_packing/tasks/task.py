@@ -150,14 +150,18 @@ def _unknown_metric(name):
                       f"the tasks {', '.join(TASKS)}")
 
 # %% ../../nbs/tasks/task.ipynb #9e4752cf
+def _place(text):
+    "A number from 0 to 1 that only the lower-cased words of `text` decide."
+    words = " ".join(text.lower().split())
+    digest = hashlib.blake2b(words.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
 def in_validation(
     text:str, # the sentence, or the pair joined by a tab
     share:float=0.1, # expected share of the validation split, 0 to 1
 ) -> bool:
     "Whether `text` is for validation, by a hash of its lower-cased words."
-    words = " ".join(text.lower().split())
-    digest = hashlib.blake2b(words.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") < share * 2**64
+    return _place(text) < share
 
 # %% ../../nbs/tasks/task.ipynb #caca4713
 def _tokens(batch, tokenizer, text_columns, max_length):
@@ -265,15 +269,23 @@ def _label_feature(problem_type, names):
         return List(Value("float32"))
     return ClassLabel(names=list(names))
 
-def _split_by_hash(tables, text_columns, share):
+def _split_by_hash(tables, text_columns, share, name):
     "Tables with a validation split taken from the training rows."
     if not 0 <= share < 1:
         raise ValueError(f"validation is a share, from 0 to below 1; given was {share}")
     if share == 0:
         return tables
     rows = tables.pop("train")
-    texts = rows[list(text_columns)].itertuples(index=False)
-    held_out = np.array([in_validation("\t".join(pair), share) for pair in texts], bool)
+    pairs = rows[list(text_columns)].itertuples(index=False)
+    places = np.array([_place("\t".join(pair)) for pair in pairs])
+    held_out = places < share
+    texts = np.unique(places)
+    if len(texts) > 1 and held_out.all() == held_out.any(): # all on one side
+        count = min(len(texts) - 1, max(1, round(share * len(texts))))
+        held_out = places < texts[count]
+        _logger.warning_once(
+            f"{name}: by their hashes all texts are on one side, so {held_out.sum()} of "
+            f"the {len(rows)} rows are held out for validation")
     return {"train": rows[~held_out], "validation": rows[held_out]} | tables
 
 # %% ../../nbs/tasks/task.ipynb #a57b04e7
@@ -298,7 +310,7 @@ def make_task(
         values = label_values(table["label"], problem_type, labels, where)
         tables[split] = table.assign(label=pd.Series(values, dtype=object))
     if "validation" not in tables:
-        tables = _split_by_hash(tables, text_columns, validation)
+        tables = _split_by_hash(tables, text_columns, validation, name)
     for split, table in tables.items():
         if not len(table):
             raise ValueError(f"{name}, {split}: no rows")

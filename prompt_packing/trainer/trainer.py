@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset
 from transformers.utils import logging
 
 from ..accumulation_loss.asking import is_sharded, undisturbed
+from ..accumulation_loss.chunks import in_chunks
 from ..accumulation_loss.exact import ExactLossMixin
 from ..accumulation_loss.means import NamedMeanMixin
 from ..bucketing.cut import cut_rows
@@ -115,7 +116,8 @@ class TokenBudgetMixin:
         kind = type(dataset), tuple(names or ())
         if kind not in self._collators_found:
             facts = find_collator_facts(
-                self.data_collator, dataset, self.model, self.processing_class, names)
+                self.data_collator, dataset, self.model, self.processing_class, names,
+                isinstance(dataset, IterableDataset))
             # a new dict: the one of the class is shared by all Trainers
             self._collators_found = self._collators_found | {kind: facts}
         self.collator_facts = self._collators_found[kind]
@@ -253,7 +255,12 @@ class TokenBudgetMixin:
         if parts is None:
             return super().prediction_step(
                 model, inputs, prediction_loss_only, *args, **kwargs)
-        predict, outputs = super().prediction_step, []
+        predict, outputs, facts = super().prediction_step, [], self.loss_facts
+        if facts.way == "chunks": # head and loss see the whole batch, as in training
+            model = self.accelerator.unwrap_model(model)
+            with in_chunks(model, list(facts.chunked), self.token_budget,
+                           trims=facts.trims):
+                return predict(model, inputs, prediction_loss_only, *args, **kwargs)
         for rows in parts:
             part = take_rows(inputs, rows, trim=True)
             outputs.append(predict(model, part, prediction_loss_only, *args, **kwargs))
