@@ -75,6 +75,7 @@ class ExactLossMixin:
         self._step = None # the `Step` under way
         self._steps_begun, self._weights = 0, WeightsSeen()
         self._step_has_ended = False # and the next one of the Trainer's loop has not begun
+        self._has_fillers = False # among the batches of the step
         self._last_batch = None # of this process
         self._ended = None # the iterator that has ended on all processes
         self._is_resumed = False # and the facts of the checkpoint are not yet verified
@@ -129,6 +130,7 @@ class ExactLossMixin:
         main_input = getattr(self.model, "main_input_name", "input_ids")
         filled = filled_up(batches, num_batches, self._last_batch, main_input)
         self._last_batch = filled[-1]
+        self._has_fillers = len(batches) < len(filled)
         self._step = Step(filled[-max(len(batches), 1):], count, is_of_loop=True)
         return filled, count
 
@@ -146,7 +148,7 @@ class ExactLossMixin:
 
     def _exact_step(self, model, inputs, num_items_in_batch):
         nothing = torch.zeros((), device=self.args.device)
-        if is_filler(inputs):
+        if self._has_fillers and is_filler(inputs):
             return nothing
         is_last = self.accelerator.sync_gradients
         step = self._step_of(inputs, num_items_in_batch)
