@@ -22,8 +22,8 @@ from .chunks import RowsOfAll, in_chunks
 from .custom import check_was_called, use_named_loss
 from .evaluation import EvaluationMean
 from prompt_packing.accumulation_loss.facts import (
-    Examiner, LossFacts, check_is_due, cut_model, examine, narrowed, said, target_counts,
-    weighed_inexactly)
+    Examiner, LossFacts, check_is_due, cut_model, examine, narrowed, said, shuffled,
+    target_counts, weighed_inexactly)
 from .processes import AllProcesses
 from .reading import number_of
 from .step import (
@@ -530,7 +530,7 @@ def _rows_within(batches: list, join: Callable, budget: int, seed: int) -> list:
     except CannotJoin:
         return batches
     lengths = row_lengths(whole)
-    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed))
+    order = shuffled(len(lengths), seed)
     longest = lengths[order].cummax(0).values
     fits = longest * torch.arange(1, len(order) + 1) <= budget
     number = max(int(fits.sum()), 2)
