@@ -138,12 +138,11 @@ class ExactLossMixin:
         "Forward and backward of a micro-batch, or of the whole step with its last one."
         if self._exact_off:
             return super().training_step(model, inputs, num_items_in_batch)
-        if self._named_loss is None or self.compute_loss_func is not None:
-            return self._exact_step(model, inputs, num_items_in_batch)
-        calls = self._named_loss.calls
+        named = self._named_loss if self.compute_loss_func is None else None
+        calls = named.calls if named else 0
         loss = self._exact_step(model, inputs, num_items_in_batch)
-        if self.accelerator.sync_gradients: # and the last micro-batch is no filler
-            check_was_called(self.model, self._named_loss, calls)
+        if named and self.accelerator.sync_gradients: # the last micro-batch is no filler
+            check_was_called(self.model, named, calls)
         return loss
 
     def _exact_step(self, model, inputs, num_items_in_batch):
