@@ -268,7 +268,7 @@ class ExactLossMixin:
         doubtful = self._weights.doubtful_part(step.sum.parts)
         if self.loss_facts.way == "unknown" and float(step.sum.value):
             # the rows that were looked at had a loss of zero, and others have not
-            doubtful = heaviest(step.sum.parts, None)
+            doubtful, _ = heaviest(step.sum.parts, None)
         if self.processes.any(bool(step.failure) or doubtful is not None):
             before = self.loss_facts
             self._look_again(model, step, doubtful)
@@ -350,32 +350,20 @@ class ExactLossMixin:
                 self._set_facts(examine(examiner, facts, batches))
 
     def _light_and_heavy(self, model, step: Step, light) -> list:
-        "A part that may weigh nothing, and the one that adds most to the loss: some rows."
-        parts = [light, heaviest(step.sum.parts, light)]
-        if self.processes.any(any(part and not row_count(part) for part in parts)):
-            return [] # packed rows cannot be joined with others
-        examiner = self.examiner(model, step.count)
-        number, budget = self.processes.number, getattr(self, "token_budget", None)
-        def fits(batch): # two parts of each process are joined into one batch
-            tokens = row_count(batch) * int(row_lengths(batch).max())
-            return (number == 1 or row_count(batch) <= _ROWS_TO_EXCHANGE) and \
-                (not budget or 2 * number * tokens <= budget)
-        def has_loss(batch):
-            if not examiner.asks_gradients: # shards: all processes would have to ask
-                return True
+        "A part that may weigh nothing, and the one of all that adds most to the loss."
+        heavy, size = heaviest(step.sum.parts, light)
+        are_light = self.processes.numbers(int(light is not None))
+        sizes = self.processes.numbers(size)
+        light = self.processes.batch_of(are_light.index(max(are_light)), light)
+        heavy = self.processes.batch_of(sizes.index(max(sizes)), heavy)
+        both = [part for part in (light, heavy) if part is not None]
+        if not all(map(row_count, both)): # packed rows cannot be joined with others
+            return []
+        both, budget = list(map(self._prepare_inputs, both)), getattr(self, "token_budget", None)
+        if both and budget:
+            examiner = self.examiner(model, step.count)
             with set_for_now(self, is_asking=True):
-                answer = examiner.ask(self._prepare_inputs(batch))
-            return abs(answer.value) > 0
-        both = []
-        for part in parts:
-            rows = [narrowed(part, fits, has_loss)] if part else []
-            rows = sum(self.processes.gathered(rows), [])
-            try:
-                if budget: # one row of each process may be too many
-                    rows = _joinable_within(rows, budget // 2)
-                both += [self._prepare_inputs(self.join(rows))] if rows else []
-            except CannotJoin: # on every process: rows of the micro-batches are taken
-                return []
+                both = narrowed(both, budget, lambda batch: abs(examiner.ask(batch).value) > 0)
         return both
 
     def _verify(self, model, step: Step):
@@ -510,7 +498,7 @@ class ExactLossMixin:
             state = json.loads(file.read_text())
             self.loss_facts = LossFacts.from_state_dict(state["facts"])
             self._steps_begun = state["steps"]
-            self._weights = WeightsSeen.from_state_dict(state["weights"])
+            self._weights = WeightsSeen(**state["weights"])
             self._is_resumed = True
 
 # %% ../../nbs/accumulation_loss/exact.ipynb #cfddfd5b
@@ -550,15 +538,6 @@ def _rows_within(batches: list, join: Callable, budget: int, seed: int) -> list:
         order = lengths.argsort()
     first, second = order[:number:2], order[1:number:2]
     return [take_rows(whole, rows, trim=True) for rows in (first, second) if len(rows)]
-
-def _joinable_within(batches: list, most_tokens: int) -> list:
-    "The first of these batches, and of the others those that fit beside it."
-    kept = batches[:1]
-    for batch in batches[1:]:
-        lengths = row_lengths(join_rows([*kept, batch]))
-        if len(lengths) * int(lengths.max()) <= most_tokens:
-            kept.append(batch)
-    return kept
 
 def _total(batches: list, name: str):
     "How many of these there are in some batches; 1 for the name ''."

@@ -344,17 +344,21 @@ def _batches_to_join(batches: list, number: int) -> list:
     return [batches[i] for i in sorted(order[:most].tolist())]
 
 def narrowed(
-    batch,
-    fits: Callable, # batch -> whether it is small enough
+    parts: list,
+    token_budget: int,
     has_loss: Callable, # batch -> whether its loss is not zero
-): # some rows of the batch, one at least
-    "The half of a batch that has a loss, the half of that half, and so on."
-    while row_count(batch) > 1 and not fits(batch):
-        middle, end = row_count(batch) // 2, row_count(batch)
-        first = take_rows(batch, range(middle), trim=True)
-        second = take_rows(batch, range(middle, end), trim=True)
-        batch = first if has_loss(first) else second
-    return batch
+) -> list: # some rows of each part, one at least
+    "Of each part the half that has a loss, and so on, until all fit in a budget together."
+    width = max(int(row_lengths(part).max()) for part in parts)
+    most_rows, fitting = max(1, token_budget // (len(parts) * width)), []
+    for batch in parts:
+        while row_count(batch) > most_rows:
+            middle, end = row_count(batch) // 2, row_count(batch)
+            first = take_rows(batch, range(middle), trim=True)
+            second = take_rows(batch, range(middle, end), trim=True)
+            batch = first if has_loss(first) else second
+        fitting.append(batch)
+    return fitting
 
 def _dealt_anew(whole, number: int) -> tuple:
     "The same rows in two uneven parts, trimmed."
@@ -461,6 +465,9 @@ def examine(
     try:
         return _looked_at(examiner, facts, parts, whole, number == 0)
     except _FAILURES as error:
+        if examiner.asks_gradients and "use_reentrant" in str(error):
+            examiner.asks_gradients = False # such checkpoints know `backward` alone
+            return examine(examiner, replace(facts, checks=number), batches)
         return cut_model(examiner, replace(facts, ordered=True), [whole],
                          f"a part of a step fails alone ({_short(error)})")
 
