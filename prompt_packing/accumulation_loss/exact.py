@@ -154,7 +154,8 @@ class ExactLossMixin:
         step.was_seen = True
         if step.sum is None and is_last and self._is_one_batch(step):
             self._end(step)
-            return super().training_step(model, inputs, num_items_in_batch)
+            with self._as_one_step(): # one batch, where others are accumulated
+                return super().training_step(model, inputs, num_items_in_batch)
         if step.sum is None:
             self._begin_step(model, step)
         if not step.waits_for_last:
