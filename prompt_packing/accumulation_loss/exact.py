@@ -22,8 +22,8 @@ from .chunks import RowsOfAll, in_chunks
 from .custom import check_was_called, use_named_loss
 from .evaluation import EvaluationMean
 from prompt_packing.accumulation_loss.facts import (
-    Examiner, LossFacts, check_is_due, cut_model, examine, narrowed, said, target_counts,
-    weighed_inexactly)
+    Examiner, LossFacts, check_is_due, cut_model, examine, narrowed, said, shuffled,
+    target_counts, weighed_inexactly)
 from .processes import AllProcesses
 from .reading import number_of
 from .step import (
@@ -75,6 +75,7 @@ class ExactLossMixin:
         self._step = None # the `Step` under way
         self._steps_begun, self._weights = 0, WeightsSeen()
         self._step_has_ended = False # and the next one of the Trainer's loop has not begun
+        self._has_fillers = False # among the batches of the step
         self._last_batch = None # of this process
         self._ended = None # the iterator that has ended on all processes
         self._is_resumed = False # and the facts of the checkpoint are not yet verified
@@ -129,6 +130,7 @@ class ExactLossMixin:
         main_input = getattr(self.model, "main_input_name", "input_ids")
         filled = filled_up(batches, num_batches, self._last_batch, main_input)
         self._last_batch = filled[-1]
+        self._has_fillers = len(batches) < len(filled)
         self._step = Step(filled[-max(len(batches), 1):], count, is_of_loop=True)
         return filled, count
 
@@ -136,17 +138,16 @@ class ExactLossMixin:
         "Forward and backward of a micro-batch, or of the whole step with its last one."
         if self._exact_off:
             return super().training_step(model, inputs, num_items_in_batch)
-        if self._named_loss is None or self.compute_loss_func is not None:
-            return self._exact_step(model, inputs, num_items_in_batch)
-        calls = self._named_loss.calls
+        named = self._named_loss if self.compute_loss_func is None else None
+        calls = named.calls if named else 0
         loss = self._exact_step(model, inputs, num_items_in_batch)
-        if self.accelerator.sync_gradients: # and the last micro-batch is no filler
-            check_was_called(self.model, self._named_loss, calls)
+        if named and self.accelerator.sync_gradients: # the last micro-batch is no filler
+            check_was_called(self.model, named, calls)
         return loss
 
     def _exact_step(self, model, inputs, num_items_in_batch):
         nothing = torch.zeros((), device=self.args.device)
-        if is_filler(inputs):
+        if self._has_fillers and is_filler(inputs):
             return nothing
         is_last = self.accelerator.sync_gradients
         step = self._step_of(inputs, num_items_in_batch)
@@ -269,7 +270,7 @@ class ExactLossMixin:
         doubtful = self._weights.doubtful_part(step.sum.parts)
         if self.loss_facts.way == "unknown" and float(step.sum.value):
             # the rows that were looked at had a loss of zero, and others have not
-            doubtful = heaviest(step.sum.parts, None)
+            doubtful, _ = heaviest(step.sum.parts, None)
         if self.processes.any(bool(step.failure) or doubtful is not None):
             before = self.loss_facts
             self._look_again(model, step, doubtful)
@@ -351,32 +352,20 @@ class ExactLossMixin:
                 self._set_facts(examine(examiner, facts, batches))
 
     def _light_and_heavy(self, model, step: Step, light) -> list:
-        "A part that may weigh nothing, and the one that adds most to the loss: some rows."
-        parts = [light, heaviest(step.sum.parts, light)]
-        if self.processes.any(any(part and not row_count(part) for part in parts)):
-            return [] # packed rows cannot be joined with others
-        examiner = self.examiner(model, step.count)
-        number, budget = self.processes.number, getattr(self, "token_budget", None)
-        def fits(batch): # two parts of each process are joined into one batch
-            tokens = row_count(batch) * int(row_lengths(batch).max())
-            return (number == 1 or row_count(batch) <= _ROWS_TO_EXCHANGE) and \
-                (not budget or 2 * number * tokens <= budget)
-        def has_loss(batch):
-            if not examiner.asks_gradients: # shards: all processes would have to ask
-                return True
+        "A part that may weigh nothing, and the one of all that adds most to the loss."
+        heavy, size = heaviest(step.sum.parts, light)
+        are_light = self.processes.numbers(int(light is not None))
+        sizes = self.processes.numbers(size)
+        light = self.processes.batch_of(are_light.index(max(are_light)), light)
+        heavy = self.processes.batch_of(sizes.index(max(sizes)), heavy)
+        both = [part for part in (light, heavy) if part is not None]
+        if not all(map(row_count, both)): # packed rows cannot be joined with others
+            return []
+        both, budget = list(map(self._prepare_inputs, both)), getattr(self, "token_budget", None)
+        if both and budget:
+            examiner = self.examiner(model, step.count)
             with set_for_now(self, is_asking=True):
-                answer = examiner.ask(self._prepare_inputs(batch))
-            return abs(answer.value) > 0
-        both = []
-        for part in parts:
-            rows = [narrowed(part, fits, has_loss)] if part else []
-            rows = sum(self.processes.gathered(rows), [])
-            try:
-                if budget: # one row of each process may be too many
-                    rows = _joinable_within(rows, budget // 2)
-                both += [self._prepare_inputs(self.join(rows))] if rows else []
-            except CannotJoin: # on every process: rows of the micro-batches are taken
-                return []
+                both = narrowed(both, budget, lambda batch: abs(examiner.ask(batch).value) > 0)
         return both
 
     def _verify(self, model, step: Step):
@@ -511,7 +500,7 @@ class ExactLossMixin:
             state = json.loads(file.read_text())
             self.loss_facts = LossFacts.from_state_dict(state["facts"])
             self._steps_begun = state["steps"]
-            self._weights = WeightsSeen.from_state_dict(state["weights"])
+            self._weights = WeightsSeen(**state["weights"])
             self._is_resumed = True
 
 # %% ../../nbs/accumulation_loss/exact.ipynb #cfddfd5b
@@ -541,7 +530,7 @@ def _rows_within(batches: list, join: Callable, budget: int, seed: int) -> list:
     except CannotJoin:
         return batches
     lengths = row_lengths(whole)
-    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed))
+    order = shuffled(len(lengths), seed)
     longest = lengths[order].cummax(0).values
     fits = longest * torch.arange(1, len(order) + 1) <= budget
     number = max(int(fits.sum()), 2)
@@ -551,15 +540,6 @@ def _rows_within(batches: list, join: Callable, budget: int, seed: int) -> list:
         order = lengths.argsort()
     first, second = order[:number:2], order[1:number:2]
     return [take_rows(whole, rows, trim=True) for rows in (first, second) if len(rows)]
-
-def _joinable_within(batches: list, most_tokens: int) -> list:
-    "The first of these batches, and of the others those that fit beside it."
-    kept = batches[:1]
-    for batch in batches[1:]:
-        lengths = row_lengths(join_rows([*kept, batch]))
-        if len(lengths) * int(lengths.max()) <= most_tokens:
-            kept.append(batch)
-    return kept
 
 def _total(batches: list, name: str):
     "How many of these there are in some batches; 1 for the name ''."

@@ -23,8 +23,8 @@ from ..foundation.rows import (
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['WAYS', 'LossFacts', 'check_is_due', 'target_counts', 'Examiner', 'Comparison', 'narrowed', 'named_mean', 'examine',
-           'cut_model', 'weighed_inexactly', 'said']
+__all__ = ['WAYS', 'LossFacts', 'check_is_due', 'target_counts', 'Examiner', 'Comparison', 'shuffled', 'narrowed', 'named_mean',
+           'examine', 'cut_model', 'weighed_inexactly', 'said']
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #dfbdd730
 WAYS = {
@@ -263,9 +263,11 @@ class Comparison:
     def _may_add_by_chance(self, facts: LossFacts) -> bool:
         if sum(not _says_nothing(answer) for answer in self.answers) < 2:
             return True
+        terms = self.answers[0].terms
+        if facts.takes_count or not self.denominators or not terms or not terms[0].is_mean:
+            return False
         # one target in all parts, and a clamp in those without: their sum fits by chance
-        return bool(not facts.takes_count and self.denominators and max(map(float, self.denominators)) <= 1
-                    and self.answers[0].terms and self.answers[0].terms[0].is_mean)
+        return max(map(float, self.denominators)) <= 1
 
     def _counted_terms(self, facts: LossFacts) -> tuple:
         "What each of several terms is a mean over, and its weight for each; () if unknown."
@@ -339,35 +341,40 @@ def _batches_to_join(batches: list, number: int) -> list:
     if None in rows:
         raise CannotJoin("the values of a batch do not agree on a number of rows")
     if len(batches) == 1: # halves of one
-        first = max(1, rows[0] // 3)
-        return [take_rows(batches[0], range(first)),
-                take_rows(batches[0], range(first, rows[0]))]
+        return _uneven_parts(batches[0], range(rows[0]), trim=False)
     is_small = len(batches) <= 4 and sum(rows) <= 64
     most = 4 if is_small or max(rows) == 1 else 2
-    order = torch.randperm(
-        len(batches), generator=torch.Generator().manual_seed(number // 2))
-    return [batches[i] for i in sorted(order[:most].tolist())]
+    chosen = shuffled(len(batches), number // 2)[:most]
+    return [batches[i] for i in sorted(chosen.tolist())]
+
+def shuffled(
+    count: int,
+    seed: int,
+) -> torch.Tensor: # int64 (count,)
+    "Numbers from 0 in an order that is the same on all processes."
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 def narrowed(
-    batch,
-    fits: Callable, # batch -> whether it is small enough
+    parts: list,
+    token_budget: int,
     has_loss: Callable, # batch -> whether its loss is not zero
-): # some rows of the batch, one at least
-    "The half of a batch that has a loss, the half of that half, and so on."
-    while row_count(batch) > 1 and not fits(batch):
-        middle, end = row_count(batch) // 2, row_count(batch)
-        first = take_rows(batch, range(middle), trim=True)
-        second = take_rows(batch, range(middle, end), trim=True)
-        batch = first if has_loss(first) else second
-    return batch
+) -> list: # some rows of each part, one at least
+    "Of each part the half that has a loss, and so on, until all fit in a budget together."
+    width = max(int(row_lengths(part).max()) for part in parts)
+    most_rows, fitting = max(1, token_budget // (len(parts) * width)), []
+    for batch in parts:
+        while row_count(batch) > most_rows:
+            middle, end = row_count(batch) // 2, row_count(batch)
+            first = take_rows(batch, range(middle), trim=True)
+            second = take_rows(batch, range(middle, end), trim=True)
+            batch = first if has_loss(first) else second
+        fitting.append(batch)
+    return fitting
 
-def _dealt_anew(whole, number: int) -> tuple:
-    "The same rows in two uneven parts, trimmed."
-    rows = row_count(whole)
-    order = torch.randperm(rows, generator=torch.Generator().manual_seed(number))
-    first = max(1, rows // 3)
-    return (take_rows(whole, order[:first], trim=True),
-            take_rows(whole, order[first:], trim=True))
+def _uneven_parts(batch, order, trim: bool = True) -> list:
+    "The rows of a batch in this order, in two parts."
+    first = max(1, len(order) // 3)
+    return [take_rows(batch, rows, trim) for rows in (order[:first], order[first:])]
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #d4e5f6a7
 def named_mean(
@@ -465,7 +472,8 @@ def examine(
                     exact=None)
     # as collated, and every other time dealt anew
     if number % 2 and not facts.ordered and facts.way != "chunks":
-        parts = [p for dealt in _dealt_anew(whole, number) for p in examiner.parts_of(dealt)]
+        dealt = _uneven_parts(whole, shuffled(row_count(whole), number))
+        parts = [part for rows in dealt for part in examiner.parts_of(rows)]
     try:
         return _looked_at(examiner, facts, parts, whole, number == 0)
     except _FAILURES as error:
@@ -477,7 +485,7 @@ def examine(
 
 def _looked_at(examiner, facts, parts: list, whole, is_first: bool) -> LossFacts:
     if is_first:
-        few, few_parts = _few_rows(whole)
+        few = _few_rows(whole)
         facts, first = examiner.first_look(facts, few)
     if not facts.repeatable:
         return said(replace(facts, way="weighs", told=True),
@@ -487,24 +495,21 @@ def _looked_at(examiner, facts, parts: list, whole, is_first: bool) -> LossFacts
     facts = _after_comparison(facts, compared, whole)
     if is_first:
         facts = _look_at_padding(facts, compared)
-        facts = _look_at_all_gradients(examiner, facts, first, few_parts, whole)
+        facts = _look_at_all_gradients(examiner, facts, first, few, whole)
         facts = replace(facts, loss_mean=named_mean(examiner, facts, few, first))
     return facts
 
-def _few_rows(whole) -> tuple:
-    "At most six rows, and two uneven parts of them."
-    few = take_rows(whole, range(min(row_count(whole), 6)), trim=True)
-    rows = row_count(few)
-    return few, [take_rows(few, range(rows // 3), trim=True),
-                 take_rows(few, range(rows // 3, rows), trim=True)]
+def _few_rows(whole): # at most six
+    return take_rows(whole, range(min(row_count(whole), 6)), trim=True)
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #8ccc340d
-def _look_at_all_gradients(examiner, facts, first: Answer, parts: list, whole) -> LossFacts:
+def _look_at_all_gradients(examiner, facts, first: Answer, few, whole) -> LossFacts:
     "Once, of a few rows in two uneven parts: loss and gradients of every parameter."
     if not facts.is_of_parts or facts.way == "unknown" or facts.ordered or facts.draws \
-            or not examiner.asks_gradients or not row_count(parts[0]):
+            or not examiner.asks_gradients or row_count(few) < 2:
         return facts
-    compared = examiner.compared(parts, whole, uncut=first)
+    parts = _uneven_parts(few, range(row_count(few)))
+    compared = examiner.compared(parts, few, uncut=first)
     if compared.holds(facts):
         return replace(facts, told=facts.told or compared.tells(facts))
     return cut_model(examiner, facts, [whole], "the gradients of some layers are not those "
@@ -621,7 +626,7 @@ def _problem_of_chunks(examiner, names, trims: bool, whole) -> str:
         usual, cut = _without_and_in_chunks(examiner, names, trims, whole)
         if not examiner.near(cut.value, usual.value, usual):
             return f"in chunks the loss is {cut.value:.6g}, not {usual.value:.6g}"
-        few, _ = _few_rows(whole)
+        few = _few_rows(whole)
         usual, cut = _without_and_in_chunks(
             examiner, names, trims, few, parameters=trained(examiner.model))
     except _FAILURES as error:

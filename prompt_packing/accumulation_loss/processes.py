@@ -9,7 +9,8 @@ from itertools import zip_longest
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object, send_to_device
+from accelerate.utils import (
+    broadcast_object_list, gather_object, send_to_device)
 
 from ..foundation.rows import row_count
 
@@ -39,7 +40,7 @@ class AllProcesses:
         parts = [torch.as_tensor(n, dtype=exact, device=device).reshape(()) for n in numbers]
         return list(self.accelerator.reduce(torch.stack(parts), "sum"))
 
-    def numbers(self, number: int) -> list[int]:
+    def numbers(self, number: float) -> list: # of the same type
         "The number that each process gave, by rank."
         if self.number == 1:
             return [number]
@@ -54,6 +55,16 @@ class AllProcesses:
             return count
         has_counted, total = self.sum(float(count is not None), 0 if count is None else count)
         return total.float() if has_counted else None
+
+    def batch_of(self,
+        rank: int, # of the process that has it
+        batch, # there
+    ):
+        "A batch of one process, or None."
+        if self.number == 1:
+            return batch
+        parcel = [send_to_device(batch, "cpu") if self.rank == rank else None]
+        return broadcast_object_list(parcel, from_process=rank)[0]
 
     def gathered(self, batches: list) -> list[list]:
         "The batches of each process, by rank; of several processes on the CPU."

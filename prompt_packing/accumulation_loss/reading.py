@@ -88,12 +88,14 @@ def numbers_on_host(
     values: list, # numbers and tensors of one number
 ) -> list[float]:
     "Python numbers, with one copy from the device if any is there."
-    device = next((v.device for v in values if _is_on_device(v)), None)
-    if device is None:
+    on_device = [value for value in values if _is_on_device(value)]
+    if not on_device:
         return list(map(float, values))
-    exact = torch.float32 if device.type == "mps" else torch.float64
-    return torch.stack([torch.as_tensor(v, dtype=exact, device=device).reshape(())
-                        for v in values]).tolist()
+    # some devices have no float64
+    has_doubles = any(value.dtype == torch.float64 for value in on_device)
+    exact = torch.float64 if has_doubles else torch.float32
+    copied = iter(torch.stack([v.to(exact).reshape(()) for v in on_device]).tolist())
+    return [next(copied) if _is_on_device(value) else float(value) for value in values]
 
 def _is_on_device(value) -> bool:
     return torch.is_tensor(value) and value.device.type != "cpu"

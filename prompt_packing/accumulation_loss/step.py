@@ -135,12 +135,6 @@ class WeightsSeen:
     parts: int = 0
     doubtful: int = 0 # parts whose weight may be wrong
 
-    @classmethod
-    def from_state_dict(cls, state: dict) -> WeightsSeen:
-        "Also of a checkpoint in which `doubtful` was called `odd`."
-        names = {"odd": "doubtful"}
-        return cls(**{names.get(name, name): value for name, value in state.items()})
-
     @property
     def differ(self) -> bool:
         return self.largest - self.smallest > 1e-5 * abs(self.largest)
@@ -174,12 +168,13 @@ class WeightsSeen:
 def heaviest(
     parts: list[PartWeight], # of one step
     besides: Mapping | None, # the batch of one of them
-) -> Mapping | None: # a batch; None: no other part
-    "The batch of the part that adds most to the loss of a step."
+) -> tuple[Mapping | None, float]: # its batch and what it adds; None: no other part
+    "The part that adds most to the loss of a step."
     others = [part for part in parts if part.batch is not besides]
     sizes = [abs(weight * loss) for weight, loss, _ in _numbers_of(others)]
     sizes = [size if size == size else 0.0 for size in sizes] # means over nothing
-    return others[sizes.index(max(sizes))].batch if others else None
+    most = max(sizes, default=-1.0)
+    return (others[sizes.index(most)].batch if others else None), most
 
 def _numbers_of(parts: list[PartWeight]) -> list[list[float]]:
     "Weight, loss and count of each part, in one copy from the device."

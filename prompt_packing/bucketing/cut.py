@@ -12,10 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .batches import check_positive
-
 # %% auto #0
-__all__ = ['cut_rows', 'deal_rows', 'pack_rows', 'cut_packed_rows', 'deal_packed_rows']
+__all__ = ['rows_within', 'cut_rows', 'deal_rows', 'pack_rows', 'cut_packed_rows', 'deal_packed_rows']
 
 # %% ../../nbs/bucketing/cut.ipynb #9e02ece3
 def _sort_rows(lengths):
@@ -32,7 +30,7 @@ def _sort_rows(lengths):
     return order, lengths[order]
 
 # %% ../../nbs/bucketing/cut.ipynb #aa9ba5c7
-def _row_limits(
+def rows_within(
     longest_first: np.ndarray,  # lengths in descending order
     token_budget: int | None,
 ) -> np.ndarray:  # most rows of a micro-batch that begins at each row, at least 1
@@ -44,15 +42,16 @@ def _row_limits(
 # %% ../../nbs/bucketing/cut.ipynb #e02f9af4
 def _check_limits(token_budget, pass_cost):
     "Raise for a budget below 1, or a pass that costs less than 0."
-    if token_budget is not None:
-        check_positive("token_budget", token_budget)
+    if token_budget is not None and token_budget < 1:
+        raise ValueError(
+            f"token_budget must be at least 1, or None; got {token_budget}")
     if not pass_cost >= 0:  # not a number fails too
         raise ValueError(f"pass_cost must be at least 0 tokens; got {pass_cost}")
 
 # %% ../../nbs/bucketing/cut.ipynb #8aa76fee
 def _cheapest_ends(
     longest_first: np.ndarray,  # lengths in descending order
-    row_limits: np.ndarray,  # from `_row_limits`
+    row_limits: np.ndarray,  # from `rows_within`
     pass_cost: float,  # in tokens
 ) -> list[int]:  # the row after the last one of each micro-batch
     "Where to cut sorted rows so that tokens computed + passes x pass_cost is least."
@@ -141,7 +140,7 @@ def cut_rows(
     order, longest_first = _sort_rows(lengths)
     if len(order) == 0:
         return []
-    row_limits = _row_limits(longest_first, token_budget)
+    row_limits = rows_within(longest_first, token_budget)
     if passes is None:
         ends = _cheapest_ends(longest_first, row_limits, pass_cost)
     else:
@@ -153,7 +152,7 @@ def _runs_within(
     longest_first: np.ndarray,  # shape (rows,), lengths in descending order
     limits: np.ndarray,  # shape (limits,), tokens of a micro-batch
     world_size: int,
-    row_limits: np.ndarray,  # from `_row_limits`
+    row_limits: np.ndarray,  # from `rows_within`
 ) -> np.ndarray:  # shape (rows, limits): where a pass ends that begins at this row
     "Fill `world_size` micro-batches up to a limit, from each row on."
     rows = len(longest_first)
@@ -172,7 +171,7 @@ def _runs_within(
 # %% ../../nbs/bucketing/cut.ipynb #a4580988
 def _passes_together(
     longest_first: np.ndarray,
-    row_limits: np.ndarray,  # from `_row_limits`
+    row_limits: np.ndarray,  # from `rows_within`
     world_size: int,
     token_budget: int | None,
     pass_cost: float,
@@ -253,11 +252,9 @@ def _deal_free(longest_first, row_limits, world_size, token_budget, pass_cost):
         longest_first, row_limits, world_size, token_budget, pass_cost)
     cuts = [[part for process in together for part in process]]
     text = int(longest_first.sum()) // world_size + 1  # of one process
-    for limit in (token_budget, text, text / 1.5, text / 2, text / 3, text / 4):
-        if limit is None:
-            continue
-        rows = np.maximum(limit // longest_first, 1).astype(np.int64)
-        ends = _cheapest_ends(longest_first, np.minimum(rows, row_limits), pass_cost)
+    for limit in (token_budget, text, 2 * text // 3, text // 2, text // 3, text // 4):
+        rows = np.minimum(rows_within(longest_first, limit), row_limits)
+        ends = _cheapest_ends(longest_first, rows, pass_cost)
         if len(ends) >= min(world_size, len(longest_first)):
             cuts.append(list(zip([0, *ends], ends)))
     deals = []
@@ -286,11 +283,12 @@ def deal_rows(
     budget, on four processes), some get one less. Raises `ValueError` for limits below
     1."""
     _check_limits(token_budget, pass_cost)
-    check_positive("world_size", world_size)
+    if world_size < 1:
+        raise ValueError(f"world_size must be at least 1; got {world_size}")
     order, longest_first = _sort_rows(lengths)
     if len(order) == 0:
         return [[] for _ in range(world_size)]
-    row_limits = _row_limits(longest_first, token_budget)
+    row_limits = rows_within(longest_first, token_budget)
     if world_size == 1:
         ends = _cheapest_ends(longest_first, row_limits, pass_cost)
         return [np.split(order, ends[:-1])]
@@ -309,7 +307,8 @@ def pack_rows(
 
     A row longer than the capacity is a packed row of its own. Raises `ValueError` for
     a capacity below 1."""
-    check_positive("capacity", capacity)
+    if capacity < 1:
+        raise ValueError(f"capacity must be at least 1; got {capacity}")
     order, longest_first = _sort_rows(lengths)
     too_long = int((longest_first > capacity).sum())
     alone = [order[row:row + 1] for row in range(too_long)]

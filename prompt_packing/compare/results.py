@@ -245,14 +245,11 @@ def _scatter(ax, runs, x):
     "Every run a dot, every group its mean and, of several seeds, the interval."
     # runs of two models, tasks or sizes are no seeds of one method
     apart = [column for column in _where if runs[column].nunique() > 1]
-    apart += _differing(runs)
-
-    def label(run):
-        method = f"{run.method} {run.prompt_tokens or ''}".strip()
-        return "\n".join([method, *(str(run[column]) for column in apart)])
-
-    names = runs.apply(label, axis=1)
-    for i, (name, group) in enumerate(runs.groupby(names, sort=False)):
+    keys, names = [*_what, *apart, *_differing(runs)], []
+    groups = runs.groupby([runs[key].map(str) for key in keys], sort=False)
+    for i, ((method, size, *rest), group) in enumerate(groups):
+        name = "\n".join([f"{method} {size}".removesuffix(" 0"), *rest])
+        names.append(name)
         scores, color = group.score, f"C{i % 10}"
         at = group[x] if x else np.full(len(group), i)
         ax.scatter(at, scores, s=9, alpha=0.5, color=color)
@@ -260,7 +257,7 @@ def _scatter(ax, runs, x):
         if len(scores) > 1: # one seed has no interval
             ax.errorbar(at.mean(), scores.mean(), _seeds_interval(scores), capsize=3,
                         color=color)
-    return list(dict.fromkeys(names))
+    return names
 
 def _size_axis(ax, x, values):
     "A logarithmic axis with plain numbers, at the sizes that were run if they are few."

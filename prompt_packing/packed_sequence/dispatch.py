@@ -6,6 +6,8 @@
 __all__ = ['dispatch_rows']
 
 # %% ../../nbs/packed_sequence/dispatch.ipynb #bc8d3e54
+import copy
+
 from accelerate import Accelerator
 from accelerate.data_loader import SeedableRandomSampler
 from accelerate.utils import broadcast_object_list
@@ -16,19 +18,12 @@ from ..foundation.mixins import set_for_now
 
 
 # %% ../../nbs/packed_sequence/dispatch.ipynb #808651ac
-_SAME = ("num_workers", "worker_init_fn", "multiprocessing_context", "prefetch_factor",
-         "persistent_workers", "timeout", "generator")
-
-def _as_list(rows): return rows
-
 def _row_loader(loader):
     "A loader like `loader` that gives lists of rows."
-    how = {name: getattr(loader, name) for name in _SAME}
-    if isinstance(loader.dataset, IterableDataset):
-        how |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    else:
-        how["batch_sampler"] = loader.batch_sampler
-    return DataLoader(loader.dataset, collate_fn=_as_list, **how)
+    reader = copy.copy(loader)
+    reader.collate_fn, reader.pin_memory = list, False
+    return reader
+
 
 # %% ../../nbs/packed_sequence/dispatch.ipynb #dd0cdcd4
 class _RowsFromMain(IterableDataset):

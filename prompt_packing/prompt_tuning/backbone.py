@@ -13,8 +13,8 @@ from ..frozen_weights.callback import freeze
 from prompt_packing.prompt_tuning.facts import (
     MODEL_ERRORS, BackboneFacts, check_fits, first_line, relative_distance, rounding,
     sample_ids, takes)
-from .frozen_text import (
-    LeanAttention, continue_text, frozen_view, text_pass)
+from prompt_packing.prompt_tuning.frozen_text import (
+    continue_text, frozen_view, text_pass)
 from .prompts import pool
 from ..tasks import load_backbone
 
@@ -171,7 +171,6 @@ class FrozenBackbone(nn.Module):
         self.placement, self.pooling = Placement(placement), pooling
         suffix = (placement, pooling) == ("suffix", "last")
         self.text_is_constant = suffix and facts.text_is_constant
-        self.lean = LeanAttention(self.model) if facts.lean else None
         self.takes_types = takes(model, "token_type_ids")
         self.register_state_dict_post_hook(_leave_out)
         self.register_load_state_dict_post_hook(_not_missing)
@@ -234,9 +233,8 @@ class FrozenBackbone(nn.Module):
         `last` [rows] says which virtual token is read (None: the last one)."""
         # on devices fewer kernels count, and a compiler wants no numbers from tensors
         saves_work = mask.device.type == "cpu" and not torch.compiler.is_compiling()
-        lean = self.lean if saves_work and last is None else None
-        order = None
-        if lean is not None: # it wants the shortest texts first
+        lean, order = self.facts.lean and saves_work and last is None, None
+        if lean: # it wants the shortest texts first
             order = mask.sum(1).argsort()
             mask, rows = mask[order], rows[order]
         both = torch.cat([mask, self._prompt_mask(rows, last)], dim=1)

@@ -22,8 +22,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from transformers import PreTrainedModel
 from ..foundation.foreign import attention_of, write_count
 from ..frozen_weights.fingerprints import Fingerprint, fingerprint
-from .frozen_text import (
-    LeanAttention, continue_text, frozen_view, text_pass)
+from prompt_packing.prompt_tuning.frozen_text import (
+    continue_text, frozen_view, text_pass)
 
 # %% ../../nbs/prompt_tuning/facts.ipynb #d6992799
 def sample_ids(
@@ -129,18 +129,17 @@ MODEL_ERRORS = (AttributeError, IndexError, KeyError, NotImplementedError, Runti
 @torch.no_grad()
 def text_is_constant(
     backbone:PreTrainedModel, # in eval mode
-    lean:bool=False, # with `LeanAttention`; False: with the backbone's own attention
+    lean:bool=False, # with `lean_attention`; False: with the backbone's own attention
 ) -> bool:
     "Whether a text may be computed once, tried on four tokens and two that follow."
     ids = torch.arange(3, 9, device=backbone.device)[None]
     mask, positions = torch.ones_like(ids), ids - 3
     start = dict(attention_mask=mask[:, :4], position_ids=positions[:, :4])
     rest = dict(attention_mask=mask, position_ids=positions[:, 4:])
-    attention = LeanAttention(backbone) if lean else None
     try:
         whole = backbone(input_ids=ids, attention_mask=mask, position_ids=positions)
         _, text = text_pass(backbone, input_ids=ids[:, :4], **start)
-        after = continue_text(backbone, text, attention, input_ids=ids[:, 4:], **rest)
+        after = continue_text(backbone, text, lean, input_ids=ids[:, 4:], **rest)
     except MODEL_ERRORS:
         return False
     whole = whole.last_hidden_state
@@ -193,16 +192,14 @@ def _marks(backbone): # dtype and version of each parameter; reads no value
 @torch.no_grad()
 def _glance(backbone): # marks, shapes, and some values of each parameter
     parts = list(backbone.parameters())
-    if any(hasattr(p, "to_local") for p in parts):
-        return None # sharded: no process has all values
+    if any(hasattr(p, "to_local") for p in parts): # sharded: no process has all values
+        return [], [], torch.empty(0)
     some = [p.flatten()[::max(1, p.numel() // 16)].to(parts[0].device) for p in parts]
     some = [s.float() if s.element_size() == 1 else s for s in some]
     # to the CPU first: a Mac's GPU has no float64
     return _marks(backbone), [p.shape for p in parts], torch.cat(some).cpu().double()
 
 def _alike(a, b): # two glances
-    if a is None or b is None:
-        return True
     return a[:2] == b[:2] and torch.equal(a[2], b[2])
 
 # %% ../../nbs/prompt_tuning/facts.ipynb #1540380d
@@ -213,8 +210,8 @@ class SeenWeights:
         backbone:PreTrainedModel, # as it is now
         digest:str, # of its weights now
     ):
-        self.marks, self.digest = _marks(backbone), digest
-        self.first = self.last = _glance(backbone)
+        self.digest, self.first = digest, _glance(backbone)
+        self.last = self.first
 
     @torch.compiler.disable # it looks at values
     def digest_of(
@@ -223,9 +220,8 @@ class SeenWeights:
         closer:bool=True, # look at values too
     ) -> str: # 64 hexadecimal digits
         "The digest of the weights that the backbone has now."
-        marks = _marks(backbone)
-        if closer or marks != self.marks:
-            now, self.marks = _glance(backbone), marks
+        if closer or _marks(backbone) != self.last[0]:
+            now = _glance(backbone)
             if not _alike(now, self.last):
                 self.last, self.digest = now, backbone_digest(backbone)
         return self.digest
@@ -285,7 +281,7 @@ class BackboneFacts:
     named_limit:int|None = None # what the configuration names
     causal:bool = False # no token sees a later one
     text_is_constant:bool = False # a text can be computed before the prompt after it
-    lean:bool = False # also with `LeanAttention`
+    lean:bool = False # also with `lean_attention`
     state_shapes:tuple = field(default=(), repr=False) # as `unpack_states` takes them
     tried:dict = field(default_factory=dict, repr=False, compare=False) # by `backbone`
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 from transformers.configuration_utils import PreTrainedConfig
-from .layout import Layout, on_tokens
+from .layout import Layout, next_in_rows, on_tokens
 
 # %% ../../nbs/recurrent/layers.ipynb #fa01d73f
 CELLS = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
@@ -76,9 +76,7 @@ class _FixedLayout:
         return self.pack(labels).data.masked_fill(padding, -100).flatten()
 
     def next_targets(self, labels):
-        rows = self.targets(labels).view(self.shape)
-        nothing = torch.full_like(rows[:, :1], -100)
-        return torch.cat([rows[:, 1:], nothing], 1).flatten()
+        return next_in_rows(self.targets(labels).view(self.shape))
 
 # %% ../../nbs/recurrent/layers.ipynb #27ae79fe
 def layout_of(

@@ -89,14 +89,10 @@ def checkpoints_in(folder: str | os.PathLike) -> dict[int, Path]:
 
 def _add_missing(source: Path, target: Path) -> None:
     "Copy to `target` the files of `source` that it does not have."
-    for path in source.iterdir():
-        copy = target / path.name
-        if copy.exists() or path.name == _sentinel:
-            continue
-        if path.is_dir():
-            shutil.copytree(path, copy)
-        else:
-            shutil.copy2(path, copy)
+    def are_there(folder: str, names: list[str]) -> list[str]:
+        place = target / Path(folder).relative_to(source)
+        return [name for name in names if name == _sentinel or (place / name).exists()]
+    shutil.copytree(source, target, ignore=are_there, dirs_exist_ok=True)
 
 # %% ../../nbs/trainer/checkpoints.ipynb #1e2e0319
 class OutputFolder:

@@ -15,14 +15,14 @@ from transformers import (
 from transformers.utils import logging
 from transformers.utils.generic import find_labels
 
-from ..bucketing.collating import PaddedCollator
+from ..bucketing.collating import PaddedCollator, by_column
 from ..foundation.mixins import in_eval_mode
 from ..foundation.rows import pad_token_id_of
 
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['is_default', 'CollatorFacts', 'find_collator_facts', 'collator_for', 'predicts_next_token']
+__all__ = ['is_default', 'StreamCollator', 'CollatorFacts', 'find_collator_facts', 'collator_for', 'predicts_next_token']
 
 # %% ../../nbs/trainer/collators.ipynb #c0976c97
 def is_default(collator) -> bool:
@@ -30,6 +30,16 @@ def is_default(collator) -> bool:
     pads = type(collator) is DataCollatorWithPadding
     return collator is default_data_collator or (
         pads and isinstance(collator.tokenizer, PreTrainedTokenizerBase))
+
+class StreamCollator(PaddedCollator):
+    "For rows that are not known beforehand: their ids are labels if they bring none."
+    def __call__(self, features):
+        columns = by_column(features) if len(features) else features
+        has_labels = any("label" in name for name in columns)
+        plain = PaddedCollator(
+            pad_token_id=self.pad_token_id, padding_side=self.padding_side,
+            labels_from_ids=not has_labels)
+        return plain(columns)
 
 @dataclass(frozen=True)
 class CollatorFacts:
@@ -46,6 +56,8 @@ class CollatorFacts:
             return text
         labels = "the ids are the labels" if self.labels_from_ids else \
             "labels are those of the rows"
+        if self.name == StreamCollator.__name__:
+            labels += " where rows bring none"
         return (f"{text}: pads on the {self.padding_side} with {self.pad_token_id}, "
                 f"{labels}")
 
@@ -55,6 +67,7 @@ def find_collator_facts(
     model: nn.Module,
     processing_class=None, # of the Trainer
     names: list[str] | None = None, # columns of the rows, where they are known
+    is_stream: bool = False, # rows are not known before they are read
 ) -> CollatorFacts:
     "Who chose the collator; if nobody did, what pads rows of different lengths."
     own = getattr(dataset, "data_collator", None)
@@ -64,11 +77,13 @@ def find_collator_facts(
         return CollatorFacts(_name_of(own), "the data set")
     pad = pad_token_id_of(processing_class, getattr(model, "config", None))
     has_labels = any("label" in name for name in names or ())
-    are_ids = names is not None and not has_labels and predicts_next_token(model)
+    are_ids = (names is not None or is_stream) and not has_labels and \
+        predicts_next_token(model)
     if names and not are_ids:
         _say_labels_are_missing(model, names)
     side = getattr(processing_class, "padding_side", "right")
-    return CollatorFacts(PaddedCollator.__name__, "nobody", pad, side, are_ids)
+    kind = StreamCollator if are_ids and is_stream else PaddedCollator
+    return CollatorFacts(kind.__name__, "nobody", pad, side, are_ids)
 
 def collator_for(
     facts: CollatorFacts, # of the next two
@@ -80,7 +95,9 @@ def collator_for(
         return collator
     if facts.chosen_by == "the data set":
         return dataset.data_collator
-    return PaddedCollator(
+    in_stream = facts.name == StreamCollator.__name__
+    kind = StreamCollator if in_stream else PaddedCollator
+    return kind(
         pad_token_id=facts.pad_token_id, padding_side=facts.padding_side,
         labels_from_ids=facts.labels_from_ids)
 

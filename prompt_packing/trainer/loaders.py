@@ -152,7 +152,11 @@ def reading_options(args, is_training: bool) -> dict:
                    prefetch_factor=args.dataloader_prefetch_factor,
                    persistent_workers=args.dataloader_persistent_workers,
                    pin_memory=pins_memory(args),
-                   generator=torch.Generator().manual_seed(data_seed(args)))
+                   generator=torch.Generator().manual_seed(data_seed(args)),
+                   # newer than the oldest transformers that we work with
+                   multiprocessing_context=getattr(
+                       args, "dataloader_multiprocessing_context", None),
+                   in_order=getattr(args, "dataloader_in_order", True))
     if is_training:
         options["worker_init_fn"] = partial(
             seed_worker, rank=args.process_index, num_workers=args.dataloader_num_workers)
@@ -185,7 +189,6 @@ def planned_loader(
 
 def in_memory(dataset, collate: Callable):
     "The columns as they lie in memory, where data set and collator allow that."
-    collate = getattr(collate, "collate", collate) # what a `NotedCollator` notes
     if not isinstance(collate, PaddedCollator) or not hasattr(dataset, "remove_columns"):
         return dataset
     try:

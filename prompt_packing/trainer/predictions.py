@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..foundation.foreign import tree_map
+from ..foundation.rows import widened
 
 # %% auto #0
 __all__ = ['joined_predictions']
@@ -36,10 +37,6 @@ def joined_predictions(
         if not has_rows:
             return values[0]
         shape = [max(sizes) for sizes in zip(*(value.shape[1:] for value in values))]
-        return torch.cat([_widened(value, shape) for value in values])[order]
+        padding = torch.tensor(-100)
+        return torch.cat([widened(value, shape, padding) for value in values])[order]
     return loss, tree_map(joined, *logits), tree_map(joined, *labels)
-
-def _widened(value: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    wide = value.new_full((len(value), *shape), -100)
-    wide[tuple(slice(size) for size in value.shape)] = value
-    return wide

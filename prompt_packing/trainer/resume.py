@@ -10,19 +10,19 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import (
+    AbstractContextManager, ExitStack, contextmanager, nullcontext)
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
-from ..foundation.mixins import set_for_now
 from prompt_packing.trainer.checkpoints import (
     PLACE_FILE, STATE_FILE, OutputFolder, correct_best, fail_together, find_checkpoint,
     from_all, owned_output)
@@ -137,7 +137,7 @@ class NotedCollator:
     def __init__(self, collate: Callable):
         self.collate = collate
         self.calls, self.before = 0, None # batches; the state before the last of them
-        self.hooks: dict[int, tuple[Callable, Callable]] = {} # by number of the call
+        self.around: dict[int, AbstractContextManager] = {} # by number of the call
 
     def __getattr__(self, name: str):
         if name.startswith("__") or name == "collate": # while it is copied or pickled
@@ -145,21 +145,18 @@ class NotedCollator:
         return getattr(self.collate, name)
 
     def __call__(self, rows: list) -> object:
-        nothing = (lambda: None,) * 2
-        before, after = self.hooks.pop(self.calls, nothing)
-        before()
-        self.calls, self.before = self.calls + 1, random_state()
-        batch = self.collate(rows)
-        after()
-        return batch
+        with self.around.pop(self.calls, nullcontext()):
+            self.calls, self.before = self.calls + 1, random_state()
+            return self.collate(rows)
 
 def noted_collator_of(dataloader: object) -> NotedCollator | None:
-    "The noted collator of a loader, also inside one that transformers wraps it in."
-    collate = getattr(dataloader, "collate_fn", None)
-    for candidate in (collate, getattr(collate, "data_collator", None)):
-        if isinstance(candidate, NotedCollator):
-            return candidate
-    return None
+    "The collator of a loader, noted from now on; None if it is called elsewhere."
+    loader = getattr(dataloader, "base_dataloader", dataloader) # inside accelerate's
+    if not isinstance(loader, DataLoader) or loader.num_workers:
+        return None
+    if not isinstance(loader.collate_fn, NotedCollator):
+        loader.collate_fn = NotedCollator(loader.collate_fn)
+    return loader.collate_fn
 
 # %% ../../nbs/trainer/resume.ipynb #c68e5792
 _unwritten = (OSError, SafetensorError, RuntimeError)
@@ -351,14 +348,6 @@ class ExactResumeMixin:
         self._total_loss_scalar = losses["logged"]
         self._globalstep_last_logged = losses["logged at"]
 
-    def _get_dataloader(self, dataset, description, *args, is_training=False, **kwargs):
-        collate = self.data_collator
-        if is_training and self.args.dataloader_num_workers == 0:
-            collate = NotedCollator(collate)
-        with set_for_now(self, data_collator=collate):
-            return super()._get_dataloader(
-                dataset, description, *args, is_training=is_training, **kwargs)
-
     def _save_rng_state(self, output_dir):
         super()._save_rng_state(output_dir)
         if self._noted is None or self._noted.calls <= self._batches_used:
@@ -373,21 +362,26 @@ class ExactResumeMixin:
         data = self.train_dataset
         # batches of rows without numbers are read again, to be passed over
         first = skipped if isinstance(data, IterableDataset) else 0
-        self._noted.calls, self._batches_used, self._noted.hooks = 0, first, {}
-        if not skipped or self._saved is None:
-            return
-        load = super()._load_rng_state
-        checkpoint, ahead = self._checkpoint, os.path.join(self._checkpoint, AHEAD)
-        if os.path.isdir(ahead):
-            hooks = (lambda: load(ahead), lambda: load(checkpoint))
-        else:
-            hooks = (lambda: load(checkpoint), lambda: None)
-        self._noted.hooks[first], self._rng_is_ours = hooks, True
+        self._noted.calls, self._batches_used, self._noted.around = 0, first, {}
+        if skipped and self._saved is not None:
+            self._noted.around[first] = self._numbers_of_checkpoint()
+            self._rng_is_ours = True
+
+    @contextmanager
+    def _numbers_of_checkpoint(self):
+        "Around the first batch: random numbers before it, and those that were saved."
+        ahead = os.path.join(self._checkpoint, AHEAD)
+        was_ahead = os.path.isdir(ahead) # the batch had been read at the checkpoint
+        super()._load_rng_state(ahead if was_ahead else self._checkpoint)
+        yield
+        if was_ahead:
+            super()._load_rng_state(self._checkpoint)
 
     def set_initial_training_values(self, args, dataloader, *rest):
         values = super().set_initial_training_values(args, dataloader, *rest)
-        self._noted = noted_collator_of(dataloader)
         place = getattr(self, "_data_place", None)
+        # a stream with a place of its own draws the random numbers of its batches itself
+        self._noted = noted_collator_of(dataloader) if place is None else None
         if self._checkpoint is None or place is None or args.ignore_data_skip:
             return values
         places = [] if self._saved is None else self._saved["places"]
@@ -453,7 +447,7 @@ class ExactResumeMixin:
         return batches, items
 
     def _load_rng_state(self, checkpoint):
-        no_batch_was_left = self._noted is not None and self._noted.hooks
+        no_batch_was_left = self._noted is not None and self._noted.around
         if no_batch_was_left or not self._rng_is_ours:
             super()._load_rng_state(checkpoint)
 

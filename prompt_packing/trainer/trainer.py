@@ -16,7 +16,6 @@ from transformers.utils import logging
 from ..accumulation_loss.asking import is_sharded, undisturbed
 from ..accumulation_loss.chunks import in_chunks
 from ..accumulation_loss.exact import ExactLossMixin
-from ..accumulation_loss.processes import AllProcesses
 from ..accumulation_loss.means import NamedMeanMixin
 from ..bucketing.cut import cut_rows
 from ..bucketing.packing import way_to_pack
@@ -32,7 +31,7 @@ from .loaders import (
 from .memory import measured_budget
 from .place import StreamPlace
 from .predictions import joined_predictions
-from .resume import ExactResumeMixin, NotedCollator
+from .resume import ExactResumeMixin
 
 _logger = logging.get_logger(__name__)
 
@@ -108,8 +107,7 @@ class TokenBudgetMixin:
     def _collator_of(self, dataset):
         "The Trainer's collator, or one for rows of different lengths where those are cut."
         brings_own = getattr(dataset, "data_collator", None) is not None
-        makes_steps = any(getattr(self.args, name, None) for name in (
-            "token_budget", "pack", "rows_per_step", "tokens_per_step"))
+        makes_steps = self.cuts_steps() or getattr(self.args, "plans_steps", False)
         if not makes_steps and not brings_own:
             return self.data_collator
         numbered = not isinstance(dataset, IterableDataset) and len(dataset)
@@ -118,7 +116,8 @@ class TokenBudgetMixin:
         kind = type(dataset), tuple(names or ())
         if kind not in self._collators_found:
             facts = find_collator_facts(
-                self.data_collator, dataset, self.model, self.processing_class, names)
+                self.data_collator, dataset, self.model, self.processing_class, names,
+                isinstance(dataset, IterableDataset))
             # a new dict: the one of the class is shared by all Trainers
             self._collators_found = self._collators_found | {kind: facts}
         self.collator_facts = self._collators_found[kind]
@@ -136,10 +135,6 @@ class TokenBudgetMixin:
             dataset = self._remove_unused_columns(dataset, description)
         else:
             collate = self._get_collator_with_removed_columns(collate, description)
-        # random numbers of this process are in a checkpoint; with workers each step
-        # has a seed of its own
-        if not args.dataloader_num_workers:
-            collate = NotedCollator(collate)
         return planned_loader(
             dataset, lengths, collate, args, self.token_budget, is_sharded(self.model))
 
@@ -160,7 +155,11 @@ class TokenBudgetMixin:
         "A model that cannot be trained on packed rows is refused before the first step."
         prepared = super()._prepare_for_training(*args, **kwargs)
         if getattr(self.args, "pack", None):
-            self._packing_way = self._way_to_pack()
+            mixed = dict(bf16=torch.bfloat16, fp16=torch.float16)
+            self._packing_way = way_to_pack(
+                self.accelerator.unwrap_model(self.model),
+                autocast=mixed.get(self.accelerator.mixed_precision))
+            _logger.info(str(self._packing_way))
         return prepared
 
     # the cut
@@ -186,19 +185,13 @@ class TokenBudgetMixin:
                                self.accelerator.non_blocking) for part in parts]
 
     def _new_cutter(self, batches) -> StepCutter:
-        budget = self._budget_of(batches)
+        budget, most_passes = self._budget_of(batches), None
+        if is_sharded(self.model): # its processes compute their passes together
+            most_passes = lambda passes: max(self.processes.numbers(passes))
         return StepCutter(
             token_budget=budget, pass_cost=self._pass_cost(batches, budget),
             pack=self.args.pack or None, way=self._packing_way, say=self._say_once,
-            join=self.join,
-            most_passes=self._most_passes if is_sharded(self.model) else None)
-
-    def _way_to_pack(self):
-        mixed = dict(bf16=torch.bfloat16, fp16=torch.float16)
-        way = way_to_pack(self.accelerator.unwrap_model(self.model),
-                          autocast=mixed.get(self.accelerator.mixed_precision))
-        _logger.info(str(way))
-        return way
+            join=self.join, most_passes=most_passes)
 
     def _budget_of(self, batches) -> int | None:
         budget = self.args.token_budget
@@ -210,7 +203,7 @@ class TokenBudgetMixin:
             budget = measured_budget(
                 batches, self.run_without_trace, model, self.args.device)
             # one budget for all processes: what the fullest device can hold
-            return min(AllProcesses(self.accelerator).numbers(budget))
+            return min(self.processes.numbers(budget))
         if budget or not self.args.pack:
             return budget
         return self.args.pack * max(self.args.train_batch_size, 1)
@@ -231,9 +224,8 @@ class TokenBudgetMixin:
             cost = USUAL_PASS_COST
             self._say_once("what a pass costs could not be measured "
                            f"({type(error).__name__}: {error}); {cost} tokens are assumed")
-        processes = AllProcesses(self.accelerator)
-        total, = processes.sum(float(cost))
-        return rounded_cost(float(total) / processes.number)
+        total, = self.processes.sum(float(cost))
+        return rounded_cost(float(total) / self.processes.number)
 
     def run_without_trace(self, batch):
         "Forward and backward of a batch; no gradient, no random number is left."
@@ -245,9 +237,6 @@ class TokenBudgetMixin:
 
     def _count_of(self, batch):
         return self._get_num_items_in_batch([batch], self.args.device)
-
-    def _most_passes(self, passes: int) -> int:
-        return max(AllProcesses(self.accelerator).numbers(passes))
 
     def _say_once(self, text: str):
         if text not in self._said:
