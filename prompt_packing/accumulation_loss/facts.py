@@ -158,16 +158,21 @@ class Examiner:
         if not self.near(first.value, first.again, first):
             return replace(facts, repeatable=False), first
         draws = not self.near(first.value, first.with_other_seed, first)
-        takes_count = ordered = False
-        if self.count is not None:
-            twice = self.ask(few, count=2 * self.count + 1)
-            takes_count = not self.near(first.value, twice.value, first)
+        ordered = False
+        takes_count = self.takes_count(few, first)
         if not draws: # or each place in the batch has a random number of its own
             order = [row for row in (1, 3, 0, 5, 2, 4) if row < row_count(few)]
             other = self.ask(take_rows(few, order), parameters=first.parameters)
             ordered = not self.near(first.value, other.value, first) and \
                 not self.gradients_agree(first, [other], [1.0])
         return replace(facts, draws=draws, takes_count=takes_count, ordered=ordered), first
+
+    def takes_count(self, batch, answer: Answer) -> bool:
+        "Whether the loss is another one if it is told of more items."
+        if self.count is None:
+            return False
+        twice = self.ask(batch, count=2 * self.count + 1)
+        return not self.near(answer.value, twice.value, answer)
 
     def gradients_agree(self, whole: Answer, parts: list, weights: list) -> bool:
         return gradients_agree(whole, parts, weights, rounding_of(self.model, whole))
@@ -458,8 +463,11 @@ def examine(
         parts = _batches_to_join(batches, number)
         whole = examiner.join(parts)
     except (CannotJoin, TypeError) as reason:
-        way = facts.way if facts.way != "unknown" else "weighs"
-        return said(replace(facts, way=way, told=True), "the weights of the parts are "
+        if facts.way == "unknown": # a batch alone says whether it divides by the count
+            takes = examiner.takes_count(batches[0], examiner.ask(batches[0], read=True))
+            way = "adds" if takes else "weighs"
+            facts = replace(facts, way=way, takes_count=takes)
+        return said(replace(facts, told=True), "the weights of the parts are "
                     f"read, and not checked, since batches cannot be joined: {reason}",
                     exact=None)
     # as collated, and every other time dealt anew
