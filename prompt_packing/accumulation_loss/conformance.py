@@ -160,7 +160,7 @@ def run_in_group(rank, make_trainer, setting, port, file):
         forget_processes()
     run = run_here(make_trainer, setting)
     if rank == 0:
-        torch.save(dict(gradients=run.gradients, losses=run.losses), file)
+        torch.save(vars(run), file)
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()

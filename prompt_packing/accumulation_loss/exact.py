@@ -22,8 +22,8 @@ from .chunks import RowsOfAll, in_chunks
 from .custom import check_was_called, use_named_loss
 from .evaluation import EvaluationMean
 from prompt_packing.accumulation_loss.facts import (
-    Examiner, LossFacts, check_is_due, cut_model, examine, narrowed, said, target_counts,
-    weighed_inexactly)
+    Examiner, LossFacts, check_is_due, cut_model, examine, narrowed, said, shuffled,
+    target_counts, weighed_inexactly)
 from .processes import AllProcesses
 from .reading import number_of
 from .step import (
@@ -75,6 +75,7 @@ class ExactLossMixin:
         self._step = None # the `Step` under way
         self._steps_begun, self._weights = 0, WeightsSeen()
         self._step_has_ended = False # and the next one of the Trainer's loop has not begun
+        self._has_fillers = False # among the batches of the step
         self._last_batch = None # of this process
         self._ended = None # the iterator that has ended on all processes
         self._is_resumed = False # and the facts of the checkpoint are not yet verified
@@ -129,6 +130,7 @@ class ExactLossMixin:
         main_input = getattr(self.model, "main_input_name", "input_ids")
         filled = filled_up(batches, num_batches, self._last_batch, main_input)
         self._last_batch = filled[-1]
+        self._has_fillers = len(batches) < len(filled)
         self._step = Step(filled[-max(len(batches), 1):], count, is_of_loop=True)
         return filled, count
 
@@ -136,24 +138,24 @@ class ExactLossMixin:
         "Forward and backward of a micro-batch, or of the whole step with its last one."
         if self._exact_off:
             return super().training_step(model, inputs, num_items_in_batch)
-        if self._named_loss is None or self.compute_loss_func is not None:
-            return self._exact_step(model, inputs, num_items_in_batch)
-        calls = self._named_loss.calls
+        named = self._named_loss if self.compute_loss_func is None else None
+        calls = named.calls if named else 0
         loss = self._exact_step(model, inputs, num_items_in_batch)
-        if self.accelerator.sync_gradients: # and the last micro-batch is no filler
-            check_was_called(self.model, self._named_loss, calls)
+        if named and self.accelerator.sync_gradients: # the last micro-batch is no filler
+            check_was_called(self.model, named, calls)
         return loss
 
     def _exact_step(self, model, inputs, num_items_in_batch):
         nothing = torch.zeros((), device=self.args.device)
-        if is_filler(inputs):
+        if self._has_fillers and is_filler(inputs):
             return nothing
         is_last = self.accelerator.sync_gradients
         step = self._step_of(inputs, num_items_in_batch)
         step.was_seen = True
         if step.sum is None and is_last and self._is_one_batch(step):
             self._end(step)
-            return super().training_step(model, inputs, num_items_in_batch)
+            with self._as_one_step(): # one batch, where others are accumulated
+                return super().training_step(model, inputs, num_items_in_batch)
         if step.sum is None:
             self._begin_step(model, step)
         if not step.waits_for_last:
@@ -528,7 +530,7 @@ def _rows_within(batches: list, join: Callable, budget: int, seed: int) -> list:
     except CannotJoin:
         return batches
     lengths = row_lengths(whole)
-    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed))
+    order = shuffled(len(lengths), seed)
     longest = lengths[order].cummax(0).values
     fits = longest * torch.arange(1, len(order) + 1) <= budget
     number = max(int(fits.sum()), 2)

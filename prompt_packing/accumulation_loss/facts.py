@@ -23,8 +23,8 @@ from ..foundation.rows import (
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['WAYS', 'LossFacts', 'check_is_due', 'target_counts', 'Examiner', 'Comparison', 'narrowed', 'named_mean', 'examine',
-           'cut_model', 'weighed_inexactly', 'said']
+__all__ = ['WAYS', 'LossFacts', 'check_is_due', 'target_counts', 'Examiner', 'Comparison', 'shuffled', 'narrowed', 'named_mean',
+           'examine', 'cut_model', 'weighed_inexactly', 'said']
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #dfbdd730
 WAYS = {
@@ -158,16 +158,21 @@ class Examiner:
         if not self.near(first.value, first.again, first):
             return replace(facts, repeatable=False), first
         draws = not self.near(first.value, first.with_other_seed, first)
-        takes_count = ordered = False
-        if self.count is not None:
-            twice = self.ask(few, count=2 * self.count + 1)
-            takes_count = not self.near(first.value, twice.value, first)
+        ordered = False
+        takes_count = self.takes_count(few, first)
         if not draws: # or each place in the batch has a random number of its own
             order = [row for row in (1, 3, 0, 5, 2, 4) if row < row_count(few)]
             other = self.ask(take_rows(few, order), parameters=first.parameters)
             ordered = not self.near(first.value, other.value, first) and \
                 not self.gradients_agree(first, [other], [1.0])
         return replace(facts, draws=draws, takes_count=takes_count, ordered=ordered), first
+
+    def takes_count(self, batch, answer: Answer) -> bool:
+        "Whether the loss is another one if it is told of more items."
+        if self.count is None:
+            return False
+        twice = self.ask(batch, count=2 * self.count + 1)
+        return not self.near(answer.value, twice.value, answer)
 
     def gradients_agree(self, whole: Answer, parts: list, weights: list) -> bool:
         return gradients_agree(whole, parts, weights, rounding_of(self.model, whole))
@@ -258,9 +263,11 @@ class Comparison:
     def _may_add_by_chance(self, facts: LossFacts) -> bool:
         if sum(not _says_nothing(answer) for answer in self.answers) < 2:
             return True
+        terms = self.answers[0].terms
+        if facts.takes_count or not self.denominators or not terms or not terms[0].is_mean:
+            return False
         # one target in all parts, and a clamp in those without: their sum fits by chance
-        return bool(not facts.takes_count and self.denominators and max(map(float, self.denominators)) <= 1
-                    and self.answers[0].terms and self.answers[0].terms[0].is_mean)
+        return max(map(float, self.denominators)) <= 1
 
     def _counted_terms(self, facts: LossFacts) -> tuple:
         "What each of several terms is a mean over, and its weight for each; () if unknown."
@@ -334,14 +341,18 @@ def _batches_to_join(batches: list, number: int) -> list:
     if None in rows:
         raise CannotJoin("the values of a batch do not agree on a number of rows")
     if len(batches) == 1: # halves of one
-        first = max(1, rows[0] // 3)
-        return [take_rows(batches[0], range(first)),
-                take_rows(batches[0], range(first, rows[0]))]
+        return _uneven_parts(batches[0], range(rows[0]), trim=False)
     is_small = len(batches) <= 4 and sum(rows) <= 64
     most = 4 if is_small or max(rows) == 1 else 2
-    order = torch.randperm(
-        len(batches), generator=torch.Generator().manual_seed(number // 2))
-    return [batches[i] for i in sorted(order[:most].tolist())]
+    chosen = shuffled(len(batches), number // 2)[:most]
+    return [batches[i] for i in sorted(chosen.tolist())]
+
+def shuffled(
+    count: int,
+    seed: int,
+) -> torch.Tensor: # int64 (count,)
+    "Numbers from 0 in an order that is the same on all processes."
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 def narrowed(
     parts: list,
@@ -360,13 +371,10 @@ def narrowed(
         fitting.append(batch)
     return fitting
 
-def _dealt_anew(whole, number: int) -> tuple:
-    "The same rows in two uneven parts, trimmed."
-    rows = row_count(whole)
-    order = torch.randperm(rows, generator=torch.Generator().manual_seed(number))
-    first = max(1, rows // 3)
-    return (take_rows(whole, order[:first], trim=True),
-            take_rows(whole, order[first:], trim=True))
+def _uneven_parts(batch, order, trim: bool = True) -> list:
+    "The rows of a batch in this order, in two parts."
+    first = max(1, len(order) // 3)
+    return [take_rows(batch, rows, trim) for rows in (order[:first], order[first:])]
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #d4e5f6a7
 def named_mean(
@@ -455,13 +463,17 @@ def examine(
         parts = _batches_to_join(batches, number)
         whole = examiner.join(parts)
     except (CannotJoin, TypeError) as reason:
-        way = facts.way if facts.way != "unknown" else "weighs"
-        return said(replace(facts, way=way, told=True), "the weights of the parts are "
+        if facts.way == "unknown": # a batch alone says whether it divides by the count
+            takes = examiner.takes_count(batches[0], examiner.ask(batches[0], read=True))
+            way = "adds" if takes else "weighs"
+            facts = replace(facts, way=way, takes_count=takes)
+        return said(replace(facts, told=True), "the weights of the parts are "
                     f"read, and not checked, since batches cannot be joined: {reason}",
                     exact=None)
     # as collated, and every other time dealt anew
     if number % 2 and not facts.ordered and facts.way != "chunks":
-        parts = [p for dealt in _dealt_anew(whole, number) for p in examiner.parts_of(dealt)]
+        dealt = _uneven_parts(whole, shuffled(row_count(whole), number))
+        parts = [part for rows in dealt for part in examiner.parts_of(rows)]
     try:
         return _looked_at(examiner, facts, parts, whole, number == 0)
     except _FAILURES as error:
@@ -473,7 +485,7 @@ def examine(
 
 def _looked_at(examiner, facts, parts: list, whole, is_first: bool) -> LossFacts:
     if is_first:
-        few, few_parts = _few_rows(whole)
+        few = _few_rows(whole)
         facts, first = examiner.first_look(facts, few)
     if not facts.repeatable:
         return said(replace(facts, way="weighs", told=True),
@@ -483,24 +495,21 @@ def _looked_at(examiner, facts, parts: list, whole, is_first: bool) -> LossFacts
     facts = _after_comparison(facts, compared, whole)
     if is_first:
         facts = _look_at_padding(facts, compared)
-        facts = _look_at_all_gradients(examiner, facts, first, few_parts, whole)
+        facts = _look_at_all_gradients(examiner, facts, first, few, whole)
         facts = replace(facts, loss_mean=named_mean(examiner, facts, few, first))
     return facts
 
-def _few_rows(whole) -> tuple:
-    "At most six rows, and two uneven parts of them."
-    few = take_rows(whole, range(min(row_count(whole), 6)), trim=True)
-    rows = row_count(few)
-    return few, [take_rows(few, range(rows // 3), trim=True),
-                 take_rows(few, range(rows // 3, rows), trim=True)]
+def _few_rows(whole): # at most six
+    return take_rows(whole, range(min(row_count(whole), 6)), trim=True)
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #8ccc340d
-def _look_at_all_gradients(examiner, facts, first: Answer, parts: list, whole) -> LossFacts:
+def _look_at_all_gradients(examiner, facts, first: Answer, few, whole) -> LossFacts:
     "Once, of a few rows in two uneven parts: loss and gradients of every parameter."
     if not facts.is_of_parts or facts.way == "unknown" or facts.ordered or facts.draws \
-            or not examiner.asks_gradients or not row_count(parts[0]):
+            or not examiner.asks_gradients or row_count(few) < 2:
         return facts
-    compared = examiner.compared(parts, whole, uncut=first)
+    parts = _uneven_parts(few, range(row_count(few)))
+    compared = examiner.compared(parts, few, uncut=first)
     if compared.holds(facts):
         return replace(facts, told=facts.told or compared.tells(facts))
     return cut_model(examiner, facts, [whole], "the gradients of some layers are not those "
@@ -617,7 +626,7 @@ def _problem_of_chunks(examiner, names, trims: bool, whole) -> str:
         usual, cut = _without_and_in_chunks(examiner, names, trims, whole)
         if not examiner.near(cut.value, usual.value, usual):
             return f"in chunks the loss is {cut.value:.6g}, not {usual.value:.6g}"
-        few, _ = _few_rows(whole)
+        few = _few_rows(whole)
         usual, cut = _without_and_in_chunks(
             examiner, names, trims, few, parameters=trained(examiner.model))
     except _FAILURES as error:

@@ -233,14 +233,13 @@ ONE_TARGET = {"sequence classification", "question answering", "multiple choice"
               "next sentence prediction", "image classification",
               "audio classification"} # for each row: kinds of heads
 
-def of_scale(row: dict, settings: dict, history: list[dict]) -> list[str]:
+def of_scale(row: dict, settings: dict, history: list[dict], scale: float) -> list[str]:
     "Sentences on a gradient that was too long."
-    accumulation, processes = settings["gradient_accumulation_steps"], settings["processes"]
-    scale = scale_of(row, accumulation, processes)
     if scale == 1:
         return []
     return [f"{row['cause']}: gradients and the logged loss were {scale:g} times too "
-            f"large (accumulation {accumulation}, processes {processes})",
+            f"large (accumulation {settings['gradient_accumulation_steps']}, "
+            f"processes {settings['processes']})",
             on_optimizer(settings, history, scale)]
 
 def of_direction(row: dict, settings: dict) -> tuple[list[str], list[str]]:
@@ -277,6 +276,7 @@ def findings_of(
     settings: dict,
     history: list[dict], # logs
     facts: dict, # of `ExactLossMixin`, if that computed the steps
+    scale: float, # factor by which gradients were too long
     missing: Collection[str], # settings that are not known
 ) -> tuple[list[str], list[str]]: # sentences: certain, possible
     "What was off in a run with these settings."
@@ -285,7 +285,7 @@ def findings_of(
         certain = [text for text in facts.get("messages", ()) if "NOT EXACT" in text]
     elif settings["gradient_accumulation_steps"] * settings["processes"] > 1:
         certain, possible = of_direction(row, settings)
-        certain = of_scale(row, settings, history) + certain
+        certain = of_scale(row, settings, history, scale) + certain
     elif "gradient_accumulation_steps" in missing and (
             is_off(row, "even") or points_elsewhere(row, "uneven")):
         possible = [f"if the run accumulated gradients: {row['cause']}; give "
@@ -336,12 +336,14 @@ def audit_checkpoint(
             f"{model_class.__name__} could not be measured ({row['not_built']}); "
             "audit_loss(trainer) measures the Trainer and model that you have")
     facts = read_json(folder / "loss_facts.json").get("facts") or {}
-    findings, possible = findings_of(row, settings, history, facts, missing)
+    scale = 1.0
+    if not facts:
+        scale = scale_of(
+            row, settings["gradient_accumulation_steps"], settings["processes"])
+    findings, possible = findings_of(row, settings, history, facts, scale, missing)
     if not facts:
         missing.append("the loss, if the Trainer computed one of its own, with class "
                        "weights for example: audit_loss(trainer) measures it")
-    scale = 1.0 if facts else scale_of(
-        row, settings["gradient_accumulation_steps"], settings["processes"])
     if config.get("transformers_version", transformers.__version__) != (
             transformers.__version__):
         missing.append(

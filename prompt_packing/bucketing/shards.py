@@ -311,8 +311,7 @@ def tokenize_corpus(
         if tasks:
             new = _run(tasks, tokenizer, digest, executor, workers, progress)
             finished = _finished(records + new, files, contents)
-        _write_json(folder / "manifest.json", _with_checksum(
-            {"tokenizer": digest, "shards": finished}))
+        _write_json(folder / "manifest.json", {"shards": finished})
         _remove_others(folder, finished)
     return TokenShards(folder)
 
@@ -479,11 +478,10 @@ class TokenShards:
         folder: str | os.PathLike, # written by `tokenize_corpus`
     ):
         self.folder = Path(folder)
-        manifest = _read_manifest(self.folder)
-        self.tokenizer: str = manifest["tokenizer"] # a digest
-        self.shards: list[dict] = manifest["shards"] # a record of each
+        self.shards: list[dict] = _read_manifest(self.folder) # a record of each
         for record in self.shards:
             check_record(self.folder, record, self.folder / "manifest.json")
+        self.tokenizer: str = self.shards[0]["tokenizer"] # a digest
         self.first = np.cumsum([0] + [record["rows"] for record in self.shards])
 
     def shard_lengths(self, n: int) -> np.ndarray: # shape (rows,), uint32
@@ -570,15 +568,16 @@ def _beyond(shards, n, vocab_size):
                       "another tokenizer than the model's")
 
 def _read_manifest(folder):
+    "The records of all shards, each with a checksum of its own."
+    path = folder / "manifest.json"
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        if not _has_checksum(manifest):
-            raise ValueError
-        return {"tokenizer": manifest["tokenizer"], "shards": list(manifest["shards"])}
+        shards = json.loads(path.read_text())["shards"]
     except FileNotFoundError:
         done = len(list(folder.glob("[0-9]*.json")))
         raise FileNotFoundError(f"{folder} has no manifest.json, and {done} finished "
                                 "shards: call tokenize_corpus to finish it") from None
     except (ValueError, KeyError, TypeError):
-        raise DamagedFolder(f"{folder / 'manifest.json'} is damaged: call "
-                            "tokenize_corpus again") from None
+        shards = None
+    if isinstance(shards, list) and shards:
+        return shards
+    raise DamagedFolder(f"{path} is damaged: call tokenize_corpus again")

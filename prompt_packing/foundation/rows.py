@@ -65,11 +65,15 @@ def _leaf_rows(leaf) -> int | None:
     "Rows of one leaf; None for a value that all rows share."
     if isinstance(leaf, PackedSequence):
         return int(leaf.batch_sizes[0])
-    if torch.is_tensor(leaf) and leaf.dim():
+    if isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim:
         return len(leaf)
-    if isinstance(leaf, list): # of strings or numbers, one for each row
+    if isinstance(leaf, list) or _is_texts(leaf): # one for each row
         return len(leaf)
     return None
+
+def _is_texts(leaf) -> bool:
+    "Whether a tuple holds strings, as `zip` makes them; others are sizes and options."
+    return isinstance(leaf, tuple) and any(isinstance(value, str) for value in leaf)
 
 def row_count(
     batch: Any, # as a collator made it
@@ -187,8 +191,10 @@ def take_rows(
             return pack_sequence([rows[i] for i in index], enforce_sorted=False)
         if torch.is_tensor(leaf) and leaf.dim():
             return leaf[index.to(leaf.device)]
-        if isinstance(leaf, list):
-            return [leaf[i] for i in index]
+        if isinstance(leaf, np.ndarray) and leaf.ndim:
+            return leaf[index.numpy()]
+        if isinstance(leaf, list) or _is_texts(leaf):
+            return type(leaf)(leaf[i] for i in index)
         return leaf
     rows = map_leaves(taken, batch)
     return trim_rows(rows) if trim else rows
@@ -262,8 +268,12 @@ def _joined_leaf(path: tuple, parts: list, batches: list, left: bool, pad_token_
     if isinstance(first, PackedSequence):
         rows = [row for part in parts for row in unpack_sequence(part)]
         return pack_sequence(rows, enforce_sorted=False)
-    if isinstance(first, list):
-        return [value for part in parts for value in part]
+    if isinstance(first, list) or _is_texts(first):
+        return type(first)(value for part in parts for value in part)
+    if isinstance(first, np.ndarray) and first.ndim:
+        if len({part.shape[1:] for part in parts}) > 1:
+            raise CannotJoin(f"nothing says how {name} is padded")
+        return np.concatenate(parts)
     if not torch.is_tensor(first):
         if any(type(part) is not type(first) or part != first for part in parts):
             raise CannotJoin(f"{name} differs between batches")

@@ -182,6 +182,8 @@ class PackedSequenceMixin:
             self._signature_columns.append("attention_mask")
 
     def _prepare_input(self, data):
+        if torch.is_tensor(data) or isinstance(data, Mapping):
+            return super()._prepare_input(data)
         if isinstance(data, PackedSequence):
             return with_data(data, super()._prepare_input(data.data))
         if has_fields(data):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
@@ -255,7 +256,8 @@ def read_config(
         raise ValueError(f"{source} holds a model of type {kind}, not a prompt")
     try:
         return PromptTuningConfig.from_pretrained(folder)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError,
+            StrictDataclassError) as error:
         raise ValueError(f"{source}: config.json is damaged: {error}") from error
 
 # %% ../../nbs/prompt_tuning/saving.ipynb #78dfd1c1

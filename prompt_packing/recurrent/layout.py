@@ -248,4 +248,6 @@ def on_tokens(
     "`function` of a tensor, or of the tokens of a `PackedSequence`, packed again."
     if isinstance(x, torch.Tensor):
         return function(x)
-    return x._replace(data=function(x.data))
+    if isinstance(x, PackedSequence):
+        return x._replace(data=function(x.data))
+    return type(x)(function(x.data), x.lengths) # torch 2.7 cannot trace `_replace`

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import (
@@ -204,9 +205,10 @@ class _Place:
         is_data = isinstance(error, (ValueError, RecursionError)) # nested too deep
         if is_data and str(self.where) not in str(error):
             raise ValueError(f"{self.where}: {error}") from error # says which folder
-        if self.is_folder and type(error) in (Exception, KeyError, TypeError):
-            kind = type(error).__name__ # of a file that is something else
-            raise ValueError(f"{self.where} cannot be read ({kind}: {error})") from error
+        is_other = type(error) in (Exception, KeyError, TypeError) # another kind of file
+        if self.is_folder and (is_other or isinstance(error, StrictDataclassError)):
+            words = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ValueError(f"{self.where} cannot be read ({words})") from error
 
 # %% ../../nbs/tasks/backbones.ipynb #8648d5d0
 def _not_on_hub(name, error):
