@@ -71,12 +71,11 @@ class StepSampler:
         world_size: int = 1, # number of processes
         token_budget: int | None = None,
         pack: int | None = None, # tokens in a packed row
-        equal_passes: bool = False, # for sharded models
         **plan, # of `plan_steps`
     ):
         self.lengths, self.plan_options = lengths, plan
         self.rank, self.world_size = rank, world_size
-        self.token_budget, self.pack, self.equal_passes = token_budget, pack, equal_passes
+        self.token_budget, self.pack = token_budget, pack
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int):
@@ -103,12 +102,12 @@ class StepSampler:
         return rows[mine].tolist()
 
     def _dealt(self, lengths: np.ndarray) -> list[np.ndarray]:
-        how = dict(pass_cost=self.deal_cost, equal_passes=self.equal_passes)
         if not self.pack:
-            deal = deal_rows(lengths, self.world_size, self.token_budget, **how)
+            deal = deal_rows(lengths, self.world_size, self.token_budget,
+                             pass_cost=self.deal_cost)
             return [_flat(parts) for parts in deal]
-        deal = deal_packed_rows(
-            lengths, self.world_size, self.pack, self.token_budget, **how)
+        deal = deal_packed_rows(lengths, self.world_size, self.pack, self.token_budget,
+                                pass_cost=self.deal_cost)
         return [_flat([_flat(part) for part in parts]) for parts in deal]
 
 def _flat(arrays: list) -> np.ndarray:
@@ -171,13 +170,12 @@ def planned_loader(
     collate: Callable,
     args, # `TrainingArguments`
     token_budget: int | None,
-    equal_passes: bool = False,
 ) -> PlannedSteps:
     "The optimizer steps of `rows_per_step` or `tokens_per_step`."
     window = dict(window=args.bucket_window) if args.bucket_window else {}
     sampler = StepSampler(
         lengths, args.process_index, args.world_size, token_budget, args.pack,
-        equal_passes, rows_per_step=args.rows_per_step or None,
+        rows_per_step=args.rows_per_step or None,
         tokens_per_step=args.tokens_per_step or None, seed=data_seed(args), **window)
     if args.process_index == 0:
         _logger.info(f"{len(lengths):,} rows in {len(sampler):,} steps an epoch")
