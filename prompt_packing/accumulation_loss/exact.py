@@ -21,9 +21,9 @@ from .asking import Answer, ask_loss, is_sharded
 from .chunks import RowsOfAll, in_chunks
 from .custom import check_was_called, use_named_loss
 from .evaluation import EvaluationMean
-from prompt_packing.accumulation_loss.facts import (
-    Examiner, LossFacts, check_is_due, cut_model, examine, narrowed, said, shuffled,
-    target_counts, weighed_inexactly)
+from .facts import (
+    Examiner, LossFacts, check_is_due, cut_model, examine, is_loss_of_parts, narrowed,
+    said, shuffled, target_counts, weighed_inexactly)
 from .processes import AllProcesses
 from .reading import number_of
 from .step import (
@@ -61,6 +61,7 @@ class ExactLossMixin:
 
     def __init__(self, *args, **kwargs):
         self.loss_facts, self._eval_mean = LossFacts(), None
+        self._loss_is_of_parts = None # as an evaluation before training has found
         self._begin_run()
         super().__init__(*args, **kwargs)
         self._named_loss = None
@@ -474,6 +475,18 @@ class ExactLossMixin:
                 rows = take_rows(inputs, range(real_rows))
                 super().prediction_step(model, rows, True, *args, **kwargs)
         return made
+
+    def evaluates_parts(self, model, inputs) -> bool:
+        "Whether parts of an evaluation batch give its loss; before training, by a look."
+        if self.loss_facts.way != "unknown" or self._eval_mean is None:
+            return self.loss_facts.is_of_parts and not self.loss_facts.ordered
+        if self._loss_is_of_parts is None:
+            rows = range(min(row_count(inputs), 6))
+            few = self._prepare_inputs(take_rows(inputs, rows, trim=True))
+            with set_for_now(self, is_asking=True), \
+                    set_for_now(self._eval_mean, paused=True):
+                self._loss_is_of_parts = is_loss_of_parts(self.examiner(model, None), few)
+        return self._loss_is_of_parts
 
     # checkpoints
 

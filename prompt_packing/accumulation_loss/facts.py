@@ -24,7 +24,7 @@ _logger = logging.get_logger(__name__)
 
 # %% auto #0
 __all__ = ['WAYS', 'LossFacts', 'check_is_due', 'target_counts', 'Examiner', 'Comparison', 'shuffled', 'narrowed', 'named_mean',
-           'examine', 'cut_model', 'weighed_inexactly', 'said']
+           'examine', 'is_loss_of_parts', 'cut_model', 'weighed_inexactly', 'said']
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #dfbdd730
 WAYS = {
@@ -161,11 +161,15 @@ class Examiner:
         ordered = False
         takes_count = self.takes_count(few, first)
         if not draws: # or each place in the batch has a random number of its own
-            order = [row for row in (1, 3, 0, 5, 2, 4) if row < row_count(few)]
-            other = self.ask(take_rows(few, order), parameters=first.parameters)
-            ordered = not self.near(first.value, other.value, first) and \
-                not self.gradients_agree(first, [other], [1.0])
+            ordered = not any(self.keeps_in_order(few, first))
         return replace(facts, draws=draws, takes_count=takes_count, ordered=ordered), first
+
+    def keeps_in_order(self, few, first: Answer) -> tuple[bool, bool]:
+        "Whether a few rows have the same loss in another order, and the same gradients."
+        order = [row for row in (1, 3, 0, 5, 2, 4) if row < row_count(few)]
+        other = self.ask(take_rows(few, order), parameters=first.parameters)
+        return (self.near(first.value, other.value, first),
+                self.gradients_agree(first, [other], [1.0]))
 
     def takes_count(self, batch, answer: Answer) -> bool:
         "Whether the loss is another one if it is told of more items."
@@ -480,8 +484,7 @@ def examine(
         if examiner.asks_gradients and "use_reentrant" in str(error):
             examiner.asks_gradients = False # such checkpoints know `backward` alone
             return examine(examiner, replace(facts, checks=number), batches)
-        return cut_model(examiner, replace(facts, ordered=True), [whole],
-                         f"a part of a step fails alone ({_short(error)})")
+        return _where_parts_fail(examiner, facts, whole, _short(error))
 
 def _looked_at(examiner, facts, parts: list, whole, is_first: bool) -> LossFacts:
     if is_first:
@@ -536,6 +539,23 @@ def _numbers_in_row(batch) -> float:
     return max((tensor.numel() / row_count(batch) for _, tensor in leaves(batch)
                 if torch.is_tensor(tensor)), default=0)
 
+# %% ../../nbs/accumulation_loss/facts.ipynb #8ccc3412
+def is_loss_of_parts(
+    examiner: Examiner,
+    few, # a batch of a few rows, two at least
+) -> bool:
+    "Whether the loss of these rows is a sum or a mean of that of two parts of them."
+    try:
+        examiner.ask(few)
+    except _FAILURES: # without labels there is no loss that a cut could change
+        return True
+    rows, first = range(row_count(few)), max(row_count(few) // 3, 1)
+    parts = [take_rows(few, rows[:first]), take_rows(few, rows[first:])]
+    try:
+        return examiner.compared(parts, few).way_that_fits(LossFacts()) is not None
+    except _FAILURES: # a part fails alone
+        return False
+
 # %% ../../nbs/accumulation_loss/facts.ipynb #8ccc340f
 def _after_comparison(facts: LossFacts, compared: Comparison, whole) -> LossFacts:
     if not facts.is_of_parts:
@@ -569,6 +589,26 @@ def _way_by_halves(facts: LossFacts, compared: Comparison) -> LossFacts | None:
 
 def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:100]}"
+
+# %% ../../nbs/accumulation_loss/facts.ipynb #d90a0004
+def _where_parts_fail(examiner, facts, whole, error: str) -> LossFacts:
+    "The model in chunks, or batches kept as they are where the order of rows counts."
+    reason = f"a part of a step fails alone ({error})"
+    pairs = min(row_count(whole), 6) // 2
+    few = take_rows(whole, range(2 * pairs), trim=True)
+    try:
+        first = examiner.ask(few, read=True, every=True)
+        keeps = all(examiner.keeps_in_order(few, first))
+        takes_count = examiner.takes_count(few, first)
+    except _FAILURES: # the whole fails, too
+        keeps, takes_count = True, facts.takes_count
+    if keeps:
+        return cut_model(examiner, facts, [whole], reason)
+    way = "adds" if takes_count else "weighs"
+    facts = replace(facts, way=way, takes_count=takes_count, ordered=True, told=True)
+    return said(facts, f"{reason}, and the loss depends on the order of the rows in a "
+                "batch: each batch is kept as it is, and its weight is not checked",
+                exact=None)
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #d39e16fa
 def cut_model(

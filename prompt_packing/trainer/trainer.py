@@ -135,8 +135,7 @@ class TokenBudgetMixin:
             dataset = self._remove_unused_columns(dataset, description)
         else:
             collate = self._get_collator_with_removed_columns(collate, description)
-        return planned_loader(
-            dataset, lengths, collate, args, self.token_budget, is_sharded(self.model))
+        return planned_loader(dataset, lengths, collate, args, self.token_budget)
 
     def get_total_train_batch_size(self, args) -> int:
         if not getattr(args, "plans_steps", False):
@@ -190,11 +189,11 @@ class TokenBudgetMixin:
             most_passes = lambda passes: max(self.processes.numbers(passes))
         return StepCutter(
             token_budget=budget, pass_cost=self._pass_cost(batches, budget),
-            pack=self.args.pack or None, way=self._packing_way, say=self._say_once,
+            pack=getattr(self.args, "pack", None), way=self._packing_way, say=self._say_once,
             join=self.join, most_passes=most_passes)
 
     def _budget_of(self, batches) -> int | None:
-        budget = self.args.token_budget
+        budget = getattr(self.args, "token_budget", None)
         if budget == "auto" and self._resumed_budget is not None:
             return self._resumed_budget
         if budget == "auto":
@@ -204,14 +203,16 @@ class TokenBudgetMixin:
                 batches, self.run_without_trace, model, self.args.device)
             # one budget for all processes: what the fullest device can hold
             return min(self.processes.numbers(budget))
-        if budget or not self.args.pack:
+        pack = getattr(self.args, "pack", None)
+        if budget or not pack:
             return budget
-        return self.args.pack * max(self.args.train_batch_size, 1)
+        return pack * max(self.args.train_batch_size, 1)
 
     def _pass_cost(self, batches, budget) -> int:
         "Given, as it was in the checkpoint, or measured; the same on all processes."
-        if self.args.pass_cost is not None:
-            return self.args.pass_cost
+        given = getattr(self.args, "pass_cost", None)
+        if given is not None:
+            return given
         if self._resumed_cost is not None:
             return self._resumed_cost
         first = self._prepare_inputs(batches[0]) # one micro-batch is enough to time
@@ -261,6 +262,10 @@ class TokenBudgetMixin:
             with in_chunks(model, list(facts.chunked), self.token_budget,
                            trims=facts.trims):
                 return predict(model, inputs, prediction_loss_only, *args, **kwargs)
+        if not self.evaluates_parts(model, inputs): # pairs of rows, for example
+            self._say_once("the loss of an evaluation batch is not that of parts of it, "
+                           "so token_budget does not cut such batches")
+            return predict(model, inputs, prediction_loss_only, *args, **kwargs)
         for rows in parts:
             part = take_rows(inputs, rows, trim=True)
             outputs.append(predict(model, part, prediction_loss_only, *args, **kwargs))
@@ -273,7 +278,7 @@ class TokenBudgetMixin:
         generates = getattr(self.args, "predict_with_generate", False)
         if not budget or not rows or rows == 1 or generates:
             return None
-        cost = self.args.pass_cost
+        cost = getattr(self.args, "pass_cost", None)
         cost = USUAL_PASS_COST if cost is None else cost
         parts = cut_rows(row_lengths(inputs).numpy(), budget,
                          pass_cost=getattr(self._cutter, "pass_cost", cost))
