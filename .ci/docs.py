@@ -53,7 +53,7 @@ def build():
     for page in docs.rglob("*.html"):
         text = math_span.sub(mathml, page.read_text(encoding="utf-8"))
         text = with_relative_links(katex_call.sub("", outer_script.sub("", text)), page.relative_to(docs))
-        for change in (with_names_in_cells, accessible, with_readable_tables, with_kinds, with_sentences, with_messages_once, with_dunders, with_card): text = change(text)
+        for change in (with_names_in_cells, accessible, with_readable_tables, with_kinds, with_sentences, with_messages_once, with_dunders, with_card, with_breaks): text = change(text)
         page.write_text(text, encoding="utf-8")
     for theme in (docs / "site_libs" / "themes").glob("*.css"):
         theme.write_text(outer_font.sub("", theme.read_text(encoding="utf-8")), encoding="utf-8")
@@ -65,8 +65,10 @@ def accessible(text):
     text = re.sub(r'<(pre|div) class="(sourceCode|sd-table|cell-output)', r'<\1 tabindex="0" class="\2', text)
     text = re.sub(r'<pre>|<math (?=[^>]*display="block")', lambda m: m[0].rstrip(">").rstrip() + ' tabindex="0"' + (">" if m[0] == "<pre>" else " "), text)
     text = re.sub(r'<th( style="[^"]*")?></th>', r'<td\1></td>', text)  # a head without words is no head
-    text = re.sub(r'(<a class="sidebar-item-toggle[^>]*) role="navigation"', r'\1 role="button"', text)
+    text = re.sub(r'(<a class="[^"]*(?:sidebar-item-toggle|text-start)[^>]*) role="navigation"', r'\1 role="button"', text)
     text = text.replace('<nav class="navbar', '<nav aria-label="Site" class="navbar').replace('<div class="toc-actions"', '<div class="toc-actions" role="navigation" aria-label="This page on GitHub"')
+    for start, name in (('<nav class="quarto-secondary-nav"', "Section"), ('<nav id="quarto-sidebar"', "Pages"), ('<nav class="page-navigation"', "Next and previous page")):
+        text = text.replace(start, f'{start} aria-label="{name}"')
     return re.sub(r'(<i class="bi [^"]*") role="img"', r'\1 aria-hidden="true"', text)
 
 
@@ -91,6 +93,13 @@ def with_separators(text):
     "Numbers of five digits and more with commas, and where a table has such numbers, those of four digits too."
     if not re.search(r"<td[^>]*>\d{5,}(\.\d+)?</td>", text): return text
     return re.sub(r"(<td[^>]*>)(\d{4,})(?=(\.\d+)?</td>)", lambda m: f"{m[1]}{int(m[2]):,}", text)
+
+
+def with_breaks(text):
+    "Long names in tables may break after an underscore or between two words written together, and nowhere else."
+    def broken(name): return re.sub(r"(?<=[a-z0-9])_(?=[a-z0-9])|(?<=[a-z])(?=[A-Z])", lambda m: m[0] + "<wbr>", name[0]) if len(name[0]) > 15 else name[0]
+    def of_cell(cell): return re.sub(r"(<code[^>]*>)([^<]*)(?=</code>)", lambda m: m[1] + re.sub(r"\w+", broken, m[2]), cell[0])
+    return re.sub(r"<td[ >].*?</td>", of_cell, text, flags=re.S)
 
 
 def is_words(cell):

@@ -6,22 +6,25 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import zip_longest
+from math import isfinite
 
 import numpy as np
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
+from transformers import set_seed
 
 from .reading import (
     Term, Unreadable, WeighedTerms, read_terms)
 
 # %% auto #0
-__all__ = ['NoDropout', 'undisturbed', 'last_parameter', 'only_graph_of', 'is_sharded', 'Answer', 'ask_loss', 'rounding_of',
-           'is_near', 'gradients_agree', 'all_gradients_agree']
+__all__ = ['NoDropout', 'undisturbed', 'last_parameter', 'only_graph_of', 'is_sharded', 'Answer', 'trained', 'ask_loss',
+           'rounding_of', 'is_near', 'gradients_agree']
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #43cfdfb6
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
@@ -49,17 +52,11 @@ class NoDropout(TorchFunctionMode):
         return func(*args, **kwargs)
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #a08fc962
+@torch.no_grad()
 def _restore_buffers(model: nn.Module, before: dict[str, torch.Tensor]):
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            kept = before.get(name)
-            if kept is not None and kept.shape == buffer.shape:
-                buffer.copy_(kept)
-
-def _set_seeds(seed: int):
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
+    for name, buffer in model.named_buffers():
+        if name in before and before[name].shape == buffer.shape:
+            buffer.copy_(before[name])
 
 @contextmanager
 def undisturbed(
@@ -78,7 +75,7 @@ def undisturbed(
     kind = {} if device.type == "cpu" else dict(device_type=device.type)
     try:
         with torch.random.fork_rng(several, **kind), NoDropout():
-            _set_seeds(seed)
+            set_seed(seed)
             yield
     finally:
         random.setstate(python)
@@ -149,95 +146,83 @@ def is_sharded(
 class Answer:
     "The loss of a batch."
     value: float
+    epsilon: float # of the loss's dtype: what rounding can change
     terms: list[Term] | None = None # what it is a mean over; None: not read
     why_not: str = "" # the node at which reading ended
-    epsilon: float = 0.0 # of the loss's dtype: what rounding can change
-    gradient: torch.Tensor | None = None # with respect to the last parameter
-    last: torch.Tensor | None = None # that parameter
-    again: float | None = None # the loss when asked once more, buffers not put back
-    with_other_seed: float | None = None # and with other random numbers
-    gradients: tuple = () # with respect to every parameter that trains, if wanted
+    parameters: tuple = () # whose gradients were asked for, the last one before the loss first
+    gradients: tuple = () # of these, None where the loss does not depend on one
+    with_other_seed: float | None = None # the loss with other random numbers
+    again: float | None = None # and with the first ones again, buffers not put back
 
     @property
     def noise(self) -> float: # absolute
         """What rounding can change in a loss whose summands cancel.
 
         Their size is about that of the gradient times the parameter."""
-        if self.gradient is None:
+        if not self.gradients or self.gradients[0] is None:
             return 0.0
-        size = float(self.gradient.norm()) * float(self.last.detach().norm())
-        return 10 * self.epsilon * size
+        last, gradient = self.parameters[0].detach(), self.gradients[0]
+        return 10 * self.epsilon * float(gradient.norm()) * float(last.norm())
+
+def trained(model: nn.Module) -> list[torch.Tensor]:
+    return [p for p in model.parameters() if p.requires_grad]
 
 def ask_loss(
     loss_of: Callable, # batch -> loss, one number
     model: nn.Module, # whose buffers are put back
     batch, # what `loss_of` takes
     read: bool = False, # with the whole graph: read what the loss is a mean over
-    last: torch.Tensor | None = None, # the last parameter; None: found where `read`
+    # with gradients of these; None: of the last parameter before the loss, where `read`
+    parameters: Sequence[torch.Tensor] | None = None,
+    every: bool = False, # after the last one of all others that train
     again: bool = False, # ask twice more, without putting buffers back in between
-    backward: bool = False, # compute the gradients, too
-    gradients: bool = True, # of the last parameter; False for sharded models
     shares: list | None = None, # weigh each term of the loss by one of these
-    every: bool = False, # with the gradients of every parameter
 ) -> Answer:
-    "The loss of a batch, as if nobody had asked."
-    with undisturbed(model):
-        if backward:
-            with torch.enable_grad():
-                loss = loss_of(batch)
-                loss.backward()
-            return Answer(float(loss.detach()))
-        if shares is not None:
-            return _weighed_answer(loss_of, model, batch, last, shares, every)
-        answer = _answer(loss_of, model, batch, read or every, last, gradients, every)
-        if not again:
-            return answer
-        with torch.set_grad_enabled(read): # a loss may compute gradients itself
-            _set_seeds(1)
-            other = float(loss_of(batch).detach())
-            if other != answer.value:
-                _set_seeds(0)
-                same = float(loss_of(batch).detach())
-                return replace(answer, with_other_seed=other, again=same)
-        return replace(answer, with_other_seed=other, again=other)
-
-def _trained(model: nn.Module) -> list:
-    return [p for p in model.parameters() if p.requires_grad]
-
-def _answer(loss_of, model, batch, read, last, gradients, every) -> Answer:
-    keeps = torch.enable_grad() if read else torch.no_grad()
-    if last is not None and not read:
-        keeps = only_graph_of(model, last)
-    terms, why_not, gradient, all_gradients = None, "", None, ()
-    with keeps:
-        loss = loss_of(batch)
+    "The loss of a batch, as if nobody had asked. With shares it raises `Unreadable`."
+    terms, why_not, values = None, "", []
+    whole_graph = read or shares is not None or len(parameters or ()) > 1
+    with undisturbed(model), _graph_kept(model, whole_graph, parameters):
+        with WeighedTerms() if shares is not None else nullcontext() as weighed:
+            loss = loss_of(batch)
         if read:
             try:
                 terms = read_terms(loss)
             except Unreadable as reason:
                 why_not = str(reason)
-            if gradients and last is None and loss.grad_fn is not None:
-                last = last_parameter(loss)
-        if every:
-            trained = _trained(model)
-            all_gradients = torch.autograd.grad(loss, trained, allow_unused=True)
-            gradient = next((g for p, g in zip(trained, all_gradients) if p is last), None)
-        elif last is not None and loss.requires_grad:
-            gradient, = torch.autograd.grad(loss, last, allow_unused=True)
-    value = float(loss.detach().cpu().double())
-    epsilon = torch.finfo(loss.dtype).eps
-    return Answer(value, terms, why_not, epsilon, gradient, last, gradients=all_gradients)
+            if parameters is None:
+                last = None if loss.grad_fn is None else last_parameter(loss)
+                others = [p for p in trained(model) if p is not last] if every else []
+                parameters = others if last is None else [last, *others]
+        if shares is not None:
+            weighed.weigh(loss, read_terms(loss), shares, values.append)
+        gradients = _gradients(loss, model, parameters or (), weighed)
+        value = float(loss.detach() if shares is None else sum(values))
+        other = same = None
+        if again:
+            set_seed(1)
+            other = same = float(loss_of(batch).detach())
+            if other != value:
+                set_seed(0)
+                same = float(loss_of(batch).detach())
+    return Answer(value, torch.finfo(loss.dtype).eps, terms, why_not,
+                  tuple(parameters or ()), gradients, other, same)
 
-def _weighed_answer(loss_of, model, batch, last, shares, every) -> Answer:
-    "Value and gradient of the weighed sum of the terms. Raises `Unreadable`."
-    values, trained = [], _trained(model)
-    with torch.enable_grad(), WeighedTerms() as terms:
-        loss = loss_of(batch)
-    terms.weigh(loss, read_terms(loss), shares, values.append)
-    gradients = torch.autograd.grad(loss, trained, allow_unused=True)
-    gradient = next((g for p, g in zip(trained, gradients) if p is last), None)
-    return Answer(float(sum(values)), None, "", torch.finfo(loss.dtype).eps, gradient,
-                  last, gradients=gradients if every else ())
+def _graph_kept(model: nn.Module, whole: bool, parameters):
+    "The context in which a loss is computed."
+    if whole:
+        return torch.enable_grad()
+    return only_graph_of(model, parameters[0]) if parameters else torch.no_grad()
+
+def _gradients(loss: torch.Tensor, model: nn.Module, parameters, weighed) -> tuple:
+    if not loss.requires_grad:
+        return (None,) * len(parameters)
+    # what terms are worth is known once a gradient has passed each of them
+    wanted = parameters if weighed is None else trained(model)
+    if not wanted:
+        return ()
+    gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
+    by_parameter = dict(zip(wanted, gradients))
+    return tuple(by_parameter.get(p) for p in parameters)
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #748cbeca
 def rounding_of(
@@ -257,42 +242,26 @@ def is_near(
     noise: float = 0.0, # absolute, of a loss whose summands cancel
 ) -> bool:
     "Whether two losses are the same but for rounding; never where one is not a number."
+    if not isfinite(first) or not isfinite(second):
+        return first == second
     size = max(abs(first), abs(second), 1e-12)
     return abs(first - second) <= max(tolerance * size, noise)
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #ef4c7cd4
 def gradients_agree(
-    first: torch.Tensor | None,
-    second: torch.Tensor | None,
-    tolerance: float, # of the losses, from `rounding_of`
-    summands: float = 0.0, # largest norm of what was added up: it may nearly cancel
-) -> bool:
-    "Whether two gradients are the same but for rounding."
-    if first is None or second is None:
-        return first is second
-    most = min(max(20 * tolerance, 1e-6), 0.15)
-    scale = max(float(first.norm()), float(second.norm()), 1e-10)
-    return float((first - second).norm()) <= max(most * scale, tolerance * summands / 10)
-
-# %% ../../nbs/accumulation_loss/asking.ipynb #c7a1d0e4
-def all_gradients_agree(
-    whole: Answer, # of some rows, asked for every gradient
+    whole: Answer, # of some rows
     parts: list[Answer], # of parts of these rows
     weights: list[float], # of these parts
     tolerance: float, # of the losses, from `rounding_of`
 ) -> bool:
     "Whether the weighted sum of the parts' gradients is that of the whole."
     difference = size = summands = 0.0
-    for uncut, *cut in zip(whole.gradients, *(part.gradients for part in parts)):
+    for uncut, *cut in zip_longest(whole.gradients, *(part.gradients for part in parts)):
         terms = [g * w for g, w in zip(cut, weights) if g is not None and w]
-        together = sum(terms[1:], terms[0]) if terms else None
-        if uncut is None and together is None:
-            continue
-        zero = torch.zeros_like(together if uncut is None else uncut)
-        uncut, together = (zero if g is None else g for g in (uncut, together))
-        difference += float((uncut - together).square().sum())
-        size += float(uncut.square().sum())
-        summands += sum(float(term.square().sum()) for term in terms)
+        size += 0.0 if uncut is None else float(uncut.norm()) ** 2
+        summands += sum(float(term.norm()) ** 2 for term in terms)
+        apart = terms if uncut is None else [*terms, -uncut]
+        difference += float(sum(apart).norm()) ** 2 if apart else 0.0
     most = min(max(20 * tolerance, 1e-6), 0.15)
     rounding = tolerance * summands ** 0.5 / 10 # where the summands nearly cancel
     return difference ** 0.5 <= max(most * max(size ** 0.5, 1e-10), rounding)

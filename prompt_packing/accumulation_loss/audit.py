@@ -5,11 +5,11 @@
 # %% ../../nbs/accumulation_loss/audit.ipynb #a2a8a1ae
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from itertools import islice
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 
 import pandas as pd
 import torch
@@ -17,6 +17,7 @@ import transformers
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PretrainedConfig, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
 
 from .asking import Answer, ask_loss, undisturbed
 from .conformance import compare_gradients
@@ -28,11 +29,14 @@ from ..foundation.rows import (
     join_rows, pad_token_id_of, row_count, row_lengths, take_rows)
 
 # %% auto #0
-__all__ = ['HEADS', 'simulated_step', 'audit_loss', 'audit_head', 'random_batch']
+__all__ = ['HEADS', 'taken_gradient', 'simulated_step', 'audit_loss', 'quiet_trainer', 'audit_head', 'random_batch']
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #11c8eb55
-def _taken_gradient(model: nn.Module, scale: float) -> dict:
-    "The gradient of every parameter that has one, unscaled; none is left behind."
+def taken_gradient(
+    model: nn.Module,
+    scale: float = 1.0, # by which it is too large
+) -> dict[str, torch.Tensor]: # by parameter
+    "The gradient of every parameter that has one; none is left in the model."
     gradient = {name: p.grad.detach() / scale for name, p in model.named_parameters()
                 if p.grad is not None}
     model.zero_grad(set_to_none=True)
@@ -57,7 +61,7 @@ def simulated_step(
     set_sync(accelerator, True)
     scaler = accelerator.scaler
     scale = processes * (scaler.get_scale() if scaler else 1)
-    return loss / processes, _taken_gradient(trainer.model, scale), items
+    return loss / processes, taken_gradient(trainer.model, scale), items
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #6c6ac108
 def _rebalanced(whole, number: int) -> list | None:
@@ -84,15 +88,15 @@ def _settings(batches: list, whole) -> Iterator[tuple]:
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #790c289c
 def _look_at_loss(
-    model: nn.Module, # without wrappers
-    compute_loss: Callable, # of a Trainer
+    trainer: transformers.Trainer,
     batches: list,
     items, # `num_items_in_batch` of these batches
 ) -> LossFacts:
     "What two looks at these batches say of a loss; nothing is logged."
+    model = trainer.accelerator.unwrap_model(trainer.model)
     def ask(batch, count, **options) -> Answer:
         def loss_of(batch):
-            made = compute_loss(model, dict(batch), num_items_in_batch=count)
+            made = trainer.compute_loss(model, dict(batch), num_items_in_batch=count)
             return made[0] if isinstance(made, tuple) else made
         return ask_loss(loss_of, model, batch, **options)
     facts = LossFacts()
@@ -133,18 +137,36 @@ def audit_loss(
     the Trainer's own training data are taken, in its own order, as many as it
     accumulates and at least 4. Raises `TypeError` where batches are not mappings of
     tensors, `ValueError` where they cannot be joined or have no target."""
-    given = isinstance(trainer_or_model, transformers.Trainer)
-    with TemporaryDirectory() as folder:
-        trainer = copy(trainer_or_model) if given else _plain_trainer(
-            trainer_or_model, folder)
-        if batches is None and given:
-            batches = trainer.get_train_dataloader()
-        steps = steps or max(4, trainer.args.gradient_accumulation_steps)
-        batches = _taken_batches(batches, steps)
-        trainer.model.zero_grad(set_to_none=True)
-        set_sync(trainer.accelerator, True)
-        with _eval_mode_stays(trainer.model):
-            return _Audit(trainer, [trainer._prepare_inputs(b) for b in batches]).table()
+    if isinstance(trainer_or_model, transformers.Trainer):
+        trainer = copy(trainer_or_model)
+        batches = trainer.get_train_dataloader() if batches is None else batches
+    else:
+        trainer = quiet_trainer(trainer_or_model)
+    steps = steps or max(4, trainer.args.gradient_accumulation_steps)
+    batches = _taken_batches(batches, steps)
+    trainer.model.zero_grad(set_to_none=True)
+    set_sync(trainer.accelerator, True)
+    with _eval_mode_stays(trainer.model):
+        return _audit(trainer, [trainer._prepare_inputs(b) for b in batches])
+
+def quiet_trainer(
+    model: nn.Module,
+    trainer_class: type = transformers.Trainer, # or one derived from it
+    collator: Callable | None = None, # rows -> batch
+    rows: Sequence[dict] | None = None, # all of them are one step
+    **arguments, # of `TrainingArguments`
+) -> transformers.Trainer:
+    "A Trainer that takes one step, changes no weight and writes no file."
+    args = TrainingArguments(
+        gettempdir(), max_steps=1, learning_rate=0.0, optim="sgd", max_grad_norm=0.0,
+        save_strategy="no", logging_strategy="no", report_to="none",
+        use_cpu=next(model.parameters()).device.type == "cpu", disable_tqdm=True,
+        log_level="error", remove_unused_columns=False, prediction_loss_only=True,
+        **arguments)
+    trainer = trainer_class(
+        model, args, data_collator=collator, train_dataset=rows, eval_dataset=rows)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
 
 def _taken_batches(batches, steps: int) -> list:
     "`TypeError` where these are no batches."
@@ -174,49 +196,40 @@ def _eval_mode_stays(model: nn.Module) -> Iterator[None]:
             module.training = mode
         model.zero_grad(set_to_none=True)
 
-class _Audit:
-    "A Trainer, the micro-batches of a step, and the gradient of them as one batch."
-    def __init__(self, trainer: transformers.Trainer, batches: list):
-        self.trainer, self.batches = trainer, batches
-        self.is_exact = isinstance(trainer, ExactLossMixin)
-        self.facts = None # `LossFacts`, once a gradient is wrong
-        pad = pad_token_id_of(
-            trainer.data_collator, trainer.processing_class,
-            getattr(trainer.model, "config", None))
-        self.whole = whole = join_rows(batches, pad)
-        self.loss, self.right, _ = simulated_step(trainer, [whole], 1, 1)
-        _check_targets(trainer.model, self.right, self.loss)
-        # the same rows in another order: every sum rounds differently
-        backwards = take_rows(whole, range(row_count(whole) - 1, -1, -1))
-        _, again, _ = simulated_step(trainer, [backwards], 1, 1)
-        self.rounding = compare_gradients(self.right, again)["error"]
+def _reference(trainer: transformers.Trainer, batches: list) -> tuple:
+    "Micro-batches as one, its loss, its gradient, and the error of that by rounding."
+    pad = pad_token_id_of(trainer.data_collator, trainer.processing_class,
+                          getattr(trainer.model, "config", None))
+    whole = join_rows(batches, pad)
+    loss, right, _ = simulated_step(trainer, [whole], 1, 1)
+    _check_targets(trainer.model, right, loss)
+    # the same rows in another order: every sum rounds differently
+    backwards = take_rows(whole, range(row_count(whole) - 1, -1, -1))
+    _, again, _ = simulated_step(trainer, [backwards], 1, 1)
+    return whole, loss, right, compare_gradients(right, again)["error"]
 
-    def table(self) -> pd.DataFrame:
-        settings = _settings(self.batches, self.whole)
-        if self.is_exact: # processes add up their weights: one process cannot play two
-            settings = islice(settings, 1)
-        return pd.DataFrame([self.row(*setting) for setting in settings])
-
-    def row(self, words: str, batches: list, accumulation: int, processes: int) -> dict:
-        loss, gradient, items = simulated_step(
-            self.trainer, batches, accumulation, processes)
-        found = compare_gradients(self.right, gradient)
-        is_right = found["error"] < max(1e-4, 2 * self.rounding)
-        cause = "right" if is_right else self.cause(found, items, processes)
-        return dict(
+def _audit(trainer: transformers.Trainer, batches: list) -> pd.DataFrame:
+    "A row for each setting; what is known of the loss is found out if one is wrong."
+    whole, right_loss, right, rounding = _reference(trainer, batches)
+    settings, facts, rows = _settings(batches, whole), None, []
+    is_exact = isinstance(trainer, ExactLossMixin)
+    if is_exact: # processes add up their weights: one process cannot play two
+        settings = islice(settings, 1)
+    for words, parts, accumulation, processes in settings:
+        loss, gradient, items = simulated_step(trainer, parts, accumulation, processes)
+        found, cause = compare_gradients(right, gradient), "right"
+        if found["error"] >= max(1e-4, 2 * rounding):
+            cause = _size_of_error(found["ratio"], found["cosine"])
+            if is_exact:
+                cause = "; ".join(trainer.loss_facts.messages) or cause
+            else:
+                facts = _look_at_loss(trainer, batches, items) if facts is None else facts
+                cause = f"{_cause(facts, items, processes)}: {cause}"
+        rows.append(dict(
             setting=words, ratio=found["ratio"], cosine=found["cosine"],
-            relative_error=found["error"], loss_ratio=loss / (self.loss or 1e-30),
-            cause=cause)
-
-    def cause(self, found: dict, items, processes: int) -> str:
-        size = _size_of_error(found["ratio"], found["cosine"])
-        if self.is_exact:
-            return "; ".join(self.trainer.loss_facts.messages) or size
-        if self.facts is None:
-            model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-            self.facts = _look_at_loss(
-                model, self.trainer.compute_loss, self.batches, items)
-        return f"{_cause(self.facts, items, processes)}: {size}"
+            relative_error=found["error"], loss_ratio=loss / (right_loss or 1e-30),
+            cause=cause))
+    return pd.DataFrame(rows)
 
 def _check_targets(model: nn.Module, gradient: dict, loss: float):
     "`ValueError` for a loss without a gradient."
@@ -224,12 +237,6 @@ def _check_targets(model: nn.Module, gradient: dict, loss: float):
         return
     raise ValueError(f"{type(model).__name__}: no batch has a target (labels that "
                      "are -100 are ignored), or the loss does not depend on the model")
-
-def _plain_trainer(model, folder: str) -> transformers.Trainer:
-    use_cpu = next(model.parameters()).device.type == "cpu"
-    args = TrainingArguments(folder, report_to="none", disable_tqdm=True,
-                             log_level="error", use_cpu=use_cpu)
-    return transformers.Trainer(model, args)
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #38fc5203
 HEADS = {head.replace(" ", "-").lower(): "".join(head.split()) for head in (

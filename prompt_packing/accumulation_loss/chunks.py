@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from .asking import NoDropout
 from ..foundation.foreign import (
     BatchNorm, tree_flatten, tree_map, tree_unflatten)
+from ..foundation.mixins import set_for_now
 from ..foundation.rows import row_count, row_lengths, take_rows
 
 # %% auto #0
@@ -56,32 +58,26 @@ def chunked_modules(
     def note(module, args, kwargs, outputs):
         before = cuttable.get(module, True)
         cuttable[module] = before and _gives_rows((args, kwargs), outputs, batch_rows)
-    hooks = [module.register_forward_hook(note, with_kwargs=True)
-             for module in model.modules()]
-    try:
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_hook(note, with_kwargs=True))
         run()
-    finally:
-        for hook in hooks:
-            hook.remove()
     return _topmost(model, "", cuttable, without)
 
 # %% ../../nbs/accumulation_loss/chunks.ipynb #4b37e1ce
 def _named_arguments(forward: Callable, args: tuple, kwargs: dict) -> dict:
     "Arguments by name, so that rows and masks are found."
-    bound = inspect.signature(forward).bind(*args, **kwargs)
-    named = dict(bound.arguments)
-    kinds = {p.name: p.kind for p in inspect.signature(forward).parameters.values()}
-    for name, kind in kinds.items():
-        if kind == inspect.Parameter.VAR_KEYWORD:
+    signature = inspect.signature(forward)
+    named = dict(signature.bind(*args, **kwargs).arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind == inspect.Parameter.VAR_KEYWORD:
             named |= named.pop(name, {})
-        if kind == inspect.Parameter.VAR_POSITIONAL and named.get(name):
+        if parameter.kind == inspect.Parameter.VAR_POSITIONAL and named.get(name):
             raise TypeError("a module that takes any number of arguments")
     return named
 
-def _chunks_of(lengths: torch.Tensor, tokens: int | None, rows: int) -> list:
-    "Row numbers of each chunk, at most so many tokens, or so many rows, in each."
-    if not tokens:
-        return list(torch.arange(len(lengths)).split(rows))
+def _chunks_of(lengths: torch.Tensor, tokens: int) -> list[torch.Tensor]:
+    "Row numbers of each chunk, of one row or of at most so many tokens."
     order = lengths.argsort(descending=True, stable=True)
     chunks, start = [], 0
     while start < len(order):
@@ -90,43 +86,31 @@ def _chunks_of(lengths: torch.Tensor, tokens: int | None, rows: int) -> list:
         start = stop
     return chunks
 
-def _put_back(parts: list, order: torch.Tensor, widths: list[int], width: int):
+def _put_back(parts: tuple, order: torch.Tensor, widths: list[int], width: int):
     "Outputs of all chunks as one tensor, in the order of the rows, as wide as untrimmed."
     if not torch.is_tensor(parts[0]) or not parts[0].dim():
         return parts[0]
     if parts[0].dim() > 1 and [part.shape[1] for part in parts] == widths:
         parts = [nn.functional.pad(p, [0, 0] * (p.dim() - 2) + [0, width - p.shape[1]])
                  for p in parts]
-    return torch.cat(parts)[order]
+    by_row = torch.cat(tuple(parts)).unflatten(0, (len(order), -1))
+    return by_row[order.to(by_row.device)].flatten(0, 1)
 
 # %% ../../nbs/accumulation_loss/chunks.ipynb #7f68ce54
-def _output_order(chunks: list, outputs: list) -> torch.Tensor:
-    "Where each entry of the rows stands among the outputs, one chunk after the other."
-    rows = torch.cat([torch.as_tensor(chunk) for chunk in chunks])
-    each = sum(map(len, outputs)) // len(rows)
-    places = torch.argsort(rows)[:, None] * each + torch.arange(each)
-    return places.flatten().to(outputs[0].device)
-
 def _has_one_entry_a_row(outputs, chunks: list) -> bool:
     "Whether every output of a chunk has as many entries as the chunk has rows."
     return all(len(leaf) == len(chunk) for flat, chunk in zip(outputs, chunks)
                for leaf in flat if torch.is_tensor(leaf) and leaf.dim())
 
-def _widths(chunks: list, values) -> tuple[list[int], int]:
-    "Columns of each trimmed chunk, and of all rows."
-    return [chunk["attention_mask"].shape[-1] for chunk in chunks], \
-        values["attention_mask"].shape[-1]
-
-def _width(values, lengths: torch.Tensor) -> int:
-    "Columns of rows that are not trimmed."
+def _width(values) -> int:
+    "Columns that are computed for each row."
     mask = values.get("attention_mask")
-    return mask.shape[-1] if torch.is_tensor(mask) else int(lengths.max())
+    return mask.shape[-1] if torch.is_tensor(mask) else int(row_lengths(values).max())
 
 class _InChunks:
     "The `forward` of one module while it runs in chunks."
-    def __init__(self, usual: Callable, tokens, rows: int, gather, trims: bool):
-        self.usual, self.tokens, self.rows = usual, tokens, rows
-        self.gather, self.trims = gather, trims
+    def __init__(self, usual: Callable, tokens: int, gather, trims: bool):
+        self.usual, self.tokens, self.gather, self.trims = usual, tokens, gather, trims
         self.__signature__ = inspect.signature(usual)
 
     def __call__(self, *args, **kwargs):
@@ -140,26 +124,19 @@ class _InChunks:
         return tree_map(self.gather, self._run(own))
 
     def _run(self, values):
-        lengths = row_lengths(values)
-        if lengths is None:
-            lengths = torch.ones(_rows_in(values), dtype=torch.long)
-        trims = self.trims and bool(self.tokens) and "attention_mask" in values
+        lengths, width = row_lengths(values), _width(values)
+        trims = self.trims and "attention_mask" in values
         if not trims: # every row is computed as wide as the batch
-            lengths = torch.full_like(lengths, _width(values, lengths))
-        chunks = _chunks_of(lengths, self.tokens, self.rows)
+            lengths = torch.full_like(lengths, width)
+        chunks = _chunks_of(lengths, self.tokens)
         taken = [take_rows(values, chunk, trim=trims) for chunk in chunks]
-        flat, shape = zip(*map(tree_flatten, map(self._run_chunk, taken)))
-        if trims and not _has_one_entry_a_row(flat, chunks):
+        outputs, shape = zip(*map(tree_flatten, map(self._run_chunk, taken)))
+        if trims and not _has_one_entry_a_row(outputs, chunks):
             self.trims = False # entries of tokens cannot be put back in their places
             return self._run(values)
-        widths, width = _widths(taken, values) if trims else ([], 0)
-        outputs = []
-        for parts in zip(*flat):
-            order = None
-            if torch.is_tensor(parts[0]) and parts[0].dim():
-                order = _output_order(chunks, parts)
-            outputs.append(_put_back(list(parts), order, widths, width))
-        return tree_unflatten(outputs, shape[0])
+        order, widths = torch.cat(chunks).argsort(), list(map(_width, taken))
+        whole = [_put_back(parts, order, widths, width) for parts in zip(*outputs)]
+        return tree_unflatten(whole, shape[0])
 
     def _run_chunk(self, values):
         if not torch.is_grad_enabled():
@@ -175,24 +152,16 @@ def _same_dropout() -> tuple:
 def in_chunks(
     model: nn.Module,
     names: list[str], # of submodules, from `chunked_modules`
-    tokens: int | None = None, # most tokens in a chunk: rows x longest row
-    rows: int = 1, # in a chunk, where no number of tokens is given
+    tokens: int, # most in a chunk: rows x longest row
     gather=None, # a `RowsOfAll`: outputs of all processes are put together
     trims: bool = True, # chunks are only as wide as their longest row
 ) -> Iterator[None]:
     "While it lasts, these modules run their rows in chunks, and again in backward."
-    modules = [model.get_submodule(name) for name in names]
-    own = [module.__dict__.get("forward") for module in modules]
-    for module in modules:
-        module.forward = _InChunks(module.forward, tokens, rows, gather, trims)
-    try:
+    with ExitStack() as modules:
+        for module in map(model.get_submodule, names):
+            cut = _InChunks(module.forward, tokens, gather, trims)
+            modules.enter_context(set_for_now(module, forward=cut))
         yield
-    finally:
-        for module, forward in zip(modules, own):
-            if forward is None:
-                del module.forward
-            else:
-                module.forward = forward
 
 # %% ../../nbs/accumulation_loss/chunks.ipynb #bf6c3ee4
 class _Gather(torch.autograd.Function):
@@ -225,27 +194,25 @@ class RowsOfAll:
         sizes: list[list[int]], # rows of each micro-batch, by process
         rank: int, # of this process
     ):
-        self.rank, self.rows, self.total = rank, [[] for _ in sizes], 0
+        self.rank, self.number, owners = rank, len(sizes), []
         self.loss_is_known = False # before, no gradient may come back through it
-        for k in range(max(map(len, sizes))): # in the order of an uncut batch
-            for process, own in enumerate(sizes):
-                if k < len(own):
-                    self.rows[process] += range(self.total, self.total + own[k])
-                    self.total += own[k]
+        for turn in zip_longest(*sizes, fillvalue=0): # in the order of an uncut batch
+            for process, rows in enumerate(turn):
+                owners += [process] * rows
+        self.owners = torch.tensor(owners) # the process of each row
 
-    def _places(self, process: int, each: int) -> torch.Tensor:
-        "Where the entries of a process are, with `each` entries for a row."
-        first = torch.tensor(self.rows[process])[:, None] * each
-        return (first + torch.arange(each)).flatten()
+    def _places(self, each: int) -> list[torch.Tensor]:
+        "Where the entries of each process are, with `each` entries for a row."
+        owners = self.owners.repeat_interleave(each)
+        return [(owners == process).nonzero().flatten() for process in range(self.number)]
 
     def own_rows(self,
         rows: int, # of a tensor that holds those of all, or several entries for each row
     ) -> torch.Tensor: # int64, numbers of this process's entries
-        return self._places(self.rank, rows // self.total)
+        return self._places(rows // len(self.owners))[self.rank]
 
     def __call__(self, leaf):
         if not torch.is_tensor(leaf) or not leaf.dim():
             return leaf
-        each = len(leaf) // len(self.rows[self.rank])
-        places = [self._places(process, each) for process in range(len(self.rows))]
-        return _Gather.apply(leaf, places, self.rank, self)
+        each = len(leaf) // len(self._places(1)[self.rank])
+        return _Gather.apply(leaf, self._places(each), self.rank, self)

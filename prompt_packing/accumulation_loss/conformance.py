@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['TOLERANCE', 'StepReader', 'compare_gradients', 'Setting', 'Run', 'logged_losses', 'remove_empty_output', 'run_here',
-           'free_port', 'run_in_group', 'run_setting', 'in_words', 'check_repeats', 'gradient_length', 'check_clipping',
-           'example_rows', 'gradient_settings', 'loss_settings', 'tested_row', 'check_trainer', 'TrainerConformance']
+           'run_in_group', 'run_setting', 'in_words', 'check_repeats', 'check_clipping', 'example_rows',
+           'tested_settings', 'tested_row', 'check_trainer', 'TrainerConformance']
 
 # %% ../../nbs/accumulation_loss/conformance.ipynb #b8740eff
 import contextlib
 import math
 import os
-import socket
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import multiprocessing, nn
+from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..foundation.foreign import forget_processes
@@ -59,11 +59,9 @@ def compare_gradients(
 ) -> dict[str, float]: # ratio of lengths, cosine, length of the difference
     "Two gradients compared; a parameter that one of them lacks counts as zero."
     right_square = other_square = product = gap_square = 0.0
-    for name in {**right, **other}:
-        a = right[name].cpu().double() if name in right else None
-        b = other[name].cpu().double() if name in other else None
-        a = torch.zeros_like(b) if a is None else a
-        b = torch.zeros_like(a) if b is None else b
+    for name, tensor in {**right, **other}.items():
+        none = tensor.new_zeros(())
+        a, b = (gradient.get(name, none).cpu().double() for gradient in (right, other))
         right_square += float(a.square().sum())
         other_square += float(b.square().sum())
         product += float((a * b).sum())
@@ -150,11 +148,6 @@ def run_here(make_trainer: Callable, setting: Setting) -> Run:
     return Run(reader.gradients, logged_losses(trainer))
 
 # %% ../../nbs/accumulation_loss/conformance.ipynb #d184419e
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
 def run_in_group(rank, make_trainer, setting, port, file):
     "One of several processes."
     place = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=setting.processes,
@@ -167,7 +160,7 @@ def run_in_group(rank, make_trainer, setting, port, file):
         forget_processes()
     run = run_here(make_trainer, setting)
     if rank == 0:
-        torch.save(dict(gradients=run.gradients, losses=run.losses), file)
+        torch.save(vars(run), file)
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
@@ -187,7 +180,7 @@ def run_setting(
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "run.pt")
         multiprocessing.start_processes(
-            run_in_group, (make_trainer, setting, free_port(), file),
+            run_in_group, (make_trainer, setting, get_free_port(), file),
             nprocs=setting.processes, start_method="fork")
         return Run(**torch.load(file, weights_only=True))
 
@@ -230,12 +223,10 @@ def check_repeats(run: Run):
             f"two steps on the same rows give two gradients ({gap:.2g} of their length "
             "apart): switch dropout off and set the learning rate to 0")
 
-def gradient_length(gradient: dict[str, torch.Tensor]) -> float:
-    return math.sqrt(sum(float(g.cpu().double().square().sum()) for g in gradient.values()))
-
 def check_clipping(runs: Sequence[Run]):
     "`ValueError` where all gradients have one length, which clipping gives them."
-    lengths = [gradient_length(run.gradients[0]) for run in runs]
+    # the error of no gradient in place of one is its length
+    lengths = [compare_gradients({}, run.gradients[0])["error"] for run in runs]
     if len(lengths) > 1 and max(lengths) / min(lengths) < 1 + 1e-4:
         raise ValueError(
             f"every gradient has the length {lengths[0]:.3g}: switch gradient clipping "
@@ -252,33 +243,23 @@ def example_rows(number: int = 8) -> list[dict]: # ids and labels of a causal mo
         rows.append(dict(input_ids=ids, labels=list(ids)))
     return rows
 
-def gradient_settings(
+def tested_settings(
     rows: Sequence[Any], # of one step
-    accumulation: Sequence[int] = (2, 8),
-    processes: Sequence[int] = (2,),
-    padding_sides: Sequence[str] = ("left",),
-    samplers: Sequence[str] = (), # in your Trainer's words
-) -> list[Setting]: # each is compared with one batch of its rows
-    "Ways to compute a step that should all give one gradient."
+    accumulation: Sequence[int],
+    processes: Sequence[int],
+    padding_sides: Sequence[str],
+    samplers: Sequence[str],
+) -> dict[str, list[Setting]]: # each is compared with one batch of its rows
+    "Ways to compute a step that should all give one gradient, or log one loss."
     settings = [Setting(rows, accumulation=n) for n in accumulation]
     settings += [Setting(rows[:-1], accumulation=min(accumulation, default=2))]
     settings += [Setting(rows, processes=n) for n in processes]
-    settings += [Setting(rows, processes=n, accumulation=2) for n in processes]
-    settings += [Setting(rows, padding_side=side) for side in padding_sides]
-    settings += [Setting(rows, sampler=name, accumulation=2) for name in samplers]
-    return settings
-
-def loss_settings(
-    rows: Sequence[Any], # of one step
-    accumulation: Sequence[int] = (2, 8),
-    processes: Sequence[int] = (2,),
-) -> list[Setting]: # each is compared with one batch of its rows
-    "Ways to compute a step that should all log one loss."
-    settings = [Setting(rows, accumulation=n) for n in accumulation]
-    settings += [Setting(rows[:-1], accumulation=min(accumulation, default=2))]
-    settings += [Setting(rows, processes=n) for n in processes]
+    more = [Setting(rows, processes=n, accumulation=2) for n in processes]
+    more += [Setting(rows, padding_side=side) for side in padding_sides]
+    more += [Setting(rows, sampler=name, accumulation=2) for name in samplers]
     # four steps on the same rows with a learning rate of 0: one loss, logged once
-    return settings + [Setting(rows, logging_steps=4, steps=4)]
+    logged_once = Setting(rows, logging_steps=4, steps=4)
+    return dict(gradient=settings + more, logged_loss=settings + [logged_once])
 
 # %% ../../nbs/accumulation_loss/conformance.ipynb #c1f7a3d6
 def tested_row(
@@ -321,12 +302,10 @@ def check_trainer(
 
     `AssertionError` names each test that failed, with what it is usually the sign of.
     `ValueError`: the Trainer takes no step, or gives two gradients for one batch."""
-    rows = example_rows() if rows is None else rows
-    gradients = gradient_settings(
-        rows, accumulation, processes, padding_sides, samplers)
-    losses = loss_settings(rows, accumulation, processes)
+    tests = tested_settings(example_rows() if rows is None else rows, accumulation,
+                            processes, padding_sides, samplers)
     references = {}
-    for setting in gradients + losses:
+    for setting in tests["gradient"] + tests["logged_loss"]:
         key = len(setting.rows), setting.steps
         if key not in references:
             references[key] = run_setting(make_trainer, setting.reference)
@@ -335,9 +314,8 @@ def check_trainer(
     check_clipping(list(references.values()))
     table = pd.DataFrame([
         tested_row(make_trainer, setting, what,
-                 references[len(setting.rows), setting.steps])
-        for what, settings in (("gradient", gradients), ("logged_loss", losses))
-        for setting in settings])
+                   references[len(setting.rows), setting.steps])
+        for what, settings in tests.items() for setting in settings])
     failed = table[table.passed.eq(False)]
     if raises and len(failed):
         lines = "\n".join(f"  {row.test}: {row.words}" for row in failed.itertuples())
@@ -358,14 +336,11 @@ class TrainerConformance:
         raise NotImplementedError("write make_trainer(self, setting)")
 
     def pytest_generate_tests(self, metafunc):
-        rows, settings = self.tested_rows(), []
-        if metafunc.function.__name__ == "test_gradient_is_invariant":
-            settings = gradient_settings(rows, self.accumulation, self.processes,
-                                         self.padding_sides, self.samplers)
-        elif metafunc.function.__name__ == "test_logged_loss_is_invariant":
-            settings = loss_settings(rows, self.accumulation, self.processes)
-        if settings:
-            metafunc.parametrize("setting", settings, ids=str)
+        tests = tested_settings(self.tested_rows(), self.accumulation, self.processes,
+                                self.padding_sides, self.samplers)
+        for what, settings in tests.items():
+            if metafunc.function.__name__ == f"test_{what}_is_invariant":
+                metafunc.parametrize("setting", settings, ids=str)
 
     def tested_rows(self) -> Sequence[Any]:
         return example_rows() if self.rows is None else self.rows

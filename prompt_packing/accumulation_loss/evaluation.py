@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 
 from .asking import last_parameter, only_graph_of
-from .reading import Unreadable, read_terms, share_of
+from .reading import (
+    Unreadable, numbers_on_host, read_terms, same_proportions, share_of)
+from ..foundation.foreign import tree_map
 from ..foundation.rows import row_count
 
 # %% auto #0
@@ -25,10 +28,13 @@ class EvaluationMean:
         filters: bool = True, # losses that are not finite are left out
         reads: bool = True, # False for sharded models, whose parameters are elsewhere
     ):
-        self.is_sum = way == "adds" and not takes_count
+        self.adds = way == "adds" and not takes_count
+        self.is_sum = self.adds
         self.reads = reads and way not in ("chunks", "rows", "added", "terms")
         self.filters = filters
-        self.parts = [] # (loss, weight), where they were computed
+        self.parts = [] # (loss, weight, rows), where they were computed
+        self.by_rows = False # not all weights could be read: transformers' mean
+        self.first = None # terms of the first part that had any
         self.last = None # the parameter from which a graph is kept
         self.paused = False # rows that are copies of others do not count
 
@@ -37,39 +43,43 @@ class EvaluationMean:
         def compute_and_note(model, inputs, *args, **kwargs):
             if self.paused:
                 return compute_loss(model, inputs, *args, **kwargs)
-            batch = dict(inputs) # compute_loss may take the labels out
-            made, loss, weight = self._made(compute_loss, model, inputs, batch, args, kwargs)
-            self.parts.append((loss.detach(), weight))
-            return made
+            rows = row_count(inputs) # compute_loss may take the labels out
+            reads = self.reads and not torch.is_inference_mode_enabled()
+            with only_graph_of(model, self.last) if reads else nullcontext():
+                made = compute_loss(model, inputs, *args, **kwargs)
+            loss = made[0] if isinstance(made, tuple) else made
+            weight = self._weight_of(loss) if reads else None
+            if weight is None:
+                weight = kwargs.get("num_items_in_batch")
+            if weight is None:
+                self.by_rows, weight = not self.adds, 1.0
+            self.parts.append((loss.detach(), weight, float(rows or 1)))
+            return tree_map(_detached, made)
         return compute_and_note
 
-    def _made(self, compute_loss, model, inputs, batch, args, kwargs) -> tuple:
-        "What was made, its loss, and what the loss weighs."
-        if self.reads and not torch.is_inference_mode_enabled():
-            with only_graph_of(model, self.last):
-                made = compute_loss(model, inputs, *args, **kwargs)
-                loss = made[0] if isinstance(made, tuple) else made
-                if self.last is None and loss.grad_fn is not None:
-                    self.last = last_parameter(loss)
-            try:
-                terms = read_terms(loss)
-                weight = share_of(terms)
-                self.is_sum = self.is_sum or any(not term.is_mean for term in terms)
-                return _detached(made), loss.detach(), weight
-            except Unreadable:
-                self.reads = False
-                made = _detached(made)
-        else:
-            made = compute_loss(model, inputs, *args, **kwargs)
-        loss = made[0] if isinstance(made, tuple) else made
-        count = kwargs.get("num_items_in_batch")
-        return made, loss, float(row_count(batch) or 1) if count is None else count
+    def _weight_of(self, loss: torch.Tensor):
+        "As read; None, and no more is read, where the graph does not have it."
+        if self.last is None and loss.grad_fn is not None:
+            self.last = last_parameter(loss)
+        try:
+            terms = read_terms(loss)
+            self.first = self.first or terms
+            if not same_proportions(terms, self.first):
+                raise Unreadable("means over different things")
+            weight = share_of(terms)
+        except Unreadable:
+            self.reads = False
+            return None
+        self.is_sum = self.is_sum or any(not term.is_mean for term in terms)
+        return weight
 
     def sums(self) -> tuple[float, float]:
         "Losses times weights, and weights, in float64 and with one copy from a device."
-        losses = _numbers([loss for loss, _ in self.parts])
-        weights = _numbers([weight for _, weight in self.parts])
-        if self.is_sum:
+        numbers = numbers_on_host([number for part in self.parts for number in part])
+        losses, weights, rows = torch.tensor(numbers, dtype=torch.float64).view(-1, 3).T
+        if self.by_rows:
+            weights = rows
+        elif self.is_sum:
             weights = torch.ones_like(weights)
         used = weights != 0
         if self.filters:
@@ -83,25 +93,7 @@ class EvaluationMean:
             value, weight = map(float, sum_over_processes(value, weight))
         if not weight:
             return None
-        return value if self.is_sum else value / weight
+        return value if self.is_sum and not self.by_rows else value / weight
 
-def _numbers(values: list) -> torch.Tensor:
-    "Numbers and tensors of one number, as float64 on the CPU."
-    if not any(map(torch.is_tensor, values)):
-        return torch.tensor(values, dtype=torch.float64)
-    tensors = [value for value in values if torch.is_tensor(value)]
-    like = next((t for t in tensors if t.is_floating_point()), tensors[0].float())
-    return torch.stack([torch.as_tensor(value).to(like).reshape(()) for value in values]
-                       ).cpu().double()
-
-def _detached(nest):
-    "Outputs without a graph."
-    if torch.is_tensor(nest):
-        return nest.detach()
-    if isinstance(nest, dict):
-        for key, value in nest.items():
-            nest[key] = _detached(value)
-        return nest
-    if type(nest) in (list, tuple):
-        return type(nest)(map(_detached, nest))
-    return nest
+def _detached(leaf):
+    return leaf.detach() if torch.is_tensor(leaf) else leaf

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import DistributedType, gather_object, send_to_device
+from accelerate.utils import DistributedType
 from transformers.utils import logging
 
 from .asking import Answer, ask_loss, is_sharded
@@ -22,8 +22,8 @@ from .chunks import RowsOfAll, in_chunks
 from .custom import check_was_called, use_named_loss
 from .evaluation import EvaluationMean
 from prompt_packing.accumulation_loss.facts import (
-    WAYS, Examiner, LossFacts, check_is_due, cut_model, examine, inexact_way, narrowed,
-    said, target_counts)
+    Examiner, LossFacts, check_is_due, cut_model, examine, narrowed, said, shuffled,
+    target_counts, weighed_inexactly)
 from .processes import AllProcesses
 from .reading import number_of
 from .step import (
@@ -138,12 +138,11 @@ class ExactLossMixin:
         "Forward and backward of a micro-batch, or of the whole step with its last one."
         if self._exact_off:
             return super().training_step(model, inputs, num_items_in_batch)
-        if self._named_loss is None or self.compute_loss_func is not None:
-            return self._exact_step(model, inputs, num_items_in_batch)
-        calls = self._named_loss.calls
+        named = self._named_loss if self.compute_loss_func is None else None
+        calls = named.calls if named else 0
         loss = self._exact_step(model, inputs, num_items_in_batch)
-        if self.accelerator.sync_gradients: # and the last micro-batch is no filler
-            check_was_called(self.model, self._named_loss, calls)
+        if named and self.accelerator.sync_gradients: # the last micro-batch is no filler
+            check_was_called(self.model, named, calls)
         return loss
 
     def _exact_step(self, model, inputs, num_items_in_batch):
@@ -155,7 +154,8 @@ class ExactLossMixin:
         step.was_seen = True
         if step.sum is None and is_last and self._is_one_batch(step):
             self._end(step)
-            return super().training_step(model, inputs, num_items_in_batch)
+            with self._as_one_step(): # one batch, where others are accumulated
+                return super().training_step(model, inputs, num_items_in_batch)
         if step.sum is None:
             self._begin_step(model, step)
         if not step.waits_for_last:
@@ -195,7 +195,14 @@ class ExactLossMixin:
         if self._is_resumed:
             self._verify(model, step)
         if check_is_due(self._steps_begun) or unequal_now:
+            before = self.loss_facts
             self._examine(model, step)
+            self._doubt_steps_before(before)
+
+    def _doubt_steps_before(self, before: LossFacts):
+        "Say so if steps were computed in a way that a look has now ruled out."
+        if before.checks and before.is_of_parts and not self.loss_facts.is_of_parts:
+            self._set_facts(said(self.loss_facts, _found_late, exact=None))
 
     def _plan(self, step: Step):
         "In which parts a step is computed, and when."
@@ -242,12 +249,12 @@ class ExactLossMixin:
         except CannotJoin as reason: # on every process, since all join the same batches
             step.failure = f"its batches cannot be joined: {reason}"
             return
-        tokens, rows = _chunk_size(step.batches, getattr(self, "token_budget", None))
+        tokens = _tokens_in_chunk(step.batches, getattr(self, "token_budget", None))
         facts, bare = self.loss_facts, self.accelerator.unwrap_model(model)
         step.gather = gather
         try:
             with in_chunks(
-                    bare, list(facts.chunked), tokens, rows, gather, facts.trims):
+                    bare, list(facts.chunked), tokens, gather, facts.trims):
                 self._compute_part(model, step, whole)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             if isinstance(error, torch.OutOfMemoryError): # no fault of the chunks
@@ -257,11 +264,19 @@ class ExactLossMixin:
 
     def _end_step(self, model, step: Step) -> torch.Tensor:
         "Divide the gradients by the weight of the step; the loss of the step."
+        # the first four were verified: whole, or some rows where those are limited
+        narrows = self.processes.number > 1 or self.cuts_steps()
+        has_doubts = self._weights.doubtful > (0 if narrows else 4)
         doubtful = self._weights.doubtful_part(step.sum.parts)
+        if self.loss_facts.way == "unknown" and float(step.sum.value):
+            # the rows that were looked at had a loss of zero, and others have not
+            doubtful, _ = heaviest(step.sum.parts, None)
         if self.processes.any(bool(step.failure) or doubtful is not None):
-            way = self.loss_facts.way
+            before = self.loss_facts
             self._look_again(model, step, doubtful)
-            if step.failure or self.loss_facts.way != way:
+            if self.processes.any(has_doubts):
+                self._doubt_steps_before(before)
+            if step.failure or self.loss_facts.way != before.way:
                 return self._compute_again(model, step)
         weight, loss = step.sum.weight, step.sum.value
         if self.loss_facts.way in ("adds", "added", "terms"):
@@ -284,8 +299,7 @@ class ExactLossMixin:
         failed = self.processes.any(bool(reason))
         step.failure = reason = reason or ("on another process" if failed else "")
         if failed and facts.way == "chunks":
-            way = inexact_way(facts)
-            self._set_facts(said(replace(facts, way=way), reason, exact=False))
+            self._set_facts(weighed_inexactly(facts, reason))
             return
         why_cut = f"the graph of the loss cannot be read ({reason})" if failed else ""
         rows = self._light_and_heavy(model, step, doubtful)
@@ -308,8 +322,7 @@ class ExactLossMixin:
         batches = [b for b in step.collated if not isinstance(b, Weightless)]
         if facts.way == "terms":
             counts = [_total(batches, name) for name, _ in facts.terms]
-            # 1 where the step has none of these: every share is then 0
-            unit = [_or_one(count) for count in self.processes.sum(*counts)]
+            unit = self.processes.sum(*counts)
         elif facts.way == "chunks":
             unit = 1.0
         else:
@@ -334,38 +347,25 @@ class ExactLossMixin:
         examiner = self.examiner(model, step.count)
         with set_for_now(self, is_asking=True):
             if why_cut:
-                self._set_facts(_cut_if_joined(examiner, facts, batches[:2], why_cut))
+                self._set_facts(cut_model(examiner, facts, batches[:2], why_cut))
             else:
                 self._set_facts(examine(examiner, facts, batches))
 
     def _light_and_heavy(self, model, step: Step, light) -> list:
-        "A part that may weigh nothing, and the one that adds most to the loss: some rows."
-        parts = [light, heaviest(step.sum.parts, light)]
-        if self.processes.any(any(part and not row_count(part) for part in parts)):
-            return [] # packed rows cannot be joined with others
-        examiner = self.examiner(model, step.count)
-        number, budget = self.processes.number, getattr(self, "token_budget", None)
-        def fits(batch): # two parts of each process are joined into one batch
-            tokens = row_count(batch) * int(row_lengths(batch).max())
-            return (number == 1 or row_count(batch) <= _ROWS_TO_EXCHANGE) and \
-                (not budget or 2 * number * tokens <= budget)
-        def has_loss(batch):
-            if not examiner.asks_gradients: # shards: all processes would have to ask
-                return True
+        "A part that may weigh nothing, and the one of all that adds most to the loss."
+        heavy, size = heaviest(step.sum.parts, light)
+        are_light = self.processes.numbers(int(light is not None))
+        sizes = self.processes.numbers(size)
+        light = self.processes.batch_of(are_light.index(max(are_light)), light)
+        heavy = self.processes.batch_of(sizes.index(max(sizes)), heavy)
+        both = [part for part in (light, heavy) if part is not None]
+        if not all(map(row_count, both)): # packed rows cannot be joined with others
+            return []
+        both, budget = list(map(self._prepare_inputs, both)), getattr(self, "token_budget", None)
+        if both and budget:
+            examiner = self.examiner(model, step.count)
             with set_for_now(self, is_asking=True):
-                answer = examiner.ask(self._prepare_inputs(batch), step.count)
-            return abs(answer.value) > 0
-        both = []
-        for part in parts:
-            rows = [narrowed(part, fits, has_loss)] if part else []
-            if number > 1:
-                rows = gather_object(send_to_device(rows, "cpu"))
-            try:
-                if budget: # one row of each process may be too many
-                    rows = _joinable_within(rows, budget // 2)
-                both += [self._prepare_inputs(self.join(rows))] if rows else []
-            except CannotJoin: # on every process: rows of the micro-batches are taken
-                return []
+                both = narrowed(both, budget, lambda batch: abs(examiner.ask(batch).value) > 0)
         return both
 
     def _verify(self, model, step: Step):
@@ -378,30 +378,29 @@ class ExactLossMixin:
     def examiner(self, model, count) -> Examiner:
         "What asks the loss of a batch without a trace, told of `count` items."
         bare = self.accelerator.unwrap_model(model)
-        sharded = is_sharded(bare)
-        # without autocast, which accelerate puts around `forward`: the comparison is exact
-        plain = plain_forward(bare)
-        exact = dict(forward=plain) if plain is not None else {}
-        def ask(batch, num_items_in_batch, **options) -> Answer:
-            def loss_of(batch):
-                with self._as_one_step(), self.compute_loss_context_manager(), \
-                        set_for_now(bare, **exact):
-                    made = self.compute_loss(
-                        bare, dict(batch), num_items_in_batch=num_items_in_batch)
-                return made[0] if isinstance(made, tuple) else made
-            return ask_loss(loss_of, bare, batch, **options, gradients=not sharded)
+        def ask(batch, count, **options) -> Answer:
+            return ask_loss(lambda batch: self.plain_loss(bare, batch, count),
+                            bare, batch, **options)
         def parts_of(batch): return self.cut_step([batch]) or [batch]
-        return Examiner(bare, ask, count, parts_of, self.join, not sharded)
+        return Examiner(bare, ask, count, parts_of, self.join, not is_sharded(bare))
+
+    def plain_loss(self, bare, batch, count) -> torch.Tensor:
+        "Of a batch that is a whole step of `count` items, by a model without wrappers."
+        # without autocast, which accelerate puts around `forward`: comparisons are exact
+        plain = plain_forward(bare)
+        with self._as_one_step(), self.compute_loss_context_manager(), \
+                set_for_now(bare, **({} if plain is None else {"forward": plain})):
+            made = self.compute_loss(bare, dict(batch), num_items_in_batch=count)
+        return made[0] if isinstance(made, tuple) else made
 
     def _sample(self, batches: list, number: int) -> list:
         "Batches to look at: this process's own, or some rows of every process."
         batches = [b for b in batches if not isinstance(b, Weightless)] or batches
         if self.processes.number > 1:
-            batch = batches[number % len(batches)]
-            rows = row_count(batch)
-            few = range(min(rows or 0, _ROWS_TO_EXCHANGE))
-            few = take_rows(batch, few) if rows else batch
-            batches = gather_object([send_to_device(few, "cpu")])
+            few = batches[number % len(batches)]
+            if rows := row_count(few):
+                few = take_rows(few, range(min(rows, _ROWS_TO_EXCHANGE)))
+            batches = sum(self.processes.gathered([few]), [])
         budget = getattr(self, "token_budget", None)
         if budget and all(map(row_count, batches)):
             seed = self.loss_facts.checks
@@ -415,9 +414,7 @@ class ExactLossMixin:
             raise ValueError("; ".join(reasons))
 
     def _say(self, text: str):
-        if self.strict_loss:
-            raise ValueError(text)
-        self.loss_facts = said(self.loss_facts, text, exact=False)
+        self._set_facts(said(self.loss_facts, text, exact=False))
 
     @contextmanager
     def _as_one_step(self) -> Iterator[None]:
@@ -447,9 +444,14 @@ class ExactLossMixin:
                 *args, metric_key_prefix=metric_key_prefix, **kwargs)
         finally:
             self._eval_mean = None
-        loss, name = mean.mean(self.processes.sum), f"{metric_key_prefix}_loss"
+        name = f"{metric_key_prefix}_loss"
+        mean.by_rows = self.processes.any(mean.by_rows)
+        batches, = self.processes.sum(float(len(mean.parts)))
+        loss = mean.mean(self.processes.sum)
         if name in output.metrics and loss is not None:
             output.metrics[name] = loss
+            if mean.by_rows and batches > 1:
+                self._set_facts(said(self.loss_facts, _mean_of_batches, exact=False))
         return output
 
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
@@ -498,7 +500,7 @@ class ExactLossMixin:
             state = json.loads(file.read_text())
             self.loss_facts = LossFacts.from_state_dict(state["facts"])
             self._steps_begun = state["steps"]
-            self._weights = WeightsSeen.from_state_dict(state["weights"])
+            self._weights = WeightsSeen(**state["weights"])
             self._is_resumed = True
 
 # %% ../../nbs/accumulation_loss/exact.ipynb #cfddfd5b
@@ -508,20 +510,18 @@ _gradients_come_last = (
     "your training_step runs once for each micro-batch, and gradients exist only after the "
     "last one of a step: code in it that reads gradients earlier cannot be exact")
 
+_found_late = (
+    "earlier steps of this run weighted their parts, as earlier looks at the loss allowed, "
+    "and this one does not: those steps may not be exact")
+
+_mean_of_batches = (
+    "what an evaluation batch weighs cannot be read from its loss, so batches are weighted "
+    "by their rows, as in transformers: the evaluation loss depends on the batch size")
+
 def _overrides_training_step(cls: type) -> bool:
     "Whether a class that stands before the mixin has a `training_step` of its own."
     before = cls.__mro__[:cls.__mro__.index(ExactLossMixin)]
     return any("training_step" in vars(base) for base in before)
-
-def _cut_if_joined(examiner, facts: LossFacts, batches: list, reason: str) -> LossFacts:
-    "The model in chunks if these batches can be joined; weights by rows, said, if not."
-    try:
-        whole = examiner.join(batches)
-    except CannotJoin as error:
-        way = inexact_way(facts)
-        return said(replace(facts, way=way, told=True), f"{reason}, and batches cannot be "
-                    f"joined ({error}): {WAYS[way].partition(',')[0]}", exact=False)
-    return cut_model(examiner, facts, whole, reason)
 
 def _rows_within(batches: list, join: Callable, budget: int, seed: int) -> list:
     "Some rows in two batches that are within a token budget as one; two rows at least."
@@ -530,7 +530,7 @@ def _rows_within(batches: list, join: Callable, budget: int, seed: int) -> list:
     except CannotJoin:
         return batches
     lengths = row_lengths(whole)
-    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed))
+    order = shuffled(len(lengths), seed)
     longest = lengths[order].cummax(0).values
     fits = longest * torch.arange(1, len(order) + 1) <= budget
     number = max(int(fits.sum()), 2)
@@ -540,15 +540,6 @@ def _rows_within(batches: list, join: Callable, budget: int, seed: int) -> list:
         order = lengths.argsort()
     first, second = order[:number:2], order[1:number:2]
     return [take_rows(whole, rows, trim=True) for rows in (first, second) if len(rows)]
-
-def _joinable_within(batches: list, most_tokens: int) -> list:
-    "The first of these batches, and of the others those that fit beside it."
-    kept = batches[:1]
-    for batch in batches[1:]:
-        lengths = row_lengths(join_rows([*kept, batch]))
-        if len(lengths) * int(lengths.max()) <= most_tokens:
-            kept.append(batch)
-    return kept
 
 def _total(batches: list, name: str):
     "How many of these there are in some batches; 1 for the name ''."
@@ -568,13 +559,13 @@ def _power_of_two(number):
         return torch.exp2(torch.log2(number.clamp(min=2.0 ** -100)).round())
     return 2.0 ** round(math.log2(max(number, 2.0 ** -100)))
 
-def _chunk_size(batches: list, token_budget: int | None) -> tuple[int, int]:
-    "Most tokens in a chunk, as many as the largest micro-batch holds; its rows."
-    rows = max(row_count(batch) or 1 for batch in batches)
+def _tokens_in_chunk(batches: list, token_budget: int | None) -> int:
+    "The budget, or as many as the largest micro-batch holds."
     if token_budget:
-        return token_budget, rows
+        return token_budget
+    rows = max(row_count(batch) or 1 for batch in batches)
     widths = [int(row_lengths(batch).max()) for batch in batches if row_count(batch)]
-    return rows * max(widths, default=1), rows
+    return rows * max(widths, default=1)
 
 def _copied_rows(accelerator, rows: int | None) -> int:
     "Rows at the end of a batch that accelerate copied to have even batches."

@@ -13,17 +13,18 @@ from torch import nn
 from transformers.utils import logging
 
 from .asking import (
-    Answer, all_gradients_agree, gradients_agree, is_near, rounding_of)
+    Answer, gradients_agree, is_near, rounding_of, trained)
 from .chunks import chunked_modules, in_chunks
-from .reading import Unreadable, same_proportions, share_of
+from .reading import (
+    Unreadable, common_ratio, same_proportions, share_of)
 from ..foundation.rows import (
     CannotJoin, join_rows, leaves, row_count, row_lengths, take_rows)
 
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['WAYS', 'LossFacts', 'check_is_due', 'target_counts', 'Examiner', 'Fit', 'Comparison', 'narrowed', 'named_mean',
-           'examine', 'cut_model', 'inexact_way', 'said']
+__all__ = ['WAYS', 'LossFacts', 'check_is_due', 'target_counts', 'Examiner', 'Comparison', 'shuffled', 'narrowed', 'named_mean',
+           'examine', 'cut_model', 'weighed_inexactly', 'said']
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #dfbdd730
 WAYS = {
@@ -77,6 +78,10 @@ class LossFacts:
     def is_exact(self) -> bool: # as far as was looked; what `strict_loss` asks for
         return not any(text.startswith("NOT ") for text in self.messages)
 
+    @property
+    def is_of_parts(self) -> bool: # a step is the sum or mean of its parts, as far as known
+        return self.way not in ("chunks", "rows", "added")
+
     def state_dict(self) -> dict: # JSON-safe
         return asdict(self)
 
@@ -129,12 +134,15 @@ class Examiner:
         self.asks_gradients = asks_gradients
         self._ask = ask
 
-    def ask(self, batch, count, **options) -> Answer:
+    def ask(self, batch, **options) -> Answer:
         "Without a graph, or with it where a loss computes gradients itself."
+        count = options.pop("count", self.count)
+        if not self.asks_gradients:
+            options["parameters"] = ()
         try:
             return self._ask(batch, count, **options)
         except RuntimeError:
-            if {"read", "every", "backward"} & {k for k, v in options.items() if v}:
+            if options.get("read"):
                 raise
             return self._ask(batch, count, **options | dict(read=True))
 
@@ -144,45 +152,52 @@ class Examiner:
 
     def first_look(self, facts: LossFacts, few) -> tuple[LossFacts, Answer]:
         "Of a few rows: repeatable, draws, ordered, takes the count; and their answer."
-        order = [row for row in (1, 3, 0, 5, 2, 4) if row < row_count(few)]
-        first = self.ask(few, self.count, read=True, again=True, every=self.asks_gradients)
+        first = self.ask(few, read=True, again=True, every=True)
         if first.value != first.value: # not a number: there is nothing to compare
             return facts, first
-        repeatable = self.near(first.value, first.again, first)
-        draws = not self.near(first.value, first.with_other_seed, first)
-        if not repeatable:
+        if not self.near(first.value, first.again, first):
             return replace(facts, repeatable=False), first
-        takes_count = ordered = False
-        if self.count is not None:
-            twice = self.ask(few, 2 * self.count + 1)
-            takes_count = not self.near(first.value, twice.value, first)
+        draws = not self.near(first.value, first.with_other_seed, first)
+        ordered = False
+        takes_count = self.takes_count(few, first)
         if not draws: # or each place in the batch has a random number of its own
-            other = self.ask(take_rows(few, order), self.count, last=first.last)
-            ordered = not self.near(first.value, other.value, first) and not \
-                gradients_agree(first.gradient, other.gradient, rounding_of(self.model, first))
+            order = [row for row in (1, 3, 0, 5, 2, 4) if row < row_count(few)]
+            other = self.ask(take_rows(few, order), parameters=first.parameters)
+            ordered = not self.near(first.value, other.value, first) and \
+                not self.gradients_agree(first, [other], [1.0])
         return replace(facts, draws=draws, takes_count=takes_count, ordered=ordered), first
 
-    def answers(self, parts: list) -> list[Answer]:
-        "With what was read; gradients are those of one and the same parameter."
-        answers, last = [], None
+    def takes_count(self, batch, answer: Answer) -> bool:
+        "Whether the loss is another one if it is told of more items."
+        if self.count is None:
+            return False
+        twice = self.ask(batch, count=2 * self.count + 1)
+        return not self.near(answer.value, twice.value, answer)
+
+    def gradients_agree(self, whole: Answer, parts: list, weights: list) -> bool:
+        return gradients_agree(whole, parts, weights, rounding_of(self.model, whole))
+
+    def compared(self, parts: list, whole, uncut: Answer | None = None) -> Comparison:
+        "With what was read, and gradients of those of `uncut`, or of one parameter."
+        answers, parameters = [], uncut.parameters if uncut else None
         for part in parts:
-            answers.append(self.ask(part, self.count, read=True, last=last))
-            last = last if last is not None else answers[-1].last
-        return answers
+            answers.append(self.ask(part, read=True, parameters=parameters))
+            parameters = parameters or answers[-1].parameters or None
+        uncut = uncut or self.ask(whole, parameters=parameters)
+        return Comparison(self, parts, answers, uncut)
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #35d32c27
 def _says_nothing(answer: Answer) -> bool:
     "Whether neither a loss nor its gradient can be compared."
-    no_gradient = answer.gradient is None or not float(answer.gradient.norm()) > 1e-12
-    return answer.value != answer.value or abs(answer.value) < 1e-12 and no_gradient
+    has_gradient = any(g is not None and float(g.norm()) > 1e-12 for g in answer.gradients)
+    return answer.value != answer.value or abs(answer.value) < 1e-12 and not has_gradient
 
 def _normalized(weights: list) -> list[float]:
     total = sum(map(float, weights))
     return [float(w) / total if total else 0.0 for w in weights]
 
 def _differ(weights: list) -> bool:
-    weights = [float(w) for w in weights]
-    return max(weights) - min(weights) > 1e-5 * max(map(abs, weights))
+    return common_ratio(weights, [1.0] * len(weights)) is None
 
 def _counts_of(parts: list) -> dict[str, list]: # name -> how many in each part
     counts = [target_counts(part) for part in parts]
@@ -203,83 +218,108 @@ def _read_weights(answers: list[Answer]) -> tuple[list, str]:
     return [], "means over different things"
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #35d32c28
-@dataclass(frozen=True)
-class Fit:
-    "How the losses of parts make the loss of their rows as one batch."
-    way: str = "" # one of `WAYS`; "": none fits
-    differed: bool = False # the parts weighed differently, so this was no chance
-    mean_over: str = "" # a name of `target_counts`
-    per_count: float = 0.0 # weight for each of these
-    reason: str = "" # why no way fits
-
 class Comparison:
     "Answers for the parts of a batch beside the answer for the whole batch."
     def __init__(self, examiner: Examiner, parts: list, answers: list[Answer], uncut: Answer):
         self.examiner, self.parts = examiner, parts
         self.answers, self.uncut = answers, uncut
         self.counts = _counts_of(parts)
-        self.weights, self.why_not = _read_weights(answers) # none, and why
+        self.denominators, self.why_not = _read_weights(answers) # none, and why
 
-    def is_sum(self, weights: list, answers: list[Answer] | None = None) -> bool:
-        "Whether the uncut loss and its gradient are the weighted sum of the answers."
-        pairs = [(answer, float(weight))
-                 for answer, weight in zip(answers or self.answers, weights) if float(weight)]
-        value = sum(answer.value * weight for answer, weight in pairs)
-        if not pairs or not self.examiner.near(value, self.uncut.value, self.uncut):
-            return False
-        gradients = [answer.gradient * weight for answer, weight in pairs
-                     if answer.gradient is not None]
-        together = sum(gradients[1:], gradients[0]) if gradients else None
-        rounding = rounding_of(self.examiner.model, self.uncut)
-        largest = max((float(gradient.norm()) for gradient in gradients), default=0.0)
-        return gradients_agree(together, self.uncut.gradient, rounding, largest)
-
-    def fit(self, facts: LossFacts) -> Fit:
-        "The way that fits; where several do, the one of before."
+    def way_that_fits(self, facts: LossFacts) -> LossFacts | None:
+        "Where several do, the one of before."
         if _says_nothing(self.uncut):
-            return Fit(facts.way)
-        is_read = self.weights and self.is_sum(_normalized(self.weights))
-        if facts.way == "weighs" and is_read and not facts.takes_count:
-            return self._by_weights()
-        if self._adds_up(facts):
-            return Fit("adds", differed=True)
-        if is_read and not facts.takes_count:
-            return self._by_weights()
+            return facts
+        candidate = next(filter(self.holds, self._candidates(facts)), None)
+        if candidate is None:
+            return None
+        return replace(candidate, told=facts.told or self.tells(candidate))
+
+    def _candidates(self, facts: LossFacts) -> Iterator[LossFacts]:
+        weighs = []
+        if self.denominators and not facts.takes_count:
+            name, each = self.count_of(self.denominators)
+            is_new = not facts.mean_over or name and _differ(self.denominators)
+            count = dict(mean_over=name, per_count=each) if is_new else {}
+            weighs = [replace(facts, way="weighs", **count)]
+        if facts.way == "weighs":
+            yield from weighs
+        elif facts.way != "unknown":
+            yield facts
+        if not self._may_add_by_chance(facts):
+            yield replace(facts, way="adds")
+        yield from weighs
         # several means, or a node of torch that is not linear: counting will not help
         is_torch = self.why_not[-1:].isdigit() or \
             all(answer.terms is not None for answer in self.answers)
-        if facts.takes_count or not self.weights and is_torch:
-            return Fit(reason=self._in_numbers())
-        return self._by_counts(facts)
+        if not facts.takes_count and (self.denominators or not is_torch):
+            for name in self.counts:
+                # a clamp may have changed what was read
+                if not self.denominators or name == facts.mean_over:
+                    yield replace(facts, way="counts", mean_over=name, per_count=1.0)
+        if terms := self._counted_terms(facts):
+            yield replace(facts, way="terms", terms=terms)
 
-    def _adds_up(self, facts: LossFacts) -> bool:
-        several = sum(not _says_nothing(answer) for answer in self.answers) > 1
-        # one target in all parts, and a clamp in those without: their sum fits by chance
-        by_chance = not facts.takes_count and self.weights \
-            and max(map(float, self.weights)) <= 1 \
-            and self.answers[0].terms and self.answers[0].terms[0].is_mean
-        if facts.way != "adds" and (by_chance or not several):
+    def _may_add_by_chance(self, facts: LossFacts) -> bool:
+        if sum(not _says_nothing(answer) for answer in self.answers) < 2:
+            return True
+        terms = self.answers[0].terms
+        if facts.takes_count or not self.denominators or not terms or not terms[0].is_mean:
             return False
-        return self.is_sum([1.0] * len(self.parts))
+        # one target in all parts, and a clamp in those without: their sum fits by chance
+        return max(map(float, self.denominators)) <= 1
 
-    def _by_weights(self) -> Fit:
-        return Fit("weighs", _differ(self.weights), *self.count_of(self.weights))
-
-    def _by_counts(self, facts: LossFacts) -> Fit:
-        for name, counted in self.counts.items():
-            if self.weights and name != facts.mean_over: # which a clamp may have changed
-                continue
-            if self.is_sum(_normalized(counted)):
-                return Fit("counts", _differ(counted), name, 1.0)
-        return Fit(reason=self._in_numbers())
+    def _counted_terms(self, facts: LossFacts) -> tuple:
+        "What each of several terms is a mean over, and its weight for each; () if unknown."
+        numbers = {len(answer.terms or ()) for answer in self.answers}
+        if facts.ordered or not self.uncut.parameters or len(numbers) > 1 or max(numbers) < 2:
+            return ()
+        terms = []
+        for same_term in zip(*(answer.terms for answer in self.answers)):
+            denominators = [term.denominator for term in same_term]
+            adds = facts.takes_count and not _differ(denominators)
+            if adds or not same_term[0].is_mean:
+                terms.append(("", 1.0))
+            else:
+                terms.append(self.count_of(denominators))
+        return tuple(terms) if all(per_count for _, per_count in terms) else ()
 
     def count_of(self, weights: list) -> tuple[str, float]:
         "What was read in words, and the weight for each, if in proportion to a count."
         for name, counted in self.counts.items():
-            ratios = [float(w) / float(c) for w, c in zip(weights, counted) if float(c)]
-            if ratios and max(ratios) - min(ratios) < 1e-5 * max(map(abs, ratios)):
-                return name, ratios[0]
+            if each := common_ratio(weights, counted):
+                return name, each
         return "", 0.0
+
+    def weights(self, facts: LossFacts) -> list[float]:
+        "Of the parts, if computed in this way."
+        if facts.way == "weighs":
+            return _normalized(self.denominators)
+        if facts.way == "counts":
+            return _normalized(self.counts[facts.mean_over])
+        return [1.0] * len(self.parts)
+
+    def tells(self, facts: LossFacts) -> bool:
+        "Whether the parts weigh differently in this way, so that it holds by no chance."
+        return facts.way in ("adds", "terms") or _differ(self.weights(facts))
+
+    def holds(self, facts: LossFacts) -> bool:
+        "Whether loss and gradient of the parts, in this way, make those of the whole."
+        weights, uncut = self.weights(facts), self.uncut
+        try:
+            answers = self._weighed_by_terms(facts) if facts.way == "terms" else self.answers
+        except Unreadable:
+            return False
+        value = sum(a.value * weight for a, weight in zip(answers, weights) if weight)
+        if uncut.value == uncut.value and not self.examiner.near(value, uncut.value, uncut):
+            return False
+        return self.examiner.gradients_agree(uncut, answers, weights)
+
+    def _weighed_by_terms(self, facts: LossFacts) -> list[Answer]:
+        shares = [_normalized(self.counts[name]) if name else [1.0] * len(self.parts)
+                  for name, _ in facts.terms]
+        return [self.examiner.ask(part, parameters=self.uncut.parameters, shares=of_part)
+                for part, of_part in zip(self.parts, zip(*shares))]
 
     def fits_by_rows(self) -> bool:
         "Whether the loss is the parts' by rows, so that only the gradient differs."
@@ -287,90 +327,54 @@ class Comparison:
         value = sum(a.value * n for a, n in zip(self.answers, rows)) / sum(rows)
         return self.examiner.near(value, self.uncut.value, self.uncut)
 
-    def _in_numbers(self) -> str:
+    def in_numbers(self) -> str:
         values = ", ".join(f"{answer.value:.6g}" for answer in self.answers)
         words = f"as one batch the loss is {self.uncut.value:.6g}, in parts {values}"
-        if self.weights:
+        if self.denominators:
             return words
         return f"{words}, and its graph cannot be read ({self.why_not})"
 
-# %% ../../nbs/accumulation_loss/facts.ipynb #e9f0a002
-def _terms_that_fit(facts: LossFacts, compared: Comparison) -> tuple:
-    "What each term of a loss is a mean over, if that makes the uncut loss; or ()."
-    answers = compared.answers
-    numbers_of_terms = {len(answer.terms or ()) for answer in answers}
-    if facts.ordered or compared.uncut.last is None or numbers_of_terms in ({0}, {1}) \
-            or len(numbers_of_terms) > 1:
-        return ()
-    terms = []
-    for same_term in zip(*(answer.terms for answer in answers)):
-        denominators = [term.denominator for term in same_term]
-        adds = facts.takes_count and not _differ(denominators)
-        if adds or not same_term[0].is_mean:
-            terms.append(("", 1.0))
-        else:
-            terms.append(compared.count_of(denominators))
-    if any(not per_count for _, per_count in terms):
-        return ()
-    return tuple(terms) if _terms_fit(terms, compared) else ()
-
-def _terms_fit(terms, compared: Comparison) -> bool:
-    "Whether the sum of the terms, each with its share, is the uncut loss."
-    examiner, last = compared.examiner, compared.uncut.last
-    shares = _shares_of_terms(terms, compared.counts)
-    try:
-        weighed = [examiner.ask(part, examiner.count, last=last, shares=share)
-                   for part, share in zip(compared.parts, shares)]
-    except Unreadable:
-        return False
-    return compared.is_sum([1.0] * len(weighed), weighed)
-
-def _shares_of_terms(terms, counts: dict[str, list]) -> list[list[float]]:
-    "For each part, the share of each term."
-    parts = len(counts["rows"])
-    columns = [_normalized(counts[name]) if name else [1.0] * parts for name, _ in terms]
-    return [list(shares) for shares in zip(*columns)]
-
 # %% ../../nbs/accumulation_loss/facts.ipynb #28a12aba
-def _batches_to_join(batches: list, join: Callable, number: int) -> list:
-    "All batches of a small step; of a larger one two, others each time."
+def _batches_to_join(batches: list, number: int) -> list:
+    "All batches of a small step, four of one row each, or else two: others each time."
     rows = [row_count(batch) for batch in batches]
     if None in rows:
         raise CannotJoin("the values of a batch do not agree on a number of rows")
-    if 1 < len(batches) <= 4 and sum(rows) <= 64:
-        return batches
     if len(batches) == 1: # halves of one
-        first = max(1, rows[0] // 3)
-        return [take_rows(batches[0], range(first)),
-                take_rows(batches[0], range(first, rows[0]))]
-    i = number // 2 % len(batches)
-    j = (i + 1 + number // 2 // len(batches)) % len(batches)
-    first, second = batches[i], batches[j if j != i else i - 1]
-    if min(map(row_count, (first, second))) > 1 or len(batches) < 4:
-        return [first, second]
-    half = len(batches) // 2 # micro-batches of one row tell little
-    return [join(batches[:half]), join(batches[half:])]
+        return _uneven_parts(batches[0], range(rows[0]), trim=False)
+    is_small = len(batches) <= 4 and sum(rows) <= 64
+    most = 4 if is_small or max(rows) == 1 else 2
+    chosen = shuffled(len(batches), number // 2)[:most]
+    return [batches[i] for i in sorted(chosen.tolist())]
+
+def shuffled(
+    count: int,
+    seed: int,
+) -> torch.Tensor: # int64 (count,)
+    "Numbers from 0 in an order that is the same on all processes."
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 def narrowed(
-    batch,
-    fits: Callable, # batch -> whether it is small enough
+    parts: list,
+    token_budget: int,
     has_loss: Callable, # batch -> whether its loss is not zero
-): # some rows of the batch, one at least
-    "The half of a batch that has a loss, the half of that half, and so on."
-    while row_count(batch) > 1 and not fits(batch):
-        middle, end = row_count(batch) // 2, row_count(batch)
-        first = take_rows(batch, range(middle), trim=True)
-        second = take_rows(batch, range(middle, end), trim=True)
-        batch = first if has_loss(first) else second
-    return batch
+) -> list: # some rows of each part, one at least
+    "Of each part the half that has a loss, and so on, until all fit in a budget together."
+    width = max(int(row_lengths(part).max()) for part in parts)
+    most_rows, fitting = max(1, token_budget // (len(parts) * width)), []
+    for batch in parts:
+        while row_count(batch) > most_rows:
+            middle, end = row_count(batch) // 2, row_count(batch)
+            first = take_rows(batch, range(middle), trim=True)
+            second = take_rows(batch, range(middle, end), trim=True)
+            batch = first if has_loss(first) else second
+        fitting.append(batch)
+    return fitting
 
-def _dealt_anew(whole, number: int) -> tuple:
-    "The same rows in two uneven parts, trimmed."
-    rows = row_count(whole)
-    order = torch.randperm(rows, generator=torch.Generator().manual_seed(number))
-    first = max(1, rows // 3)
-    return (take_rows(whole, order[:first], trim=True),
-            take_rows(whole, order[first:], trim=True))
+def _uneven_parts(batch, order, trim: bool = True) -> list:
+    "The rows of a batch in this order, in two parts."
+    first = max(1, len(order) // 3)
+    return [take_rows(batch, rows, trim) for rows in (order[:first], order[first:])]
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #d4e5f6a7
 def named_mean(
@@ -382,19 +386,20 @@ def named_mean(
     "Which mean a loss is, in the words of `loss_mean`."
     labels = _labels_of_tokens(few)
     divides = facts.way == "adds" and facts.takes_count
-    if divides and labels and _is_cross_entropy(first): # as most models' own losses
+    terms = first.terms or ()
+    # torch itself has added up the losses of all targets, as in most models' own losses
+    is_cross_entropy = len(terms) == 1 and terms[0].path[-1].name().startswith("NllLoss")
+    if divides and labels and is_cross_entropy:
         return "tokens"
-    several = len(first.terms or "1") > 1
-    if facts.draws or facts.ordered or several or not facts.is_exact:
+    if facts.draws or facts.ordered or len(terms) > 1 or not facts.is_exact:
         return ""
-    if facts.way in ("weighs", "counts") and facts.mean_over != "rows":
-        if "not -100" in facts.mean_over and not labels:
-            return "rows" # some of which have no target
-        is_of_tokens = facts.mean_over == "tokens" or "not -100" in facts.mean_over
-        return "tokens" if is_of_tokens else ""
-    if facts.way in ("weighs", "counts") and not labels:
-        return "rows"
-    if not labels or not (divides or facts.mean_over == "rows"):
+    name = facts.mean_over if facts.way in ("weighs", "counts") else ""
+    is_of_labels = "not -100" in name
+    if name == "tokens" or labels and is_of_labels:
+        return "tokens"
+    if not labels: # one for each row, of which some may be no target
+        return "rows" if name == "rows" or is_of_labels else ""
+    if name != "rows" and not divides:
         return ""
     try:
         return _mean_within(examiner, few, labels, divides)
@@ -408,54 +413,40 @@ def _labels_of_tokens(batch) -> str:
             and labels.dim() > 1]
     return keys[0] if len(keys) == 1 else ""
 
-def _is_cross_entropy(answer: Answer) -> bool:
-    "Whether torch itself has added up the losses of all targets."
-    terms = answer.terms or ()
-    return len(terms) == 1 and terms[0].path[-1].name().startswith("NllLoss")
-
 def _mean_within(examiner, few, key: str, divides: bool) -> str:
     "Whether the losses of the targets of one row add up, or are averaged."
     labels = few[key].clone()
     labels[:, 0] = -100 # of which causal models make no target
-    counts = (labels != -100).flatten(1).sum(1)
-    longest = int(counts.argmax())
-    if counts[longest] < 3:
+    longest = int((labels != -100).flatten(1).sum(1).argmax())
+    row, labels = take_rows(few, [longest]), labels[[longest]]
+    targets = (labels.flatten() != -100).nonzero().flatten()
+    number, third = len(targets), len(targets) // 3
+    if not third:
         return ""
-    row = take_rows({**few, key: labels}, [longest])
-    targets = (row[key].flatten() != -100).nonzero().flatten()
-    third = len(targets) // 3
-    whole = examiner.ask(row, examiner.count).value
-    parts = [_value_with(examiner, row, key, kept)
-             for kept in (targets[:third], targets[third:])]
-    if examiner.near(*parts): # labels change nothing
-        return ""
-    adds = examiner.near(whole, sum(parts))
-    is_mean = examiner.near(
-        whole, (third * parts[0] + (len(targets) - third) * parts[1]) / len(targets))
-    if adds == is_mean: # a loss of 0, or neither
+
+    def loss_with(*kept) -> float: # targets of one copy of the row each
+        copies = []
+        for places in kept:
+            some = torch.full_like(labels.flatten(), -100)
+            some[places] = labels.flatten()[places]
+            copies.append({**row, key: some.view_as(labels)})
+        return examiner.ask(examiner.join(copies)).value
+
+    whole = loss_with(targets)
+    first, rest = loss_with(targets[:third]), loss_with(targets[third:])
+    adds = examiner.near(whole, first + rest)
+    is_mean = examiner.near(whole, (third * first + (number - third) * rest) / number)
+    # labels change nothing, a loss of 0, or neither a sum nor a mean
+    if examiner.near(first, rest) or adds == is_mean:
         return ""
     if divides:
         return "tokens" if adds else ""
-    if is_mean and _weighs_by_targets(examiner, row, key, targets, whole):
-        return "tokens"
-    return "rows" if adds else "row_tokens"
-
-def _value_with(examiner, row, key: str, kept: torch.Tensor) -> float:
-    "The loss of a row when only these of its labels are targets."
-    return examiner.ask(_with_targets(row, key, kept), examiner.count).value
-
-def _with_targets(row, key: str, kept: torch.Tensor) -> dict:
-    labels = torch.full_like(row[key].flatten(), -100)
-    labels[kept] = row[key].flatten()[kept]
-    return {**row, key: labels.view_as(row[key])}
-
-def _weighs_by_targets(examiner, row, key: str, targets, value: float) -> bool:
-    "Whether a row weighs less with one target; before, all may have had as many."
-    light = _with_targets(row, key, targets[:1])
-    alone = examiner.ask(light, examiner.count).value
-    together = examiner.ask(examiner.join([row, light]), examiner.count).value
-    number = len(targets)
-    return examiner.near(together, (number * value + alone) / (number + 1))
+    if adds:
+        return "rows"
+    # before, all rows may have had as many targets: does a row of one target weigh less?
+    light, both = loss_with(targets[:1]), loss_with(targets, targets[:1])
+    by_targets = (number * whole + light) / (number + 1)
+    return "tokens" if examiner.near(both, by_targets) else "row_tokens"
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #8ccc340b
 _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, ArithmeticError,
@@ -469,144 +460,112 @@ def examine(
     "What is known after one more look."
     number, facts = facts.checks, replace(facts, checks=facts.checks + 1)
     try:
-        parts = _batches_to_join(batches, examiner.join, number)
+        parts = _batches_to_join(batches, number)
         whole = examiner.join(parts)
     except (CannotJoin, TypeError) as reason:
-        way = facts.way if facts.way != "unknown" else "weighs"
-        return said(replace(facts, way=way, told=True), "the weights of the parts are "
+        if facts.way == "unknown": # a batch alone says whether it divides by the count
+            takes = examiner.takes_count(batches[0], examiner.ask(batches[0], read=True))
+            way = "adds" if takes else "weighs"
+            facts = replace(facts, way=way, takes_count=takes)
+        return said(replace(facts, told=True), "the weights of the parts are "
                     f"read, and not checked, since batches cannot be joined: {reason}",
                     exact=None)
-    dealt = _dealing(examiner, facts, parts, whole, number)
+    # as collated, and every other time dealt anew
+    if number % 2 and not facts.ordered and facts.way != "chunks":
+        dealt = _uneven_parts(whole, shuffled(row_count(whole), number))
+        parts = [part for rows in dealt for part in examiner.parts_of(rows)]
     try:
-        return _looked_at(examiner, facts, dealt, parts, whole, number)
+        return _looked_at(examiner, facts, parts, whole, number == 0)
     except _FAILURES as error:
-        return cut_model(examiner, replace(facts, ordered=True), whole,
+        if examiner.asks_gradients and "use_reentrant" in str(error):
+            examiner.asks_gradients = False # such checkpoints know `backward` alone
+            return examine(examiner, replace(facts, checks=number), batches)
+        return cut_model(examiner, replace(facts, ordered=True), [whole],
                          f"a part of a step fails alone ({_short(error)})")
 
-def _looked_at(examiner, facts, dealt, parts, whole, number: int) -> LossFacts:
-    if number == 0:
-        few, few_parts = _few_rows(whole)
+def _looked_at(examiner, facts, parts: list, whole, is_first: bool) -> LossFacts:
+    if is_first:
+        few = _few_rows(whole)
         facts, first = examiner.first_look(facts, few)
     if not facts.repeatable:
         return said(replace(facts, way="weighs", told=True),
                     "the same batch gives another loss each time: the weights of the "
                     "parts are read, and cannot be checked", exact=None)
-    answers = examiner.answers(dealt)
-    if number == 0:
-        facts = _look_at_padding(facts, examiner, parts, answers, whole)
-    last = next((a.last for a in answers if a.last is not None), None)
-    uncut = examiner.ask(whole, examiner.count, last=last)
-    compared = Comparison(examiner, dealt, answers, uncut)
+    compared = examiner.compared(parts, whole)
     facts = _after_comparison(facts, compared, whole)
-    if number == 0:
-        facts = _look_at_all_gradients(examiner, facts, first, few_parts, whole)
+    if is_first:
+        facts = _look_at_padding(facts, compared)
+        facts = _look_at_all_gradients(examiner, facts, first, few, whole)
         facts = replace(facts, loss_mean=named_mean(examiner, facts, few, first))
     return facts
 
-def _dealing(examiner, facts, parts: list, whole, number: int) -> list:
-    "Parts of `whole`: as collated, and every other time dealt anew."
-    if number % 2 == 0 or facts.ordered or facts.way == "chunks":
-        return parts
-    first, second = _dealt_anew(whole, number)
-    return [*examiner.parts_of(first), *examiner.parts_of(second)]
-
-def _few_rows(whole) -> tuple:
-    "At most six rows, and two uneven parts of them."
-    few = take_rows(whole, range(min(row_count(whole), 6)), trim=True)
-    rows = row_count(few)
-    return few, [take_rows(few, range(rows // 3), trim=True),
-                 take_rows(few, range(rows // 3, rows), trim=True)]
+def _few_rows(whole): # at most six
+    return take_rows(whole, range(min(row_count(whole), 6)), trim=True)
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #8ccc340d
-def _look_at_all_gradients(examiner, facts, uncut, parts: list, whole) -> LossFacts:
+def _look_at_all_gradients(examiner, facts, first: Answer, few, whole) -> LossFacts:
     "Once, of a few rows in two uneven parts: loss and gradients of every parameter."
-    if facts.way in ("chunks", "rows", "added", "unknown") or facts.ordered or facts.draws \
-            or not examiner.asks_gradients or not row_count(parts[0]):
+    if not facts.is_of_parts or facts.way == "unknown" or facts.ordered or facts.draws \
+            or not examiner.asks_gradients or row_count(few) < 2:
         return facts
-    counts, shares = _counts_of(parts), [None, None]
-    if facts.way == "terms":
-        shares = _shares_of_terms(facts.terms, counts)
-    answers = [examiner.ask(part, examiner.count, every=True, shares=share)
-               for part, share in zip(parts, shares)]
-    weights = [1.0, 1.0]
-    if facts.way == "weighs":
-        weights = _normalized(_read_weights(answers)[0] or weights)
-    elif facts.way == "counts":
-        weights = _normalized(counts[facts.mean_over])
-    rounding = rounding_of(examiner.model, uncut)
-    value = sum(a.value * w for a, w in zip(answers, weights) if w)
-    same = value != value or examiner.near(value, uncut.value, uncut)
-    if same and all_gradients_agree(uncut, answers, weights, rounding):
-        return replace(facts, told=facts.told or _differ(weights))
-    return cut_model(examiner, facts, whole, "the gradients of some layers are not those "
+    parts = _uneven_parts(few, range(row_count(few)))
+    compared = examiner.compared(parts, few, uncut=first)
+    if compared.holds(facts):
+        return replace(facts, told=facts.told or compared.tells(facts))
+    return cut_model(examiner, facts, [whole], "the gradients of some layers are not those "
                      "of the parts, although the loss is")
 
-def _look_at_padding(facts, examiner, parts: list, answers: list, whole) -> LossFacts:
+def _look_at_padding(facts: LossFacts, compared: Comparison) -> LossFacts:
     "Say so if the loss of a batch depends on how wide it is padded."
-    ends = torch.tensor(list(map(row_count, parts))).cumsum(0).tolist()
-    sizes = [max((tensor.numel() / row_count(part) for _, tensor in leaves(part)
-                  if torch.is_tensor(tensor)), default=0) for part in parts]
-    narrow = sizes.index(min(sizes))
-    usual = answers[narrow].value
-    if min(sizes) == max(sizes) or facts.draws or usual != usual:
+    examiner, sizes = compared.examiner, list(map(_numbers_in_row, compared.parts))
+    narrow, wide = (sizes.index(size) for size in (min(sizes), max(sizes)))
+    part, usual = compared.parts[narrow], compared.answers[narrow]
+    if narrow == wide or facts.draws or usual.value != usual.value:
         return facts
-    wide = take_rows(whole, range(ends[narrow] - row_count(parts[narrow]), ends[narrow]))
-    padded = examiner.ask(wide, examiner.count)
-    if examiner.near(usual, padded.value, answers[narrow]):
+    both = examiner.join([part, compared.parts[wide]])
+    # with a graph, as before: some losses are others without one
+    padded = examiner.ask(take_rows(both, range(row_count(part))), read=True)
+    if examiner.near(usual.value, padded.value, usual):
         return facts
     return said(facts, "the loss of a batch depends on how wide it is padded; it cannot "
                 "be checked that your collator pads a whole step as batches are joined "
                 "here, with masks of 0", exact=None)
 
+def _numbers_in_row(batch) -> float:
+    "In the largest tensor."
+    return max((tensor.numel() / row_count(batch) for _, tensor in leaves(batch)
+                if torch.is_tensor(tensor)), default=0)
+
 # %% ../../nbs/accumulation_loss/facts.ipynb #8ccc340f
 def _after_comparison(facts: LossFacts, compared: Comparison, whole) -> LossFacts:
-    if facts.way in ("chunks", "rows", "added"):
-        return facts # nothing is claimed of parts
-    if facts.way == "terms" and _terms_fit(facts.terms, compared):
+    if not facts.is_of_parts:
         return facts
-    fit = compared.fit(facts)
     if facts.draws:
         facts = said(facts, "the loss draws random numbers, others for each part of a step "
                      "than for the whole batch, as dropout does: the weights of the parts "
                      "are read, and cannot be checked", exact=None)
-        likely = Fit("adds" if facts.takes_count else "weighs", differed=True)
-        fit = fit if fit.way else likely
-    if not fit.way:
-        facts, fit = _compared_by_halves(facts, compared, fit)
-    if not fit.way:
-        terms = _terms_that_fit(facts, compared)
-        if terms:
-            return replace(facts, way="terms", terms=terms, told=True)
-        return cut_model(compared.examiner, facts, whole, fit.reason)
-    facts = replace(facts, way=fit.way, told=facts.told or fit.differed)
-    if fit.mean_over and fit.differed or not facts.mean_over:
-        facts = replace(facts, mean_over=fit.mean_over, per_count=fit.per_count)
-    return facts
+        likely = replace(facts, way="adds" if facts.takes_count else "weighs", told=True)
+        return compared.way_that_fits(facts) or likely
+    return compared.way_that_fits(facts) or _way_by_halves(facts, compared) or \
+        cut_model(compared.examiner, facts, [whole], compared.in_numbers())
 
-def _compared_by_halves(facts, compared: Comparison, fit: Fit) -> tuple[LossFacts, Fit]:
-    "Rows that come in two halves: chosen ones and then rejected ones, as DPO has them."
+def _way_by_halves(facts: LossFacts, compared: Comparison) -> LossFacts | None:
+    "For rows that come in two halves: chosen ones and then rejected ones, as DPO has them."
     # in any order DPO's first loss is log 2, so that only its gradient differs
     if not facts.ordered and not compared.fits_by_rows():
-        return facts, fit
+        return None
     examiner, parts = compared.examiner, compared.parts
+    middles = [row_count(part) // 2 for part in parts]
+    firsts = [take_rows(part, range(n)) for part, n in zip(parts, middles)]
+    seconds = [take_rows(part, range(n, row_count(part))) for part, n in zip(parts, middles)]
     uncut = examiner.ask(
-        _joined_by_halves(parts, examiner.join), examiner.count, last=compared.uncut.last)
-    by_halves = Comparison(examiner, parts, compared.answers, uncut).fit(facts)
-    if not by_halves.way:
-        return facts, fit
-    facts = said(replace(facts, ordered=True), "the rows of a batch seem to come "
-                 "in two halves, and it cannot be checked that your collator "
-                 "puts them so; each batch is kept as it is", exact=None)
-    return facts, replace(by_halves, mean_over="", per_count=0.0)
-
-def _joined_by_halves(parts: list, join: Callable):
-    "First halves of all parts, then second halves."
-    halves = [take_rows(part, range(*span)) for start in (0, 1) for part in parts
-              for span in [_half(row_count(part), start)]]
-    return join(halves)
-
-def _half(rows: int, number: int) -> tuple[int, int]:
-    return (0, rows // 2) if number == 0 else (rows // 2, rows)
+        examiner.join(firsts + seconds), parameters=compared.uncut.parameters)
+    by_halves = Comparison(examiner, parts, compared.answers, uncut).way_that_fits(facts)
+    if by_halves is None:
+        return None
+    return said(replace(by_halves, ordered=True, mean_over="", per_count=0.0),
+                "the rows of a batch seem to come in two halves, and it cannot be checked "
+                "that your collator puts them so; each batch is kept as it is", exact=None)
 
 def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:100]}"
@@ -615,10 +574,14 @@ def _short(error: Exception) -> str:
 def cut_model(
     examiner: Examiner,
     facts: LossFacts,
-    whole, # a batch of a few rows
+    batches: list, # of a few rows
     reason: str, # why parts will not do
 ) -> LossFacts:
     "The model in chunks from here on; weights by rows, said, where that cannot be."
+    try:
+        whole = examiner.join(batches)
+    except CannotJoin as error:
+        return weighed_inexactly(facts, f"{reason}, and batches cannot be joined ({error})")
     problem = "no module gives rows"
     for names, trims in _ways_to_chunk(examiner, whole):
         problem = _problem_of_chunks(examiner, names, trims, whole)
@@ -627,14 +590,17 @@ def cut_model(
                             ordered=False) # rows keep the order of the micro-batches
             return said(facts, f"{reason}: the model runs in chunks of rows, once more in "
                         "the backward pass; head and loss see the whole step")
-    way = inexact_way(facts)
-    return said(replace(facts, way=way, told=True), f"{reason}; nor can the model be "
-                f"cut ({problem}): {WAYS[way].partition(',')[0]}", exact=False)
+    return weighed_inexactly(facts, f"{reason}; nor can the model be cut ({problem})")
 
-def inexact_way(facts: LossFacts) -> str: # one of `WAYS`
-    "What is left where no way is exact."
+def weighed_inexactly(
+    facts: LossFacts,
+    reason: str, # why no way is exact
+) -> LossFacts:
+    "What is left then, and a message."
     # a loss that is divided by the count of the whole step is about the sum of its parts
-    return "added" if facts.takes_count else "rows"
+    way = "added" if facts.takes_count else "rows"
+    words = WAYS[way].partition(",")[0]
+    return said(replace(facts, way=way, told=True), f"{reason}: {words}", exact=False)
 
 def _ways_to_chunk(examiner, whole) -> Iterator[tuple]:
     "Names of modules and whether to trim: the topmost ones first, then those inside."
@@ -642,7 +608,7 @@ def _ways_to_chunk(examiner, whole) -> Iterator[tuple]:
     for _ in range(_LEVELS):
         try:
             names = tuple(chunked_modules(
-                examiner.model, lambda: examiner.ask(whole, examiner.count),
+                examiner.model, lambda: examiner.ask(whole),
                 row_count(whole), passed))
         except _FAILURES: # the whole batch fails, too, and training will say so
             return
@@ -657,28 +623,24 @@ _LEVELS = 3 # of modules in modules
 def _problem_of_chunks(examiner, names, trims: bool, whole) -> str:
     "What is wrong with the loss when these modules run in chunks; '' if nothing is."
     try:
-        return _difference_in_chunks(examiner, names, trims, whole)
+        usual, cut = _without_and_in_chunks(examiner, names, trims, whole)
+        if not examiner.near(cut.value, usual.value, usual):
+            return f"in chunks the loss is {cut.value:.6g}, not {usual.value:.6g}"
+        few = _few_rows(whole)
+        usual, cut = _without_and_in_chunks(
+            examiner, names, trims, few, parameters=trained(examiner.model))
     except _FAILURES as error:
         return _short(error)
-
-def _difference_in_chunks(examiner, names, trims: bool, whole) -> str:
-    usual = examiner.ask(whole, examiner.count)
-    lengths = row_lengths(whole)
-    tokens = max(int(lengths.max()), int(lengths.sum()) // 2)
-    with in_chunks(examiner.model, names, tokens=tokens, trims=trims):
-        cut = examiner.ask(whole, examiner.count)
-    if not examiner.near(cut.value, usual.value, usual):
-        return f"in chunks the loss is {cut.value:.6g}, not {usual.value:.6g}"
-    if not examiner.asks_gradients:
-        return ""
-    few, _ = _few_rows(whole)
-    uncut = examiner.ask(few, examiner.count, every=True)
-    tokens = max(int(row_lengths(few).max()), int(row_lengths(few).sum()) // 2)
-    with in_chunks(examiner.model, names, tokens=tokens, trims=trims):
-        cut = examiner.ask(few, examiner.count, every=True)
-    if all_gradients_agree(uncut, [cut], [1.0], rounding_of(examiner.model, uncut)):
+    if examiner.gradients_agree(usual, [cut], [1.0]):
         return ""
     return "in chunks the gradient is another one"
+
+def _without_and_in_chunks(examiner, names, trims: bool, batch, **options) -> list[Answer]:
+    lengths = row_lengths(batch)
+    tokens = max(int(lengths.max()), int(lengths.sum()) // 2)
+    usual = examiner.ask(batch, **options)
+    with in_chunks(examiner.model, names, tokens=tokens, trims=trims):
+        return [usual, examiner.ask(batch, **options)]
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #0b8af3c8
 def said(

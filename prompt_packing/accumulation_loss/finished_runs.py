@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['SIMPLE', 'MOST_BYTES', 'SETTINGS', 'DEFAULTS', 'ONE_TARGET', 'pickled_values', 'follow_names', 'pickle_bytes',
-           'read_json', 'settings_of', 'settings_in_pickle', 'checked', 'logs_of', 'processes_of', 'head_of',
-           'scale_of', 'points_elsewhere', 'clipped_shares', 'is_adaptive', 'on_optimizer', 'CheckpointAudit',
-           'of_scale', 'of_direction', 'of_targets', 'findings_of', 'advice_for', 'audit_checkpoint', 'config_of',
-           'head_row']
+           'read_json', 'settings_of', 'checked', 'logs_of', 'processes_of', 'head_of', 'scale_of', 'points_elsewhere',
+           'clipped_shares', 'is_adaptive', 'on_optimizer', 'CheckpointAudit', 'of_scale', 'of_direction', 'of_targets',
+           'findings_of', 'advice_for', 'audit_checkpoint', 'config_of', 'head_row']
 
 # %% ../../nbs/accumulation_loss/finished_runs.ipynb #e06cbe4e
 import json
@@ -39,10 +38,9 @@ def pickled_values(
             pushed.append((True, SIMPLE[kind]))
         elif kind in ("GLOBAL", "STACK_GLOBAL"): # the class of an enumeration
             pushed.append((False, argument))
-        elif kind == "MEMOIZE":
-            words[len(words)] = pushed[-1] if pushed else (False, None)
-        elif "PUT" in kind:
-            words[argument] = pushed[-1] if pushed else (False, None)
+        elif kind == "MEMOIZE" or "PUT" in kind:
+            place = len(words) if kind == "MEMOIZE" else argument
+            words[place] = pushed[-1] if pushed else (False, None)
         elif "GET" in kind:
             pushed.append(words.get(argument, (False, None)))
         elif isinstance(argument, (int, float, str)) and kind != "PROTO":
@@ -91,22 +89,18 @@ def read_json(path: Path) -> dict:
 
 def settings_of(folder: Path) -> dict:
     "The training arguments that a folder holds, as JSON or in the pickle."
-    values = read_json(folder / "training_args.json")
-    pickle = folder / "training_args.bin"
     path = folder / "training_args.json"
-    if not values and pickle.is_file():
-        path, values = pickle, settings_in_pickle(pickle)
+    values = read_json(path)
+    if not values and (folder / "training_args.bin").is_file():
+        path = folder / "training_args.bin"
+        try:
+            values = pickled_values(path, SETTINGS)
+        except (ValueError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{path} is damaged or no pickle of training arguments "
+                             f"({error}); without this file, give "
+                             "gradient_accumulation_steps") from error
     return {name: checked(path, name, values[name]) for name in sorted(SETTINGS)
             if name in values}
-
-def settings_in_pickle(path: Path) -> dict:
-    "`ValueError`: it is damaged."
-    try:
-        return pickled_values(path, SETTINGS)
-    except (ValueError, UnicodeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is damaged or no pickle of training arguments "
-                         f"({error}); without this file, give "
-                         "gradient_accumulation_steps") from error
 
 def checked(path: Path, name: str, value):
     "A setting. `ValueError`: not of the kind that it has in transformers."
@@ -205,12 +199,15 @@ class CheckpointAudit:
     "What a checkpoint says about the gradients of its run; print it."
     model: str # its class
     settings: dict # as far as they are known
-    affected: bool
     scale: float # factor by which gradients were too long
     findings: list[str] = field(default_factory=list) # sentences
     possible: list[str] = field(default_factory=list) # what the folder cannot tell
     advice: list[str] = field(default_factory=list) # sentences
     missing: list[str] = field(default_factory=list) # what the folder does not say
+
+    @property
+    def affected(self) -> bool:
+        return bool(self.findings)
 
     @property
     def verdict(self) -> str: # in words
@@ -236,14 +233,13 @@ ONE_TARGET = {"sequence classification", "question answering", "multiple choice"
               "next sentence prediction", "image classification",
               "audio classification"} # for each row: kinds of heads
 
-def of_scale(row: dict, settings: dict, history: list[dict]) -> list[str]:
+def of_scale(row: dict, settings: dict, history: list[dict], scale: float) -> list[str]:
     "Sentences on a gradient that was too long."
-    accumulation, processes = settings["gradient_accumulation_steps"], settings["processes"]
-    scale = scale_of(row, accumulation, processes)
     if scale == 1:
         return []
     return [f"{row['cause']}: gradients and the logged loss were {scale:g} times too "
-            f"large (accumulation {accumulation}, processes {processes})",
+            f"large (accumulation {settings['gradient_accumulation_steps']}, "
+            f"processes {settings['processes']})",
             on_optimizer(settings, history, scale)]
 
 def of_direction(row: dict, settings: dict) -> tuple[list[str], list[str]]:
@@ -280,6 +276,7 @@ def findings_of(
     settings: dict,
     history: list[dict], # logs
     facts: dict, # of `ExactLossMixin`, if that computed the steps
+    scale: float, # factor by which gradients were too long
     missing: Collection[str], # settings that are not known
 ) -> tuple[list[str], list[str]]: # sentences: certain, possible
     "What was off in a run with these settings."
@@ -288,17 +285,15 @@ def findings_of(
         certain = [text for text in facts.get("messages", ()) if "NOT EXACT" in text]
     elif settings["gradient_accumulation_steps"] * settings["processes"] > 1:
         certain, possible = of_direction(row, settings)
-        certain = of_scale(row, settings, history) + certain
+        certain = of_scale(row, settings, history, scale) + certain
     elif "gradient_accumulation_steps" in missing and (
             is_off(row, "even") or points_elsewhere(row, "uneven")):
         possible = [f"if the run accumulated gradients: {row['cause']}; give "
                     "gradient_accumulation_steps"]
     return certain + of_targets(row, settings), possible
 
-def advice_for(scale: float, affected: bool, is_exact: bool) -> list[str]:
+def advice_for(scale: float, is_exact: bool) -> list[str]:
     "What to do about a run that was affected."
-    if not affected:
-        return []
     steps = ["compare runs by a metric and not by their logged losses"]
     if scale > 1:
         steps.insert(0, (
@@ -341,20 +336,22 @@ def audit_checkpoint(
             f"{model_class.__name__} could not be measured ({row['not_built']}); "
             "audit_loss(trainer) measures the Trainer and model that you have")
     facts = read_json(folder / "loss_facts.json").get("facts") or {}
-    findings, possible = findings_of(row, settings, history, facts, missing)
+    scale = 1.0
+    if not facts:
+        scale = scale_of(
+            row, settings["gradient_accumulation_steps"], settings["processes"])
+    findings, possible = findings_of(row, settings, history, facts, scale, missing)
     if not facts:
         missing.append("the loss, if the Trainer computed one of its own, with class "
                        "weights for example: audit_loss(trainer) measures it")
-    scale = 1.0 if facts else scale_of(
-        row, settings["gradient_accumulation_steps"], settings["processes"])
     if config.get("transformers_version", transformers.__version__) != (
             transformers.__version__):
         missing.append(
             f"what transformers {config['transformers_version']}, which wrote the "
             f"checkpoint, did with this head: {transformers.__version__} was measured")
     return CheckpointAudit(
-        model_class.__name__, settings, bool(findings), scale, findings, possible,
-        advice_for(scale, bool(findings), bool(facts)), missing)
+        model_class.__name__, settings, scale, findings, possible,
+        advice_for(scale, bool(facts)) if findings else [], missing)
 
 def config_of(folder: Path) -> dict:
     "The configuration in a checkpoint. `FileNotFoundError`: there is none."

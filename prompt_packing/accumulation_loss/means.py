@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MEANS', 'over_tokens', 'over_rows', 'over_row_tokens', 'token_losses', 'check_mean', 'mean_over', 'shifts_labels',
-           'measured_mean', 'NamedMeanMixin']
+           'NamedMeanMixin']
 
 # %% ../../nbs/accumulation_loss/means.ipynb #d3b4e5f6
 from collections.abc import Callable
@@ -84,26 +84,6 @@ def shifts_labels(
         return getattr(model, "loss_function", None) is ForCausalLMLoss
     return getattr(model, "loss_type", None) in (
         "ForCausalLM", "ForConditionalGeneration")
-
-# %% ../../nbs/accumulation_loss/means.ipynb #b3f4c5d6
-@torch.no_grad()
-def measured_mean(
-    model: nn.Module, # that returns a loss and logits
-    batch: dict, # with labels, in rows of different lengths
-) -> str | None: # a name of `MEANS`; None: another loss, or no logits for each label
-    "Which mean the model's own loss is, by its value on a batch."
-    was_training = model.training
-    outputs = model.eval()(**batch)
-    model.train(was_training)
-    own, labels = outputs["loss"], batch["labels"]
-    logits = outputs["logits"] if "logits" in outputs else None
-    if logits is None or logits.shape[:-1] != labels.shape:
-        return None
-    losses, targets = token_losses(logits, labels, shifts_labels(model))
-    for name, mean in MEANS.items():
-        if torch.isclose(mean(losses, targets), own.float(), rtol=1e-4):
-            return name
-    return None
 
 # %% ../../nbs/accumulation_loss/means.ipynb #a8e9b0c1
 class NamedMeanMixin:

@@ -5,9 +5,12 @@
 # %% ../../nbs/accumulation_loss/processes.ipynb #a1c0d004
 from __future__ import annotations
 
+from itertools import zip_longest
+
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object, send_to_device
+from accelerate.utils import (
+    broadcast_object_list, gather_object, send_to_device)
 
 from ..foundation.rows import row_count
 
@@ -37,7 +40,7 @@ class AllProcesses:
         parts = [torch.as_tensor(n, dtype=exact, device=device).reshape(()) for n in numbers]
         return list(self.accelerator.reduce(torch.stack(parts), "sum"))
 
-    def numbers(self, number: int) -> list[int]:
+    def numbers(self, number: float) -> list: # of the same type
         "The number that each process gave, by rank."
         if self.number == 1:
             return [number]
@@ -53,13 +56,29 @@ class AllProcesses:
         has_counted, total = self.sum(float(count is not None), 0 if count is None else count)
         return total.float() if has_counted else None
 
+    def batch_of(self,
+        rank: int, # of the process that has it
+        batch, # there
+    ):
+        "A batch of one process, or None."
+        if self.number == 1:
+            return batch
+        parcel = [send_to_device(batch, "cpu") if self.rank == rank else None]
+        return broadcast_object_list(parcel, from_process=rank)[0]
+
+    def gathered(self, batches: list) -> list[list]:
+        "The batches of each process, by rank; of several processes on the CPU."
+        if self.number == 1:
+            return [batches]
+        return gather_object([send_to_device(batches, "cpu")])
+
     def rows(self,
         batches: list, # of this process, as collated
     ) -> tuple[list, list[list[int]]]: # batches of all; rows of each batch, by process
         """The micro-batches of a step in the order of an uncut batch.
 
         The first of each process come first, then the second, as accelerate deals them."""
-        everyones = gather_object([send_to_device(batches, "cpu")])
-        longest = max(map(len, everyones))
-        in_order = [own[k] for k in range(longest) for own in everyones if k < len(own)]
+        everyones = self.gathered(batches)
+        turns = zip_longest(*everyones)
+        in_order = [batch for turn in turns for batch in turn if batch is not None]
         return in_order, [[row_count(batch) for batch in own] for own in everyones]

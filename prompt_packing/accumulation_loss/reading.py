@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 from ..foundation.foreign import input_shape
 
 # %% auto #0
-__all__ = ['Unreadable', 'Term', 'number_of', 'read_terms', 'silence', 'share_of', 'same_proportions', 'WeighedTerms',
-           'without_nothing']
+__all__ = ['Unreadable', 'Term', 'number_of', 'numbers_on_host', 'read_terms', 'silence', 'without_nothing', 'share_of',
+           'same_proportions', 'common_ratio', 'WeighedTerms']
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #930c47d5
 class Unreadable(ValueError):
@@ -63,26 +63,42 @@ def _divisor(node, name: str) -> tuple:
         return math.inf, divided
     return 1 / constant, divided
 
-def _reduction_terms(path: tuple, name: str, divisor, is_mean: bool) -> list[Term] | None:
-    "The term of a loss that torch reduces itself; None if the node is none."
-    node = path[-1]
-    reduction = getattr(node, "_saved_reduction", None) # 0: none, 1: mean, 2: sum
-    if reduction is None:
-        return None
-    if reduction == 2:
-        return [Term(is_mean, divisor, path)]
+def _reduction(node, name: str) -> tuple | None:
+    "Whether a node averages, and over how many; (False, 1) for a sum; None for no reduction."
+    reduction = getattr(node, "_saved_reduction", None) # of a loss: 0 none, 1 mean, 2 sum
     if reduction == 0:
         raise Unreadable(f"{name} without a reduction")
+    if reduction == 2 or name in ("Sum", "Nansum"):
+        return False, 1
+    if name == "Mean":
+        return True, math.prod(node._saved_self_sym_sizes)
+    if reduction is None:
+        return None
     if hasattr(node, "_saved_total_weight"): # of cross-entropy: targets or their weights
-        return [Term(True, number_of(node._saved_total_weight) * divisor, path)]
-    return [Term(True, node._saved_target.numel() * divisor, path)]
+        return True, number_of(node._saved_total_weight)
+    return True, node._saved_target.numel()
 
 def number_of(
     value, # a number, or a tensor of one
 ): # a float; the tensor where it lies on a device, since reading it would wait
     "A Python number where that costs nothing."
-    on_device = torch.is_tensor(value) and value.device.type != "cpu"
-    return value.detach() if on_device else float(value)
+    return value.detach() if _is_on_device(value) else float(value)
+
+def numbers_on_host(
+    values: list, # numbers and tensors of one number
+) -> list[float]:
+    "Python numbers, with one copy from the device if any is there."
+    on_device = [value for value in values if _is_on_device(value)]
+    if not on_device:
+        return list(map(float, values))
+    # some devices have no float64
+    has_doubles = any(value.dtype == torch.float64 for value in on_device)
+    exact = torch.float64 if has_doubles else torch.float32
+    copied = iter(torch.stack([v.to(exact).reshape(()) for v in on_device]).tolist())
+    return [next(copied) if _is_on_device(value) else float(value) for value in values]
+
+def _is_on_device(value) -> bool:
+    return torch.is_tensor(value) and value.device.type != "cpu"
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #bf34730d
 def _walk(node, divisor, is_mean: bool, above: tuple = ()) -> list[Term]:
@@ -91,12 +107,19 @@ def _walk(node, divisor, is_mean: bool, above: tuple = ()) -> list[Term]:
     name, path = _operation(node), (*above, node)
     if _output_size(node) != 1:
         raise Unreadable(node.name())
-    if (terms := _reduction_terms(path, name, divisor, is_mean)) is not None:
-        return terms
-    if name in ("Sum", "Nansum", "Mean"):
-        return _summed_terms(path, name, divisor, is_mean)
+    reduction = _reduction(node, name)
+    if reduction is not None:
+        averages, size = reduction
+        below = _inputs(node)[0]
+        is_stack = below is not None and _operation(below) == "Stack"
+        if is_stack and name in ("Sum", "Nansum", "Mean"):
+            try:
+                return _walk_all(_inputs(below), divisor * size, is_mean, path)
+            except Unreadable:
+                pass # a stack of something else: its size is the denominator
+        return [Term(is_mean or averages, divisor * size, path)]
     if name in ("Add", "Sub"):
-        return [t for parent in _inputs(node) for t in _walk(parent, divisor, is_mean, path)]
+        return _walk_all(_inputs(node), divisor, is_mean, path)
     if name in ("Mul", "Div"):
         factor, divided = _divisor(node, name)
         if isinstance(factor, float) and math.isinf(factor):
@@ -106,20 +129,8 @@ def _walk(node, divisor, is_mean: bool, above: tuple = ()) -> list[Term]:
         return _walk(_inputs(node)[0], divisor, is_mean, path)
     raise Unreadable(node.name())
 
-def _summed_terms(path: tuple, name: str, divisor, is_mean: bool) -> list[Term]:
-    "Terms of a sum or mean over a tensor, or over a stack of scalar losses."
-    node = path[-1]
-    count = math.prod(node._saved_self_sym_sizes) if name == "Mean" else 1
-    below = _inputs(node)[0]
-    if below is not None and _operation(below) == "Stack":
-        try:
-            return [t for loss in _inputs(below)
-                    for t in _walk(loss, divisor * count, is_mean, path)]
-        except Unreadable:
-            pass # a stack of something else: its size is the denominator
-    if name == "Mean":
-        return [Term(True, divisor * count, path)]
-    return [Term(is_mean, divisor, path)]
+def _walk_all(nodes: list, *above) -> list[Term]:
+    return [term for node in nodes for term in _walk(node, *above)]
 
 def read_terms(
     loss: torch.Tensor, # one number, with its graph
@@ -131,13 +142,28 @@ def read_terms(
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #a7e0b001
 def silence(
-    terms: list[Term], # of a part that weighs nothing
+    terms: list[Term], # of a part
+    weight, # of the part, a number or a tensor of one number
 ):
-    "Let the gradient of these terms be 0, and never not a number."
+    "Let the gradient of these terms be 0 where the weight is, and never not a number."
     def zeros(gradients, _):
         return tuple(g if g is None else torch.zeros_like(g) for g in gradients)
+    def zero_if_nothing(gradients):
+        return tuple(without_nothing(g, weight) for g in gradients)
     for term in terms:
-        term.path[-1].register_hook(zeros)
+        if torch.is_tensor(weight):
+            term.path[-1].register_prehook(zero_if_nothing)
+        elif not weight:
+            term.path[-1].register_hook(zeros)
+
+def without_nothing(
+    value: torch.Tensor, # of a loss or a term, or a gradient
+    weight, # a number or a tensor of one number
+) -> torch.Tensor:
+    "A mean over nothing is not a number; with weight 0 it must not spoil the sum."
+    if torch.is_tensor(weight):
+        return torch.where(weight == 0, value.nan_to_num(0.), value)
+    return value if weight else 0 * value.nan_to_num(0.)
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #6ee10b2e
 def share_of(
@@ -153,7 +179,6 @@ def share_of(
 def same_proportions(
     terms: list[Term], # of one part
     others: list[Term], # of another part, perhaps of another step
-    tolerance: float = 1e-5, # relative
 ) -> bool:
     "Whether one number says how much more each term of one part weighs than another's."
     if not terms or not others:
@@ -162,13 +187,20 @@ def same_proportions(
         return False
     if [t.is_mean for t in terms] != [t.is_mean for t in others]:
         return False
-    if len(terms) == 1:
+    if len(terms) == 1: # whose numbers need not be copied from a device
         return True
-    ratios = [float(a.denominator) / float(b.denominator)
-              for a, b in zip(terms, others) if float(b.denominator)]
-    if not ratios: # neither part has any target
-        return True
-    return max(ratios) - min(ratios) <= tolerance * max(map(abs, ratios))
+    return common_ratio([term.denominator for term in terms],
+                        [other.denominator for other in others]) is not None
+
+def common_ratio(
+    numbers: list, # numbers or tensors of one number
+    others: list, # as many
+    tolerance: float = 1e-5, # relative
+) -> float | None: # None: they are not in proportion
+    "The ratio of numbers to others that are not 0; 0.0 where all of these are."
+    ratios = [float(a) / float(b) for a, b in zip(numbers, others) if float(b)] or [0.0]
+    most = tolerance * max(map(abs, ratios))
+    return ratios[0] if max(ratios) - min(ratios) <= most else None
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #d7e0a002
 class WeighedTerms(TorchFunctionMode):
@@ -201,6 +233,7 @@ class WeighedTerms(TorchFunctionMode):
             if share_by_node.setdefault(node, share) is not share and \
                     float(share_by_node[node]) != float(share):
                 raise Unreadable("several means inside one operation")
+            silence([term], share)
         loss.grad_fn.register_prehook(lambda gradients: seen.update(whole=gradients[0]))
         for node, share in share_by_node.items():
             node.register_prehook(_weighing(self.values[node], share, seen, add))
@@ -209,17 +242,8 @@ class WeighedTerms(TorchFunctionMode):
 def _weighing(value: torch.Tensor, share, seen: dict, add: Callable) -> Callable:
     "A hook that weighs the gradient at a node, and adds what its value is worth."
     def weighed(gradients):
-        gradient, = gradients
+        gradient = without_nothing(gradients[0] * share, share)
         whole = seen["whole"] # of the loss: a gradient scaler and others multiply it
-        add(share * without_nothing(value, share) * gradient / whole)
-        return ((gradient * share).to(gradient.dtype),)
+        add(without_nothing(value, share) * gradient / whole)
+        return (gradient.to(gradients[0].dtype),)
     return weighed
-
-def without_nothing(
-    value: torch.Tensor, # of a loss or a term
-    weight, # a number or a tensor of one number
-) -> torch.Tensor:
-    "A mean over nothing is not a number; with weight 0 it must not spoil the sum."
-    if torch.is_tensor(weight):
-        return torch.where(weight == 0, value.nan_to_num(0.), value)
-    return value if weight else 0 * value.nan_to_num(0.)

@@ -5,6 +5,7 @@
 # %% ../../nbs/accumulation_loss/step.ipynb #b1c0d004
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,13 +17,13 @@ from .asking import is_sharded
 from .chunks import RowsOfAll
 from .facts import LossFacts, check_is_due, target_counts
 from prompt_packing.accumulation_loss.reading import (
-    Unreadable, WeighedTerms, number_of, read_terms, same_proportions, share_of,
+    Unreadable, WeighedTerms, number_of, numbers_on_host, read_terms, same_proportions, share_of,
     silence, without_nothing)
 from ..foundation.rows import row_count
 
 # %% auto #0
 __all__ = ['PartWeight', 'StepSum', 'quotient_or_zero', 'WeightsSeen', 'heaviest', 'set_aside', 'add_back', 'drop_gradients',
-           'multiply_gradients', 'Filler', 'is_filler', 'Weightless', 'filled_up', 'Step']
+           'multiply_gradients', 'is_filler', 'Weightless', 'filled_up', 'Step']
 
 # %% ../../nbs/accumulation_loss/step.ipynb #b1c0d007
 @dataclass
@@ -31,7 +32,7 @@ class PartWeight:
     weight: float | torch.Tensor # as read from the graph
     loss: torch.Tensor # without its graph
     batch: Mapping
-    counted: float | torch.Tensor | None = None # None: nothing counted is in proportion
+    counted: float | torch.Tensor = math.nan # where nothing counted is in proportion
 
 class StepSum:
     "Weights and weighed losses of the parts of one optimizer step on this process."
@@ -70,11 +71,13 @@ class StepSum:
         if len(terms) != len(self.facts.terms):
             raise Unreadable("another number of terms than before")
         for term, (name, per_count), unit in zip(terms, self.facts.terms, self.unit):
-            count = _count_in(counts, name) if name else None
-            shares.append(count / unit if name else 1.0)
-            counted = per_count * count if name else None
-            if name:
-                self.parts.append(PartWeight(term.denominator, loss.detach(), batch, counted))
+            if not name: # it adds up
+                shares.append(1.0)
+                continue
+            count = _count_in(counts, name)
+            shares.append(quotient_or_zero(count, unit))
+            self.parts.append(PartWeight(
+                term.denominator, loss.detach(), batch, per_count * count))
         self.listener.weigh(loss, terms, shares, self._add)
         return loss
 
@@ -101,9 +104,8 @@ class StepSum:
         self.first = self.first or terms
         if terms and not same_proportions(terms, self.first):
             raise Unreadable("means over different things")
-        weight, counted = share_of(terms), None
-        if not torch.is_tensor(weight) and not weight:
-            silence(terms)
+        weight, counted = share_of(terms), math.nan
+        silence(terms, weight)
         counts = target_counts(batch) if facts.mean_over else {}
         if facts.mean_over in counts: # packed rows have no mask to count tokens by
             counted = facts.per_count * number_of(counts[facts.mean_over])
@@ -133,12 +135,6 @@ class WeightsSeen:
     parts: int = 0
     doubtful: int = 0 # parts whose weight may be wrong
 
-    @classmethod
-    def from_state_dict(cls, state: dict) -> WeightsSeen:
-        "Also of a checkpoint in which `doubtful` was called `odd`."
-        names = {"odd": "doubtful"}
-        return cls(**{names.get(name, name): value for name, value in state.items()})
-
     @property
     def differ(self) -> bool:
         return self.largest - self.smallest > 1e-5 * abs(self.largest)
@@ -151,9 +147,8 @@ class WeightsSeen:
         Of several doubtful parts in one step only the last is verified: a look costs
         passes."""
         due, numbers = None, _numbers_of(parts)
-        for part, (weight, loss, counted) in zip(parts, numbers):
-            counted = None if part.counted is None else counted
-            if self._is_doubtful(weight, loss, counted):
+        for part, of_part in zip(parts, numbers):
+            if self._is_doubtful(*of_part):
                 self.doubtful += 1
                 due = part.batch if check_is_due(self.doubtful) else due
         for weight, *_ in numbers:
@@ -162,32 +157,29 @@ class WeightsSeen:
             self.parts += 1
         return due
 
-    def _is_doubtful(self, weight: float, loss: float, counted: float | None) -> bool:
+    def _is_doubtful(self, weight: float, loss: float, counted: float) -> bool:
+        if not math.isnan(counted): # a loss may leave out a part that has targets
+            return abs(weight - counted) > 1e-5 * max(abs(weight), abs(counted))
         if not weight:
             return False
-        if counted is not None:
-            return abs(weight - counted) > 1e-5 * abs(weight)
         is_light = weight <= 1 < self.largest or weight < self.smallest * (1 - 1e-5)
         return loss == 0 or is_light
 
 def heaviest(
     parts: list[PartWeight], # of one step
     besides: Mapping | None, # the batch of one of them
-) -> Mapping | None: # a batch; None: no other part
-    "The batch of the part that adds most to the loss of a step."
+) -> tuple[Mapping | None, float]: # its batch and what it adds; None: no other part
+    "The part that adds most to the loss of a step."
     others = [part for part in parts if part.batch is not besides]
     sizes = [abs(weight * loss) for weight, loss, _ in _numbers_of(others)]
     sizes = [size if size == size else 0.0 for size in sizes] # means over nothing
-    return others[sizes.index(max(sizes))].batch if others else None
+    most = max(sizes, default=-1.0)
+    return (others[sizes.index(most)].batch if others else None), most
 
 def _numbers_of(parts: list[PartWeight]) -> list[list[float]]:
     "Weight, loss and count of each part, in one copy from the device."
-    values = [(p.weight, p.loss, 0 if p.counted is None else p.counted) for p in parts]
-    if not any(torch.is_tensor(v) and v.device.type != "cpu" for row in values for v in row):
-        return [[float(v) for v in row] for row in values]
-    device = parts[0].loss.device
-    flat = [torch.as_tensor(v, device=device).float().reshape(()) for r in values for v in r]
-    return torch.stack(flat).reshape(-1, 3).tolist()
+    flat = numbers_on_host([v for p in parts for v in (p.weight, p.loss, p.counted)])
+    return [flat[i:i + 3] for i in range(0, len(flat), 3)]
 
 # %% ../../nbs/accumulation_loss/step.ipynb #b1c0d014
 def set_aside(model: nn.Module) -> list[tuple]: # for `add_back`
@@ -217,12 +209,10 @@ def multiply_gradients(model: nn.Module, factor: float | torch.Tensor):
 # %% ../../nbs/accumulation_loss/step.ipynb #b1c0d017
 _NOTHING = torch.zeros(0, dtype=torch.long) # of which transformers counts tokens
 
-class Filler(dict):
-    "Stands in for a batch that the data set did not have."
-
 def is_filler(
     batch: Mapping, # or a copy of it
 ) -> bool:
+    "Whether it stands in for a batch that the data set did not have."
     return any(value is _NOTHING for value in batch.values())
 
 class Weightless(dict):
@@ -240,7 +230,7 @@ def filled_up(
     if not batches and last is None:
         raise RuntimeError("this process has no batch and others have: give each some")
     batches = batches or [Weightless(last)]
-    filler = Filler(batches[0] | {main_input: _NOTHING, "attention_mask": _NOTHING})
+    filler = batches[0] | {main_input: _NOTHING, "attention_mask": _NOTHING}
     return [filler] * (width - len(batches)) + batches
 
 # %% ../../nbs/accumulation_loss/step.ipynb #b1c0d020

@@ -19,41 +19,34 @@ def _best_fit(
 ) -> list:  # of (room at the start or None, lengths added, number of such rows)
     "Best-fit decreasing on a histogram of lengths."
     capacity = len(counts) - 1
-    groups = [[] for _ in rooms]  # by room left: (chain, rows)
+    groups = [[] for _ in rooms]  # by room left, as they are returned
     for room in np.flatnonzero(rooms[1:]) + 1:
-        groups[room].append((int(room), int(rooms[room])))
+        groups[room].append((int(room), (), int(rooms[room])))
     has_rows = np.array([bool(group) for group in groups])
     for length in np.flatnonzero(counts)[::-1].tolist():
         left = int(counts[length])
         while left:
             room = length + int(has_rows[length:].argmax())  # the least that is enough
             if has_rows[room]:
-                chain, rows = groups[room].pop()
+                group = groups[room].pop()
             else:  # new rows, as many as the sequences that are left can fill
-                room, chain, rows = capacity, None, -(-left // (capacity // length))
-            left -= _fill(groups, has_rows, room, chain, rows, length, left)
+                room, group = capacity, (None, (), -(-left // (capacity // length)))
+            left -= _fill(groups, has_rows, room, group, length, left)
             has_rows[room] = bool(groups[room])
-    return [(*_contents(chain), rows) for group in groups for chain, rows in group]
+    return [rows for group in groups for rows in group]
 
 # %% ../../nbs/bucketing/best_fit.ipynb #2f9873d9
-def _fill(groups, has_rows, room, chain, rows, length, left):
+def _fill(groups, has_rows, room, group, length, left):
     "Add sequences of one length to a group of rows; returns how many were placed."
+    start, added, rows = group
     each = min(room // length, left)
     filled = min(rows, left // each)
     room_after = room - each * length
-    groups[room_after].append(((chain, length, each), filled))
+    groups[room_after].append((start, (length,) * each + added, filled))
     has_rows[room_after] = True
-    if rows > filled and chain is not None:
-        groups[room].append((chain, rows - filled))
+    if rows > filled and (added or start is not None):  # rows that exist already
+        groups[room].append((start, added, rows - filled))
     return filled * each
-
-def _contents(chain):
-    "What a chain started from, and the lengths that were added to it."
-    added = []
-    while isinstance(chain, tuple):
-        chain, length, each = chain
-        added += [length] * each
-    return chain, added
 
 # %% ../../nbs/bucketing/best_fit.ipynb #da1c2e37
 def _deal(

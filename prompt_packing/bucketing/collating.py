@@ -30,8 +30,9 @@ class ListColumn:
         offsets = [chunk.offsets.to_numpy().astype(np.int64) for chunk in chunks]
         # one array of values per chunk: to join them would copy all tokens
         self.values = [chunk.values.to_numpy(zero_copy_only=False) for chunk in chunks]
-        self.starts = _concatenated([each[:-1] for each in offsets])
-        self.lengths = _concatenated([np.diff(each) for each in offsets])
+        none = np.zeros(0, np.int64) # there may be no chunk
+        self.starts = np.concatenate([none, *(each[:-1] for each in offsets)])
+        self.lengths = np.concatenate([none, *map(np.diff, offsets)])
         self.chunks = np.repeat(np.arange(len(chunks)), list(map(len, chunks)))
         if picked is not None:
             self.starts, self.lengths = self.starts[picked], self.lengths[picked]
@@ -49,9 +50,6 @@ class ListColumn:
         starts, chunks = self.starts[picked], self.chunks[picked].tolist()
         ends = (starts + self.lengths[picked]).tolist()
         return [self.values[c][s:e] for c, s, e in zip(chunks, starts.tolist(), ends)]
-
-def _concatenated(arrays):
-    return np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
 
 # %% ../../nbs/bucketing/collating.ipynb #f141924a
 def list_column(
@@ -71,7 +69,7 @@ def list_column(
 
 # %% ../../nbs/bucketing/collating.ipynb #a40d91ed
 def dataset_lengths(
-    dataset: Any, # a `datasets.Dataset`, a list of features, or what has `lengths`
+    dataset: Any, # a `datasets.Dataset`, or what has `lengths`
     column:str="length", # name of a column that holds lengths
 ) -> np.ndarray: # shape (rows,), int64
     """Tokens in each row: from `lengths`, the column, the masks, or `input_ids`.
@@ -89,17 +87,11 @@ def dataset_lengths(
         present = [name for name in ("input_ids", "attention_mask") if name in names]
         columns = [list_column(dataset, name) for name in present]
         return as_lengths(_shown_lengths(*columns))
-    if isinstance(dataset, (list, tuple)) and "input_ids" in dataset[0]:
-        return as_lengths([_row_length(row) for row in dataset])
     raise ValueError(
         "the length of every row is needed, and this data set does not have it "
         f"({type(dataset).__name__}): give it an attribute `lengths`, a column "
         f"{column!r}, or a column 'input_ids' (an iterable data set has no lengths: "
         "see StreamingBatches)")
-
-def _row_length(row):
-    mask = row.get("attention_mask")
-    return len(row["input_ids"]) if mask is None else int(np.count_nonzero(mask))
 
 def _shown_lengths(ids, masks=None):
     "Tokens in each row that its mask does not hide."
@@ -205,16 +197,15 @@ def by_column(
 # %% ../../nbs/bucketing/collating.ipynb #2c2908fb
 def without_padding(
     columns:Mapping, # name -> one entry for each row
-    gaps:bool=True, # keep what the mask hides between tokens
 ) -> Mapping: # the same, rows without the padding that their attention mask hides
     "Cut the padding that rows bring along, in all columns of tokens."
     masks = columns.get("attention_mask")
     if masks is None or all(map(np.all, masks)):
         return columns
-    shown = [np.flatnonzero(mask) for mask in masks]
-    if gaps:
-        shown = [slice(places[0], places[-1] + 1) if len(places) else slice(0, 0)
-                 for places in shown]
+    shown = []
+    for mask in masks:
+        places = np.flatnonzero(mask)
+        shown.append(slice(places[0], places[-1] + 1) if len(places) else slice(0, 0))
     sizes = list(map(len, masks))
     return {name: [np.asarray(row)[places] for row, places in zip(rows, shown)]
             if all(map(has_entries, rows, sizes)) else rows

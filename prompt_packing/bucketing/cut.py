@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 
 # %% auto #0
-__all__ = ['cut_rows', 'deal_rows', 'pack_rows', 'cut_packed_rows', 'deal_packed_rows']
+__all__ = ['rows_within', 'cut_rows', 'deal_rows', 'pack_rows', 'cut_packed_rows', 'deal_packed_rows']
 
 # %% ../../nbs/bucketing/cut.ipynb #9e02ece3
 def _sort_rows(lengths):
@@ -29,7 +30,7 @@ def _sort_rows(lengths):
     return order, lengths[order]
 
 # %% ../../nbs/bucketing/cut.ipynb #aa9ba5c7
-def _row_limits(
+def rows_within(
     longest_first: np.ndarray,  # lengths in descending order
     token_budget: int | None,
 ) -> np.ndarray:  # most rows of a micro-batch that begins at each row, at least 1
@@ -50,7 +51,7 @@ def _check_limits(token_budget, pass_cost):
 # %% ../../nbs/bucketing/cut.ipynb #8aa76fee
 def _cheapest_ends(
     longest_first: np.ndarray,  # lengths in descending order
-    row_limits: np.ndarray,  # from `_row_limits`
+    row_limits: np.ndarray,  # from `rows_within`
     pass_cost: float,  # in tokens
 ) -> list[int]:  # the row after the last one of each micro-batch
     "Where to cut sorted rows so that tokens computed + passes x pass_cost is least."
@@ -93,24 +94,17 @@ def _walk_back(start_of):
 
 # %% ../../nbs/bucketing/cut.ipynb #63d7181b
 def _ends_for_passes(
-    longest_first: np.ndarray, row_limits: np.ndarray, passes: int
+    longest_first: np.ndarray, row_limits: np.ndarray, pass_cost: float, passes: int
 ) -> list[int]:
-    "The cheapest cut into so many. Raises where they cannot hold the rows."
-    free = 0  # a price at which there are too many passes, or just enough
-    dear = int(longest_first[0]) * len(longest_first)  # a price for the fewest passes
-    ends = _cheapest_ends(longest_first, row_limits, dear)
-    if len(ends) > passes:
-        raise ValueError(
-            f"passes is {passes}, but {len(longest_first)} rows need at least "
-            f"{len(ends)} micro-batches within the budget")
-    while dear - free > 1 and len(ends) < passes:
-        price = (free + dear) // 2
-        more = _cheapest_ends(longest_first, row_limits, price)
-        if len(more) > passes:
-            free = price
-        else:
-            dear, ends = price, more
-    return _split(longest_first, ends, min(passes, len(longest_first)))
+    "A cheap cut into so many. Raises where they cannot hold the rows."
+    fewest = int(longest_first[0]) * len(longest_first)  # a price for fewest passes
+    for price in (pass_cost, fewest):
+        ends = _cheapest_ends(longest_first, row_limits, price)
+        if len(ends) <= passes:
+            return _split(longest_first, ends, min(passes, len(longest_first)))
+    raise ValueError(
+        f"passes is {passes}, but {len(longest_first)} rows need at least "
+        f"{len(ends)} micro-batches within the budget")
 
 # %% ../../nbs/bucketing/cut.ipynb #bbffade7
 def _split(longest_first, ends, passes):
@@ -146,11 +140,11 @@ def cut_rows(
     order, longest_first = _sort_rows(lengths)
     if len(order) == 0:
         return []
-    row_limits = _row_limits(longest_first, token_budget)
+    row_limits = rows_within(longest_first, token_budget)
     if passes is None:
         ends = _cheapest_ends(longest_first, row_limits, pass_cost)
     else:
-        ends = _ends_for_passes(longest_first, row_limits, passes)
+        ends = _ends_for_passes(longest_first, row_limits, pass_cost, passes)
     return np.split(order, ends[:-1])
 
 # %% ../../nbs/bucketing/cut.ipynb #26fca4a4
@@ -158,7 +152,7 @@ def _runs_within(
     longest_first: np.ndarray,  # shape (rows,), lengths in descending order
     limits: np.ndarray,  # shape (limits,), tokens of a micro-batch
     world_size: int,
-    row_limits: np.ndarray,  # from `_row_limits`
+    row_limits: np.ndarray,  # from `rows_within`
 ) -> np.ndarray:  # shape (rows, limits): where a pass ends that begins at this row
     "Fill `world_size` micro-batches up to a limit, from each row on."
     rows = len(longest_first)
@@ -177,7 +171,7 @@ def _runs_within(
 # %% ../../nbs/bucketing/cut.ipynb #a4580988
 def _passes_together(
     longest_first: np.ndarray,
-    row_limits: np.ndarray,  # from `_row_limits`
+    row_limits: np.ndarray,  # from `rows_within`
     world_size: int,
     token_budget: int | None,
     pass_cost: float,
@@ -220,14 +214,8 @@ def _level_ends(longest_first, row_limits, parts):
             ends.append(start)
         return ends
 
-    low, high = length[0], length[0] * rows
-    while low < high:
-        middle = (low + high) // 2
-        if fill(middle)[-1] == rows:
-            high = middle
-        else:
-            low = middle + 1
-    return fill(high)
+    limits = range(length[0] * rows)
+    return fill(bisect_left(limits, rows, key=lambda limit: fill(limit)[-1]))
 
 # %% ../../nbs/bucketing/cut.ipynb #9edcda00
 def _deal_equal(longest_first, row_limits, world_size, token_budget, pass_cost):
@@ -247,16 +235,15 @@ def _deal_equal(longest_first, row_limits, world_size, token_budget, pass_cost):
     return processes
 
 # %% ../../nbs/bucketing/cut.ipynb #e1339f5a
-def _deal_dearest_first(longest_first, parts, world_size, pass_cost):
-    "Micro-batches to processes, and the cost of the slowest process."
-    costs = [int(longest_first[start]) * (end - start) for start, end in parts]
-    processes = [[] for _ in range(world_size)]
-    loads = [(0, number) for number in range(world_size)]  # a heap: the least first
-    for part in np.argsort(np.negative(costs), kind="stable").tolist():
-        load, number = loads[0]
-        processes[number].append(parts[part])
-        heapq.heapreplace(loads, (load + costs[part] + pass_cost, number))
-    return processes, max(loads)[0]
+def _largest_first(weights: np.ndarray, places: int) -> tuple[list, float]:
+    "Each item to the place that has least so far; the items and the most of a place."
+    items = [[] for _ in range(places)]
+    loads = [(0, place) for place in range(places)]  # a heap: the least first
+    for item in np.argsort(-weights, kind="stable").tolist():
+        load, place = loads[0]
+        items[place].append(item)
+        heapq.heapreplace(loads, (load + weights[item], place))
+    return items, max(loads)[0]
 
 # %% ../../nbs/bucketing/cut.ipynb #a860b705
 def _deal_free(longest_first, row_limits, world_size, token_budget, pass_cost):
@@ -265,16 +252,18 @@ def _deal_free(longest_first, row_limits, world_size, token_budget, pass_cost):
         longest_first, row_limits, world_size, token_budget, pass_cost)
     cuts = [[part for process in together for part in process]]
     text = int(longest_first.sum()) // world_size + 1  # of one process
-    for limit in (token_budget, text, text / 1.5, text / 2, text / 3, text / 4):
-        if limit is None:
-            continue
-        rows = np.maximum(limit // longest_first, 1).astype(np.int64)
-        ends = _cheapest_ends(longest_first, np.minimum(rows, row_limits), pass_cost)
+    for limit in (token_budget, text, 2 * text // 3, text // 2, text // 3, text // 4):
+        rows = np.minimum(rows_within(longest_first, limit), row_limits)
+        ends = _cheapest_ends(longest_first, rows, pass_cost)
         if len(ends) >= min(world_size, len(longest_first)):
             cuts.append(list(zip([0, *ends], ends)))
-    deals = [_deal_dearest_first(longest_first, parts, world_size, pass_cost)
-             for parts in cuts]
-    return min(deals, key=lambda deal: deal[1])[0]
+    deals = []
+    for parts in cuts:
+        starts, ends = np.array(parts).T
+        costs = longest_first[starts] * (ends - starts) + pass_cost
+        numbers, slowest = _largest_first(costs, world_size)
+        deals.append((slowest, [[parts[i] for i in mine] for mine in numbers]))
+    return min(deals, key=lambda deal: deal[0])[1]
 
 # %% ../../nbs/bucketing/cut.ipynb #b4ca9c46
 def deal_rows(
@@ -299,7 +288,7 @@ def deal_rows(
     order, longest_first = _sort_rows(lengths)
     if len(order) == 0:
         return [[] for _ in range(world_size)]
-    row_limits = _row_limits(longest_first, token_budget)
+    row_limits = rows_within(longest_first, token_budget)
     if world_size == 1:
         ends = _cheapest_ends(longest_first, row_limits, pass_cost)
         return [np.split(order, ends[:-1])]
@@ -317,10 +306,9 @@ def pack_rows(
     """Rows into packed rows that are equally full, as few as their capacity allows.
 
     A row longer than the capacity is a packed row of its own. Raises `ValueError` for
-    a capacity or multiple below 1."""
-    for name, value in (("capacity", capacity), ("multiple", multiple)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1; got {value}")
+    a capacity below 1."""
+    if capacity < 1:
+        raise ValueError(f"capacity must be at least 1; got {capacity}")
     order, longest_first = _sort_rows(lengths)
     too_long = int((longest_first > capacity).sum())
     alone = [order[row:row + 1] for row in range(too_long)]
@@ -330,25 +318,12 @@ def pack_rows(
     number += -(number + too_long) % multiple
     more = multiple
     while number < len(order):
-        packed = _emptiest_first(longest_first.tolist(), number, capacity)
-        if packed is not None:
+        packed, fullest = _largest_first(longest_first, number)
+        if fullest <= capacity:
             return alone + [order[rows] for rows in packed]
         # more packed rows are less full, and no wider: one too many costs nothing
         number, more = number + more, 2 * more
     return alone + [order[row:row + 1] for row in range(len(order))]
-
-# %% ../../nbs/bucketing/cut.ipynb #70fe0dd1
-def _emptiest_first(longest_first, number, capacity):
-    "Rows to `number` packed rows, each to the emptiest; None if one is over capacity."
-    packed = [[] for _ in range(number)]
-    fills = [(0, place) for place in range(number)]  # a heap: the emptiest first
-    for row, length in enumerate(longest_first):
-        fill, place = fills[0]
-        if fill + length > capacity:
-            return None
-        packed[place].append(row)
-        heapq.heapreplace(fills, (fill + length, place))
-    return packed
 
 # %% ../../nbs/bucketing/cut.ipynb #bf8dd619
 def _fills(packed, lengths):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from .collating import (
-    by_column, column_fills, has_entries, torch_dtype_array, without_padding)
+    PaddedCollator, by_column, column_fills, has_entries)
 
 # %% auto #0
 __all__ = ['packing_kinds', 'PackingWay', 'Layout', 'lay_out', 'pack_batch', 'PackedCollator']
@@ -155,44 +155,30 @@ def pack_batch(
     capacity:int | None, # tokens in a packed row; None: as many as the fullest has
     way:PackingWay, # of the model
     *,
-    lengths:np.ndarray | None=None, # tokens in each row of the batch; None: by its mask
-    padding_side:str="right", # of the batch, where its mask is not on the CPU
+    lengths:np.ndarray | None=None, # tokens in each row, if the batch has no mask
 ) -> dict: # of tensors of shape (packed rows, capacity, ...), and what the way needs
     """The rows of a padded batch laid end to end, on the same device.
 
     Raises `ValueError` for a column with one entry for each row, such as the label of a
     classifier, and for sequences that are too long for the capacity or the way."""
     columns = _token_columns(batch)
-    mask = _token_mask(batch, columns, lengths, padding_side)
-    flat = {name: values.flatten(0, 1) for name, values in columns.items()}
-    others = {name: value for name, value in batch.items()
-              if name not in columns and name != "attention_mask"}
+    mask = _token_mask(batch, lengths)
     tokens, lengths = np.flatnonzero(mask), mask.sum(1)
-    return others | _gather(flat, tokens, lengths, rows, capacity, way)
-
-# %% ../../nbs/bucketing/packed_rows.ipynb #80fa480c
-def _gather(
-    columns, # name -> tensor of shape (places, ...)
-    tokens, # the places of all tokens, sequence after sequence
-    lengths, # tokens in each sequence
-    rows, capacity, way,
-) -> dict:
-    "Columns in packed rows, with positions and what keeps sequences apart."
     _check_longest(lengths, way)
     layout = lay_out(lengths, way.laid_rows(rows), None if way.one_row else capacity)
     starts = np.cumsum(lengths) - lengths
     number = starts[layout.sequence] + layout.offset # of each token among all
     source = tokens[np.where(layout.sequence < 0, 0, number)]
-    device = columns["input_ids"].device
     # one copy to the device for all three
     index = torch.from_numpy(np.stack([source, layout.offset, layout.sequence]))
-    source, offset, segments = index.to(device, non_blocking=True)
-    is_padding = segments < 0
-    packed = {}
+    source, offset, segments = index.to(batch["input_ids"].device, non_blocking=True)
+    packed = {name: value for name, value in batch.items()
+              if name not in columns and name != "attention_mask"}
     for name, values in columns.items():
-        values = values.index_select(0, source.flatten()).unflatten(0, source.shape)
-        hidden = is_padding.reshape(*is_padding.shape, *[1] * (values.dim() - 2))
-        packed[name] = values.masked_fill(hidden, _fill(name, way))
+        values = values.flatten(0, 1).index_select(0, source.flatten())
+        fill = way.pad_token_id if name == "input_ids" else column_fills.get(name, 0)
+        values[segments.flatten() < 0] = fill
+        packed[name] = values.unflatten(0, source.shape)
     if way.shifted_labels and "labels" in packed:
         packed["labels"] = packed["labels"].masked_fill(offset == 0, -100)
     if "position_ids" not in packed:
@@ -200,9 +186,6 @@ def _gather(
     return packed | _separating_arguments(layout, segments, way)
 
 # %% ../../nbs/bucketing/packed_rows.ipynb #be645030
-def _fill(name, way):
-    return way.pad_token_id if name == "input_ids" else column_fills.get(name, 0)
-
 def _check_longest(lengths, way):
     if way.longest is None or not len(lengths) or lengths.max() <= way.longest:
         return
@@ -223,30 +206,25 @@ def _token_columns(batch):
         if values.shape[:2] == tokens:
             columns[name] = values
         elif values.dim() and values.shape[0] == rows:
-            raise _one_for_each_row(name, values)
+            raise _one_for_each_row(name)
     return columns
 
-def _one_for_each_row(name, values):
+def _one_for_each_row(name):
     what = "label" if name == "labels" else f"entry of {name!r}"
     return ValueError(
-        f"packed sequences need one {what} for each token; got one for each sequence "
-        f"(shape {tuple(values.shape)}), and a packed row holds several. Use "
-        "token_budget without pack, or remove the column")
+        f"packed sequences need one {what} for each token; got one for each sequence, "
+        "and a packed row holds several. Use token_budget without pack, or remove the "
+        "column")
 
-def _token_mask(batch, columns, lengths, padding_side):
+def _token_mask(batch, lengths):
     "Shape (rows, longest), true for tokens, on the CPU."
-    size, mask = columns["input_ids"].shape[:2], batch.get("attention_mask")
-    # a mask on the CPU is read in any case: it says on which side the padding is
-    is_near = mask is not None and mask.dim() == 2 and mask.device.type == "cpu"
-    if lengths is not None and not is_near:
-        lengths, places = np.asarray(lengths)[:, None], np.arange(size[1])
-        if padding_side == "left":
-            return places >= size[1] - lengths
-        return places < lengths
+    size, mask = batch["input_ids"].shape[:2], batch.get("attention_mask")
+    if mask is not None and mask.dim() == 2:
+        return mask.cpu().numpy() != 0
+    if lengths is not None:
+        return np.arange(size[1]) < np.asarray(lengths)[:, None]
     if mask is None:
         return np.ones(size, bool)
-    if mask.dim() == 2:
-        return mask.cpu().numpy() != 0
     raise ValueError("packed rows need an attention_mask of shape (rows, tokens), 0 "
                      f"where a row is padded; got shape {tuple(mask.shape)}")
 
@@ -270,16 +248,26 @@ class PackedCollator:
     def __call__(self,
         features:Sequence[Mapping] | Mapping, # rows, or a dict of columns
     ) -> dict:
-        columns = {**without_padding(by_column(features), gaps=False)}
-        columns.pop("attention_mask", None) # nothing is masked any more
-        lengths = np.fromiter(map(len, columns["input_ids"]), np.int64)
-        rows = _next_fit(lengths, self.capacity)
-        if "labels" not in columns and self.way.causal:
-            columns["labels"] = columns["input_ids"]
-        flat = {name: _joined(name, values, lengths) for name, values in columns.items()
-                if name == "labels" or _is_per_token(values, lengths)}
-        tokens = np.arange(lengths.sum())
-        return _gather(flat, tokens, lengths, rows, self.capacity, self.way)
+        batch = _pad(_numbers_of_tokens(by_column(features)))
+        if "labels" not in batch and self.way.causal:
+            batch["labels"] = batch["input_ids"]
+        rows = _next_fit(batch["attention_mask"].sum(1).numpy(), self.capacity)
+        return pack_batch(batch, rows, self.capacity, self.way)
+
+# %% ../../nbs/bucketing/packed_rows.ipynb #ef0e2056
+_pad = PaddedCollator(pad_token_id=0) # of what is left out again
+
+def _numbers_of_tokens(columns):
+    "The columns with a number for each token, or several. Raises for other labels."
+    lengths = list(map(len, columns["input_ids"]))
+    kept = {}
+    for name, rows in columns.items():
+        per_token = all(map(has_entries, rows, lengths))
+        if per_token and np.asarray(rows[0]).dtype.kind in "biuf":
+            kept[name] = rows
+        elif name == "labels":
+            raise _one_for_each_row(name)
+    return kept
 
 # %% ../../nbs/bucketing/packed_rows.ipynb #d468a216
 def _next_fit(lengths, capacity):
@@ -298,17 +286,3 @@ def _next_fit(lengths, capacity):
         rows[-1].append(number)
         room -= length
     return rows
-
-# %% ../../nbs/bucketing/packed_rows.ipynb #ef0e2055
-def _joined(name, values, lengths):
-    "The entries of all tokens in one tensor."
-    joined = np.concatenate([np.atleast_1d(entries) for entries in values])
-    if len(joined) != lengths.sum():
-        raise _one_for_each_row(name, np.empty(len(values)))
-    return torch.from_numpy(torch_dtype_array(joined))
-
-def _is_per_token(rows, lengths):
-    "Whether a column has a number for each token, or several."
-    if not all(map(has_entries, rows, lengths)):
-        return False
-    return np.asarray(rows[0]).dtype.kind in "biuf"

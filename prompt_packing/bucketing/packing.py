@@ -20,9 +20,10 @@ from .collating import PaddedCollator
 from .packed_rows import (
     PackedCollator, PackingWay, lay_out, pack_batch)
 from .plan import (
-    deal_batches, narrow_integers, sort_rows, take_batches)
+    deal_batches, narrow_integers, sort_rows)
 from .varlen import is_fast_on
 from ..foundation.foreign import attention_of
+from ..foundation.mixins import in_eval_mode
 
 # %% auto #0
 __all__ = ['pack_sequences', 'packing_errors', 'way_to_pack', 'collator_for_packing']
@@ -56,9 +57,10 @@ def pack_sequences(
     if where is None:
         raise _too_few(len(lengths), batches, step)
     indices, offsets, computed = _cut_rows(order, where, batches, capacity, random)
-    tokens = np.add.reduceat(narrow[indices], offsets[:-1], dtype=np.int64)
-    mine = deal_batches(tokens, world_size, random)[:, rank]
-    return BatchPlan(*take_batches(indices, offsets, mine), lengths, computed[mine])
+    plan = BatchPlan(indices, offsets, narrow, computed)
+    mine = deal_batches(plan.tokens, world_size, random)[:, rank]
+    return BatchPlan.from_batches(
+        [plan[batch] for batch in mine], lengths, computed[mine])
 
 # %% ../../nbs/bucketing/packing.ipynb #da8eb9d9
 def _cut_rows(order, where, batches, capacity, random):
@@ -85,15 +87,10 @@ def _trial_mode(model, autocast):
     "Evaluation under autocast, without gradients. Random state and modes are put back."
     device = _device(model)
     devices = [device] if device.type in ("cuda", "xpu") else [] # besides the CPU
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.random.fork_rng(devices, device_type=device.type), torch.no_grad(), \
-                torch.autocast(device.type, autocast, enabled=autocast is not None):
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
+    with torch.random.fork_rng(devices, device_type=device.type), torch.no_grad(), \
+            torch.autocast(device.type, autocast, enabled=autocast is not None), \
+            in_eval_mode(model):
+        yield
 
 def _device(model): return next(model.parameters()).device
 

@@ -15,23 +15,23 @@ import numpy as np
 from prompt_packing.bucketing.batches import (
     BatchPlan, as_lengths, check_longest, check_positive, check_rank, epoch_random,
     stable_order)
+from .cut import rows_within
 
 # %% auto #0
-__all__ = ['narrow_integers', 'sort_rows', 'deal_batches', 'take_batches', 'default_window', 'plan_batches', 'ResumableSampler',
-           'UsedBatches', 'PlannedBatchSampler']
+__all__ = ['narrow_integers', 'sort_rows', 'deal_batches', 'default_window', 'plan_batches', 'ResumableSampler', 'UsedBatches',
+           'PlannedBatchSampler']
 
 # %% ../../nbs/bucketing/plan.ipynb #2392f7ce
 def _batch_shapes(
-    longest_first: np.ndarray,  # lengths in descending order
-    rows_at: Callable[[int], int],  # longest length in a batch -> rows in it
+    most_rows: np.ndarray,  # of a batch that begins at each row, longest first
     windows: int,  # batches in a group
 ) -> np.ndarray:  # shape (groups, 2): rows and batches
     "Cut sorted lengths into groups. Nothing in it is random: each epoch has the same."
     groups = []
     start = 0
-    while start < len(longest_first):
-        rows = rows_at(int(longest_first[start]))
-        taken = min(rows * windows, len(longest_first) - start)
+    while start < len(most_rows):
+        rows = int(most_rows[start])
+        taken = min(rows * windows, len(most_rows) - start)
         groups.append((taken, -(-taken // rows)))
         start += taken
     return np.array(_spread_rest(groups))
@@ -81,11 +81,10 @@ def sort_rows(
     lengths: np.ndarray, random: np.random.RandomState | None = None
 ) -> np.ndarray:
     "Row numbers, longest first; equal lengths in random order, or in that of the data."
-    keys = lengths.max() - lengths
-    if random is None:
-        return stable_order(keys)
-    shuffled = random.permutation(len(lengths))
-    return shuffled[stable_order(keys[shuffled])]
+    rows = np.arange(len(lengths))
+    if random is not None:
+        rows = random.permutation(len(lengths))
+    return rows[stable_order(lengths.max() - lengths[rows])]
 
 def _shuffle_groups(order, groups, random):
     "Shuffle the rows inside each group."
@@ -111,25 +110,7 @@ def deal_batches(
     turn = (np.arange(world_size) + first_rank) % world_size
     return np.take_along_axis(by_step, turn, 1)
 
-def take_batches(
-    indices: np.ndarray, offsets: np.ndarray, chosen: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    "The chosen batches' rows, one batch after the other, and their offsets."
-    sizes = np.diff(offsets)[chosen]
-    new_offsets = np.concatenate([[0], np.cumsum(sizes)])
-    shift = np.repeat(offsets[chosen] - new_offsets[:-1], sizes)
-    return indices[shift + np.arange(new_offsets[-1])], new_offsets
-
 # %% ../../nbs/bucketing/plan.ipynb #90da55ee
-def _rows_for(token_budget, batch_size):
-    "Function from the longest length of a batch to its number of rows."
-    def rows_at(longest):
-        limits = [] if batch_size is None else [batch_size]
-        if token_budget is not None:
-            limits.append(token_budget // longest)
-        return min(limits)
-    return rows_at
-
 def default_window(rows: int) -> int:
     "A quarter of the rows, at most 100,000."
     return min(100_000, -(-rows // 4))
@@ -142,16 +123,16 @@ def _count_windows(rows, window, shuffle):
     return -(-rows // window) if shuffle else 1
 
 # %% ../../nbs/bucketing/plan.ipynb #4921b4db
-def _shape_plan(longest_first, rows_at, windows, multiple):
+def _shape_plan(most_rows, windows, multiple):
     """Groups whose number of batches is a multiple of `multiple`.
 
     One window where so many leave too few rows."""
     for tried in (windows, 1):
-        groups = _cut_finer(_batch_shapes(longest_first, rows_at, tried), multiple)
+        groups = _cut_finer(_batch_shapes(most_rows, tried), multiple)
         if groups is not None:
             return groups
     raise ValueError(
-        f"{len(longest_first)} rows cannot be dealt in batches whose number is a "
+        f"{len(most_rows)} rows cannot be dealt in batches whose number is a "
         f"multiple of {multiple} (ranks x multiple), none of them empty: use fewer "
         "ranks, more rows, or a larger budget")
 
@@ -184,14 +165,16 @@ def plan_batches(
     narrow = narrow_integers(lengths)
     order = sort_rows(narrow, random)
     windows = _count_windows(len(lengths), window, shuffle)
-    rows_at = _rows_for(token_budget, batch_size)
-    groups = _shape_plan(narrow[order], rows_at, windows, multiple)
+    most_rows = rows_within(lengths[order], token_budget)
+    if batch_size is not None:
+        most_rows = np.minimum(most_rows, batch_size)
+    groups = _shape_plan(most_rows, windows, multiple)
     if shuffle:
         order = _shuffle_groups(order, groups, random)
     offsets = np.concatenate([[0], np.cumsum(_even_sizes(groups))])
-    computed = BatchPlan(order, offsets, narrow).computed
-    chosen = deal_batches(computed, world_size, random)[:, rank]
-    return BatchPlan(*take_batches(order, offsets, chosen), lengths)
+    plan = BatchPlan(order, offsets, narrow)
+    mine = deal_batches(plan.computed, world_size, random)[:, rank]
+    return BatchPlan.from_batches([plan[batch] for batch in mine], lengths)
 
 # %% ../../nbs/bucketing/plan.ipynb #927ae3ed
 def _check_sizes(lengths, token_budget, batch_size):

@@ -242,8 +242,9 @@ def _advice(table, token_budget, batch_size):
     planned = table.loc[f"tokens_per_step={token_budget}, cut"]
     packed = table.loc[f"tokens_per_step={token_budget}, packed"]
     if plain.compute / same_steps.compute < 1.02:
-        return [f"{rows} rows, shuffled: {plain.padding:.1%} is padding, so a token "
-                "budget gains nothing."]
+        return [f"{rows} rows, shuffled: {plain.padding:.1%} is padding. A token budget "
+                "gains nothing here: a further pass costs more than the padding that it "
+                "saves."]
     times = [plain.compute / plan.compute for plan in (same_steps, planned, packed)]
     steps = f"{planned.steps:.0f} step{'' if planned.steps == 1 else 's'}"
     return [

@@ -46,19 +46,19 @@ __all__ = ['Task', 'check_record', 'tokenize_corpus', 'TokenShards']
 _schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
 
 def _write_tokens(path, id_blocks):
-    "Blocks of lists of ids as an Arrow file; the length of every row, the largest id."
-    lengths, largest = [], 0
+    "Blocks of lists of ids as an Arrow file; what a record says about them."
+    rows = tokens = largest = 0
     with open(path, "xb") as file, pa.ipc.new_stream(file, _schema) as writer:
         for ids in id_blocks:
-            sizes = np.fromiter(map(len, ids), np.int64, len(ids))
+            ends = np.cumsum(np.fromiter(map(len, ids), np.int64, len(ids)))
             flat = itertools.chain.from_iterable(ids)
-            flat = np.fromiter(flat, np.int32, sizes.sum())
-            offsets = np.append(0, np.cumsum(sizes)).astype(np.int32)
+            flat = np.fromiter(flat, np.int32, ends[-1])
+            offsets = np.append(0, ends).astype(np.int32)
             column = pa.ListArray.from_arrays(offsets, flat)
             writer.write_batch(pa.record_batch([column], schema=_schema))
-            lengths.append(sizes.astype(np.uint32))
+            rows, tokens = rows + len(ids), tokens + len(flat)
             largest = max(largest, int(flat.max()))
-    return np.concatenate(lengths), largest
+    return {"rows": rows, "tokens": tokens, "largest id": largest}
 
 def _id_blocks(path, column, encode, bad_rows):
     "Lists of ids, many rows at a time. Raises `ValueError` for a row without a token."
@@ -75,36 +75,29 @@ class Task(NamedTuple):
     "What a worker does: a file of text into a shard."
     path: str
     content: dict # of the file, from `_content_of`: what it was when it was looked at
-    target: str # path of the shard, without ending
+    target: str # path of the shard
     column: str
     max_length: int | None
     bad_rows: str
 
 def _tokenize_file(task, encode):
-    "Write the files of a shard under names of their own; their paths and the record."
-    bad_rows = BadRows(task.bad_rows)
-    parts = {ending: aside_path(f"{task.target}{ending}") for ending in _ENDINGS}
-    with ExitStack() as leftovers, _said_if_full(task):
-        for part in parts.values():
-            leftovers.callback(part.unlink, missing_ok=True)
-        ids = _id_blocks(task.path, task.column, encode, bad_rows)
-        lengths, largest = _write_tokens(parts[".arrow"], ids)
-        with open(parts[".npy"], "xb") as file:
-            np.save(file, lengths)
-        for part in parts.values():
-            sync_path(part)
+    "Write a shard under a name of its own; its path and its record."
+    bad_rows, part = BadRows(task.bad_rows), aside_path(task.target)
+    with ExitStack() as leftover, _said_if_full(task):
+        leftover.callback(part.unlink, missing_ok=True)
+        written_tokens = _write_tokens(
+            part, _id_blocks(task.path, task.column, encode, bad_rows))
+        sync_path(part)
         if _stat_of(task.path) != task.content["stat"]:
             raise ValueError(f"{task.path} has changed while it was read: call again")
         record = {
-            "shard": os.path.basename(task.target),
+            "shard": Path(task.target).stem,
             "source": os.path.basename(task.path), "path": task.path,
-            "content": task.content, "column": task.column, "rows": len(lengths),
-            "tokens": int(lengths.sum()), "largest id": largest,
+            "content": task.content, "column": task.column, **written_tokens,
             "left out": bad_rows.count,
-            "bytes": {ending: os.path.getsize(parts[ending]) for ending in _ENDINGS},
-            "crc32": {ending: file_checksum(parts[ending]) for ending in _ENDINGS}}
-        leftovers.pop_all() # the files are whole, and stay
-    return parts, record
+            "bytes": os.path.getsize(part), "crc32": file_checksum(part)}
+        leftover.pop_all() # the file is whole, and stays
+    return part, record
 
 # %% ../../nbs/bucketing/shards.ipynb #c27ceaa5
 @contextmanager
@@ -120,7 +113,6 @@ def _said_if_full(task):
             f"{os.strerror(error.errno)}. Finished shards are kept: make room and "
             "call again to go on with the others") from error
 
-_ENDINGS = (".arrow", ".npy")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # %% ../../nbs/bucketing/shards.ipynb #7b9f8991
@@ -207,7 +199,7 @@ def _has_checksum(content):
     return _with_checksum(rest) == content
 
 def _records(folder):
-    "The records of shards whose files are there, as they were written."
+    "The records of shards whose file is there, with the size that was written."
     records = []
     for path in sorted(folder.glob("[0-9]*.json")):
         try:
@@ -224,30 +216,30 @@ def check_record(
     record: dict, # of a shard, as it was read
     path: Path, # of the file that holds it, for the message
 ):
-    "Raise `DamagedFolder` if a shard is not as the record says."
+    "Raise `DamagedFolder` if a record is unusable, or its file missing or cut."
     try:
-        stem, sizes = record["shard"], dict(record["bytes"])
-        numbers = [record["rows"], record["tokens"], *sizes.values()]
+        numbers = record["rows"], record["tokens"], record["bytes"]
         content = record["content"]["digest"], record["content"]["bytes"]
-        usable = (re.fullmatch(r"\d{5,}", stem) and set(sizes) == set(_ENDINGS)
+        usable = (re.fullmatch(r"\d{5,}", record["shard"]) and all(content)
                   and all(type(n) is int and n > 0 for n in numbers)
-                  and set(record["crc32"]) == set(_ENDINGS) and all(content)
-                  and _has_checksum(record))
+                  and type(record["crc32"]) is str and _has_checksum(record))
     except (KeyError, TypeError, ValueError):
         usable = False
     if not usable:
         raise DamagedFolder(f"{path}: a record of a shard is damaged, or was written "
                             "by another version: call tokenize_corpus again")
-    for ending, size in sizes.items():
-        path = folder / f"{stem}{ending}"
-        if not path.is_file():
-            raise DamagedFolder(f"{path}, made of {record['source']}, is missing: call "
-                                "tokenize_corpus again")
-        if path.stat().st_size != size:
-            raise DamagedFolder(
-                f"{path}, made of {record['source']}, has {path.stat().st_size:,} "
-                f"bytes, and {size:,} were written: remove it and call tokenize_corpus "
-                "again")
+    path = _shard_path(folder, record)
+    if not path.is_file():
+        raise DamagedFolder(f"{path}, made of {record['source']}, is missing: call "
+                            "tokenize_corpus again")
+    if path.stat().st_size != record["bytes"]:
+        raise DamagedFolder(
+            f"{path}, made of {record['source']}, has {path.stat().st_size:,} bytes, "
+            f"and {record['bytes']:,} were written: remove it and call tokenize_corpus "
+            "again")
+
+def _shard_path(folder, record):
+    return folder / f"{record['shard']}.arrow"
 
 # %% ../../nbs/bucketing/shards.ipynb #c436babe
 def _same_corpus(folder, records, files, column, digest):
@@ -313,13 +305,13 @@ def tokenize_corpus(
         # files of one content become one shard
         missing = {content["digest"]: (path, content) for path, content, record
                    in zip(files, contents, finished) if record is None}
-        tasks = [Task(*source, str(folder / stem), column, max_length, bad_rows)
+        tasks = [Task(*source, str(folder / f"{stem}.arrow"), column, max_length,
+                      bad_rows)
                  for source, stem in zip(missing.values(), _free_stems(folder))]
         if tasks:
             new = _run(tasks, tokenizer, digest, executor, workers, progress)
             finished = _finished(records + new, files, contents)
-        _write_json(folder / "manifest.json", _with_checksum(
-            {"tokenizer": digest, "shards": finished}))
+        _write_json(folder / "manifest.json", {"shards": finished})
         _remove_others(folder, finished)
     return TokenShards(folder)
 
@@ -344,38 +336,34 @@ def _remove_others(folder, records):
 # %% ../../nbs/bucketing/shards.ipynb #6128cc2a
 def _run(tasks, tokenizer, digest, executor, workers, progress):
     "Records of all tasks. Finishes what can be finished, then raises the first error."
-    groups, records, errors = _grouped(tasks), [], []
+    groups, records = _grouped(tasks), []
     with ExitStack() as stack:
         if executor is None:
             executor = _own_executor(min(workers or os.cpu_count(), len(groups)))
             stack.callback(executor.shutdown, cancel_futures=True)
         bar = stack.enter_context(
             tqdm(unit=" tokens", unit_scale=True, disable=not progress))
-        places = {executor.submit(_tokenize_group, group, tokenizer): place
-                  for place, group in enumerate(groups)}
-        for place, outcome in _outcomes(places, lambda: _show(bar, tasks, records)):
+        futures = [executor.submit(_tokenize_group, group, tokenizer)
+                   for group in groups]
+        pending = set(futures)
+        while pending:
+            done, pending = wait(pending, timeout=1, return_when=FIRST_COMPLETED)
+            for future in done:
+                records += [_publish(digest, *outcome) for outcome in _outcomes(future)
+                            if not isinstance(outcome, Exception)]
+            _show(bar, tasks, records)
+    for future in futures: # in the order of the files, whichever worker was first
+        for outcome in _outcomes(future):
             if isinstance(outcome, Exception):
-                errors.append((place, outcome))
-            else:
-                records.append(_publish(digest, *outcome))
-    if errors: # that of the first file, whichever worker was first
-        _, error = min(errors, key=lambda place_and_error: place_and_error[0])
-        raise _readable(error, len(records), len(tasks))
+                raise _readable(outcome, len(records), len(tasks))
     return records
 
-def _outcomes(places, show):
-    "(place, what was written or an error) of each file, and `show()` once a second."
-    pending = set(places)
-    while pending:
-        done, pending = wait(pending, timeout=1, return_when=FIRST_COMPLETED)
-        for future in done:
-            try:
-                outcomes = future.result()
-            except BrokenProcessPool as error:
-                outcomes = [error]
-            for outcome in outcomes:
-                yield places[future], outcome
-        show()
+def _outcomes(future):
+    "For each file of a group what was written, or the error."
+    try:
+        return future.result()
+    except BrokenProcessPool as error:
+        return [error]
 
 # %% ../../nbs/bucketing/shards.ipynb #c128cc2b
 def _tokenize_group(tasks, tokenizer):
@@ -411,11 +399,10 @@ def _end_with_parent():
     threading.Thread(target=watch, daemon=True).start()
 
 # %% ../../nbs/bucketing/shards.ipynb #c128cc2c
-def _publish(digest, parts, record):
-    "Give the files of a shard their names, and write the record last."
-    folder = parts[".arrow"].parent
-    for ending, part in parts.items():
-        os.replace(part, folder / f"{record['shard']}{ending}")
+def _publish(digest, part, record):
+    "Give a shard its name, and write the record last."
+    folder = part.parent
+    os.replace(part, _shard_path(folder, record))
     record = _with_checksum(record | {"tokenizer": digest})
     _write_json(folder / f"{record['shard']}.json", record)
     return record
@@ -469,7 +456,7 @@ def _show(bar, tasks, records):
 # %% ../../nbs/bucketing/shards.ipynb #4f71b735
 def _open_shard(folder, record):
     "The rows of one Arrow file, as views of it."
-    path = folder / f"{record['shard']}.arrow"
+    path = _shard_path(folder, record)
     try:
         with pa.memory_map(str(path)) as file:
             rows = ListColumn(pa.ipc.open_stream(file).read_all().column("input_ids"))
@@ -491,24 +478,20 @@ class TokenShards:
         folder: str | os.PathLike, # written by `tokenize_corpus`
     ):
         self.folder = Path(folder)
-        manifest = _read_manifest(self.folder)
-        self.tokenizer: str = manifest["tokenizer"] # a digest
-        self.shards: list[dict] = manifest["shards"] # a record of each
+        self.shards: list[dict] = _read_manifest(self.folder) # a record of each
         for record in self.shards:
             check_record(self.folder, record, self.folder / "manifest.json")
+        self.tokenizer: str = self.shards[0]["tokenizer"] # a digest
         self.first = np.cumsum([0] + [record["rows"] for record in self.shards])
-        self._lengths = self._open = None
 
     def shard_lengths(self, n: int) -> np.ndarray: # shape (rows,), uint32
         "Tokens in each row of one shard."
-        return np.load(self.folder / f"{self.shards[n]['shard']}.npy")
+        return _open_shard(self.folder, self.shards[n]).lengths.astype(np.uint32)
 
-    @property
+    @functools.cached_property
     def lengths(self) -> np.ndarray: # tokens in each row: shape (rows,), uint32
-        if self._lengths is None:
-            shards = map(self.shard_lengths, range(len(self.shards)))
-            self._lengths = np.concatenate(list(shards))
-        return self._lengths
+        shards = map(self.shard_lengths, range(len(self.shards)))
+        return np.concatenate(list(shards))
 
     @property
     def tokens(self) -> int:
@@ -520,30 +503,23 @@ class TokenShards:
     def __getitem__(self, row: int) -> dict:
         return self.__getitems__([range(len(self))[row]])[0]
 
-    def __getitems__(self, rows: Sequence[int]) -> list[dict]: # each shard is read once
-        order, items = np.argsort(rows), [None] * len(rows)
-        rows, places = np.asarray(rows)[order], order.tolist()
-        shards = np.searchsorted(self.first, rows, "right") - 1
-        starts = np.flatnonzero(np.diff(shards, prepend=-1)).tolist()
-        for start, stop in zip(starts, [*starts[1:], len(rows)]):
-            n = int(shards[start])
-            ids = self._shard(n).rows(rows[start:stop] - self.first[n])
-            for place, row in zip(places[start:stop], ids):
-                items[place] = {"input_ids": row}
-        return items
+    def __getitems__(self, rows: Sequence[int]) -> list[dict]:
+        shards, items = np.searchsorted(self.first, rows, "right") - 1, {}
+        for place in np.argsort(shards).tolist(): # each shard is opened once
+            n = int(shards[place])
+            ids = self._opened(n)[rows[place] - self.first[n]]
+            items[place] = {"input_ids": ids}
+        return [items[place] for place in range(len(rows))]
 
-    def _shard(self, n):
-        if self._open is None:
-            self._open = functools.lru_cache(64)(self._open_shard)
-        return self._open(n)
-
-    def _open_shard(self, n):
-        return _open_shard(self.folder, self.shards[n])
+    @functools.cached_property
+    def _opened(self):
+        return functools.lru_cache(64)(
+            lambda n: _open_shard(self.folder, self.shards[n]))
 
     def check(self,
         vocab_size: int | None = None, # of the model that is to be trained
     ):
-        """Compare all files with their checksums, each other and their source.
+        """Compare all files with their checksums and their source.
 
         Raises `DamagedFolder` for a shard that is not as it was written, that lacks
         rows, or whose source has changed since, where that can be read; and
@@ -554,7 +530,9 @@ class TokenShards:
                 raise _beyond(self, n, vocab_size)
 
     def __getstate__(self):
-        return self.__dict__ | {"_open": None}
+        state = dict(self.__dict__)
+        state.pop("_opened", None)
+        return state
 
     def __repr__(self):
         return (f"TokenShards({len(self.shards)} shards, {len(self):,} rows, "
@@ -564,17 +542,15 @@ class TokenShards:
 def _check_shard(shards, n):
     "Raise `DamagedFolder` if a shard is not what its record and its source say."
     record = shards.shards[n]
-    for ending in _ENDINGS:
-        path = shards.folder / f"{record['shard']}{ending}"
-        if file_checksum(path) != record["crc32"][ending]:
-            raise DamagedFolder(f"{path}, made of {record['source']}, is not as it was "
-                                "written: remove it and call tokenize_corpus again")
-    lengths, ids = shards.shard_lengths(n), shards._open_shard(n)
-    same = len(lengths) == len(ids) and (lengths == ids.lengths).all()
-    if not same or lengths.sum() != record["tokens"]:
-        raise DamagedFolder(f"shard {record['shard']}, made of {record['source']}, has "
-                            f"{len(ids):,} rows and {len(lengths):,} lengths that do "
-                            "not agree: remove it and call tokenize_corpus again")
+    path = _shard_path(shards.folder, record)
+    if file_checksum(path) != record["crc32"]:
+        raise DamagedFolder(f"{path}, made of {record['source']}, is not as it was "
+                            "written: remove it and call tokenize_corpus again")
+    tokens = shards.shard_lengths(n).sum()
+    if tokens != record["tokens"]:
+        raise DamagedFolder(f"{path}, made of {record['source']}, has {tokens:,} "
+                            f"tokens, and {record['tokens']:,} were written: remove it "
+                            "and call tokenize_corpus again")
     path = record["path"]
     if os.path.isfile(path) and _identity(_content_of(path)) != _identity(
             record["content"]):
@@ -583,7 +559,8 @@ def _check_shard(shards, n):
 
 def _beyond(shards, n, vocab_size):
     "A `ValueError` that names the first row of a shard with an id that is too large."
-    rows, record = shards._open_shard(n), shards.shards[n]
+    record = shards.shards[n]
+    rows = _open_shard(shards.folder, record)
     row = next(r for r in range(record["rows"]) if rows[r].max() >= vocab_size)
     return ValueError(f"row {row} of shard {record['shard']}, made of "
                       f"{record['source']}, has id {rows[row].max()}, and the "
@@ -591,15 +568,16 @@ def _beyond(shards, n, vocab_size):
                       "another tokenizer than the model's")
 
 def _read_manifest(folder):
+    "The records of all shards, each with a checksum of its own."
+    path = folder / "manifest.json"
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        if not _has_checksum(manifest):
-            raise ValueError
-        return {"tokenizer": manifest["tokenizer"], "shards": list(manifest["shards"])}
+        shards = json.loads(path.read_text())["shards"]
     except FileNotFoundError:
         done = len(list(folder.glob("[0-9]*.json")))
         raise FileNotFoundError(f"{folder} has no manifest.json, and {done} finished "
                                 "shards: call tokenize_corpus to finish it") from None
     except (ValueError, KeyError, TypeError):
-        raise DamagedFolder(f"{folder / 'manifest.json'} is damaged: call "
-                            "tokenize_corpus again") from None
+        shards = None
+    if isinstance(shards, list) and shards:
+        return shards
+    raise DamagedFolder(f"{path} is damaged: call tokenize_corpus again")

@@ -10,6 +10,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from prompt_packing.foundation.text_files import (
 
 # %% auto #0
 __all__ = ['Share', 'share_of', 'Part', 'Unread', 'Deal', 'FileSource', 'DatasetSource', 'Row', 'Rows', 'Used', 'deal_again',
-           'open_source', 'check_workers']
+           'open_source']
 
 # %% ../../nbs/bucketing/sources.ipynb #700cb54d
 class Share(NamedTuple):
@@ -67,11 +68,12 @@ class Deal:
         unread: Sequence[Unread] = (), # left by other readers
         epoch: int = 0, # the first pass after that
     ):
-        self.source, self.finite = source, finite
+        self.finite = finite
         self.unread, self.epoch = list(unread), epoch
         self.reader, self.readers = (0, 1) if finite else share[:2]
-        self._parts = None, [] # of the present pass
-        self.parts_of_a_pass = len(self._pass(epoch))
+        readers = None if finite else self.readers
+        self._parts = lru_cache(1)(lambda epoch: source.parts(epoch, readers))
+        self.parts_of_a_pass = len(self._parts(epoch))
 
     def place_of(self, number: int) -> int:
         "Place of the reader's first, second, third ... part."
@@ -83,13 +85,7 @@ class Deal:
         epoch, index = divmod(place - len(self.unread), self.parts_of_a_pass)
         if self.finite and (epoch or self.unread):
             return None
-        return Unread(self._pass(self.epoch + epoch)[index])
-
-    def _pass(self, epoch):
-        if self._parts[0] != epoch:
-            readers = None if self.finite else self.readers
-            self._parts = epoch, self.source.parts(epoch, readers)
-        return self._parts[1]
+        return Unread(self._parts(self.epoch + epoch)[index])
 
 # %% ../../nbs/bucketing/sources.ipynb #ab59aa32
 class FileSource:
@@ -124,7 +120,7 @@ class FileSource:
         order = epoch_random(self.seed, epoch).permutation(len(parts))
         return [Part(epoch, *parts[place], each) for place in order.tolist()]
 
-    def rows(self, part: Part, done: int = 0) -> Iterator[tuple]:
+    def rows(self, part: Part, done: int = 0, place: None = None) -> Iterator[tuple]:
         "(path, line number, content) of the rows of a part after the first `done`."
         path = self.paths[part.file]
         texts = file_texts(path, self.column, columns=self.columns,
@@ -135,9 +131,6 @@ class FileSource:
 
     def place(self):
         return None # a row number is all there is to know
-
-    def go_to(self, place: Any):
-        pass
 
     def row_name(self, name: str, number: int) -> str:
         return row_name(name, number)
@@ -175,7 +168,6 @@ class DatasetSource:
         self.name = type(dataset).__name__
         self._pass = None # the data set that is read now
         self._numbered = 0 # its rows that were read, blank ones too
-        self._place = None # to go to before reading
 
     def parts(self, epoch: int, readers: int | None) -> list[Part]:
         "A part for each reader; None: one part, in the epoch that the data set has."
@@ -183,10 +175,17 @@ class DatasetSource:
             return [Part(-1, 0)]
         return [Part(epoch, 0, index, readers) for index in range(readers)]
 
-    def rows(self, part: Part, done: int = 0) -> Iterator[tuple]:
+    def rows(self,
+        part: Part,
+        done: int = 0,
+        place: dict | None = None, # from `place()`, after these rows
+    ) -> Iterator[tuple]:
         "(name, row number, content) of the rows of a part after the first `done`."
+        if get_worker_info() is not None:
+            raise ValueError(
+                "worker processes cannot share an iterable data set: use num_workers=0, "
+                "the next window is read ahead by a thread")
         self._pass, index, count = _split(self.dataset, part)
-        place, self._place = self._place, None
         self._numbered = 0
         if done and place and _has_place(self._pass):
             self._pass.load_state_dict(json.loads(place["data"]))
@@ -224,10 +223,6 @@ class DatasetSource:
             return None
         data = json.dumps(self._pass.state_dict())
         return {"row": self._numbered, "data": data}
-
-    def go_to(self, place: dict | None):
-        "Where `rows` goes on, if the data set can be set to it."
-        self._place = place
 
     def row_name(self, name: str, number: int) -> str:
         return f"{name}, row {number}"
@@ -299,8 +294,8 @@ class Rows(CheckpointableIterator):
     def _read(self, place, unread):
         "Rows of a part from the present one on, those left out that were used."
         start = max(self._row, unread.row)
-        self.source.go_to(self._place)
-        for row, content in enumerate(self.source.rows(unread.part, start), start):
+        rows = self.source.rows(unread.part, start, self._place)
+        for row, content in enumerate(rows, start):
             offset = row - unread.row
             self._row = row + 1
             if offset >= len(unread.done) or not unread.done[offset]:
@@ -385,9 +380,3 @@ def open_source(
         if "://" not in path and not os.path.isfile(path):
             raise FileNotFoundError(f"no file {path}")
     return FileSource(paths, column, columns, seed, bad_rows)
-
-def check_workers(source: FileSource | DatasetSource):
-    "Raise a `ValueError` in a worker process that would read a data set."
-    if isinstance(source, DatasetSource) and get_worker_info() is not None:
-        raise ValueError("worker processes cannot share an iterable data set: use "
-                         "num_workers=0, the next window is read ahead by a thread")

@@ -24,9 +24,8 @@ from .batches import check_positive, check_rank
 from .collating import PaddedCollator
 from .packing import PackedCollator, pack_sequences
 from .plan import plan_batches
-from prompt_packing.bucketing.sources import (
-    Deal, Part, Rows, Share, Unread, Used, check_workers, deal_again, open_source,
-    share_of)
+from .sources import (
+    Deal, Part, Rows, Share, Unread, Used, deal_again, open_source, share_of)
 from .windows import (
     TokenWindow, Windows, pack_numbers, row_encoder, unpack_numbers)
 from ..foundation.folders import written
@@ -185,9 +184,6 @@ class StreamingBatches(IterableDataset):
     def _share(self):
         return share_of(*_ranks(self.rank, self.world_size), self.finite)
 
-    def _deal(self, share):
-        return Deal(self.source, share, self.finite, self._unread, self._epoch)
-
     def _planned(self, share, start):
         "(window, its plan, the position at its start), from a position on."
         self.close()
@@ -234,24 +230,23 @@ class StreamingBatches(IterableDataset):
 
         Raises `ValueError` for a state of another stream or of another number of
         processes, for which there is `load_state_dicts`."""
-        self.load_state_dicts([state], alone=True)
+        self.load_state_dicts([state])
 
     def load_state_dicts(self,
         states: Sequence[dict], # of all processes, in any order
-        alone: bool = False, # the one state is this process's own
     ):
         """Go on where some processes stopped, with as many or any other number.
 
         With as many, each goes on with its own state. With another number, what was
         not read is dealt out again. Raises `ValueError` if one is missing."""
         share = self._share()
-        _check_states(states, self, share, alone)
-        mine = [state for state in states if alone or state["share"] == list(share)]
-        if mine:
-            place = mine[0]["place"]
+        _check_settings(states, self)
+        state = _state_of(states, share, self.finite)
+        if state is not None:
+            place = state["place"]
             self._restored = place and Position.from_json(place)
-            self._unread = list(map(_unread_of, mine[0]["unread"]))
-            self._epoch = mine[0]["epoch"]
+            self._unread = list(map(_unread_of, state["unread"]))
+            self._epoch = state["epoch"]
         else:
             self._unread, self._epoch, window = _deal_states(self, states)
             self._restored = Position(window)
@@ -272,7 +267,6 @@ class StreamingBatches(IterableDataset):
 # %% ../../nbs/bucketing/streaming.ipynb #8935f363
 def _open_windows(stream, share, position):
     "The windows of tokens that a reader reads, from a position on."
-    check_workers(stream.source)
     name = "token_budget" if stream.pack is None else "pack"
     # lengths in the first window, after a restart
     planned = [] if position.rows is None else [position.rows[2]]
@@ -290,7 +284,8 @@ def _open_windows(stream, share, position):
     size = stream.window
     if stream.finite:
         size = -(-size // share.readers) * share.readers
-    windows = Windows(Rows(stream.source, stream._deal(share)), size, tokenized)
+    deal = Deal(stream.source, share, stream.finite, stream._unread, stream._epoch)
+    windows = Windows(Rows(stream.source, deal), size, tokenized)
     windows.setstate(position.source)
     return windows
 
@@ -334,8 +329,8 @@ def _source_name(name):
     return f"{len(name)} files, {name[0]} ... {name[-1]}, checksum {checksum}"
 
 # %% ../../nbs/bucketing/streaming.ipynb #ca48f651
-def _check_states(states, stream, share, alone):
-    "Raise a `ValueError` that says why the states are of no use."
+def _check_settings(states, stream):
+    "Raise a `ValueError` that says what else was set."
     present = _settings(stream)
     for state in states:
         saved = state["settings"]
@@ -343,16 +338,17 @@ def _check_states(states, stream, share, alone):
                    for name, value in present.items() if saved.get(name) != value]
         if changed:
             raise ValueError(f"the state is of another stream ({'; '.join(changed)})")
-    saved = [Share(*state["share"]) for state in states]
-    if alone and (saved[0].readers, saved[0].step) != (share.readers, share.step):
-        raise ValueError(
-            f"the state is of one of {saved[0].readers} processes, and now there are "
-            f"{share.readers}: give load_state_dicts the states of all of them")
-    if alone and not stream.finite and saved[0] != share:
-        raise ValueError(f"the state is of process {saved[0].reader}, and this is "
-                         f"process {share.reader}: each reads its own part")
-    if not alone:
-        _check_complete(saved)
+
+def _state_of(states, share, finite):
+    "The state with which this reader goes on, or None if all are to be dealt out."
+    shares = [Share(*state["share"]) for state in states]
+    if share in shares:
+        return states[shares.index(share)]
+    # in one pass all processes are at the same batch: that of another is as good
+    if finite and len(states) == 1 and (
+            shares[0]._replace(reader=share.reader) == share):
+        return states[0]
+    _check_complete(shares)
 
 def _check_complete(shares):
     "Raise a `ValueError` if the state of a reader is missing or there twice."
@@ -365,8 +361,9 @@ def _check_complete(shares):
         which = "one is there twice"
         if missing:
             which = f"that of process {missing[0]} is missing"
-        raise ValueError(f"{len(shares)} states of {len(wanted)} readers, and {which}: "
-                         "give those of all processes, from the same moment")
+        raise ValueError(
+            f"{len(shares)} of the states of {len(wanted)} readers, and {which}: give "
+            "load_state_dicts those of all processes, from the same moment")
 
 # %% ../../nbs/bucketing/streaming.ipynb #efec580d
 def _deal_states(stream, states):

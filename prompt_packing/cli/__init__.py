@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 
 from .. import __version__
 from .corpus import tokenize, tokens_json, tokens_text
@@ -69,8 +68,8 @@ def main(
 
 def _run(words):
     top, parsers = _parsers()
-    check_words(words, top, parsers)
     try:
+        check_words(words, top, parsers)
         options = vars(top.parse_args(words))
     except SystemExit as end:
         return end.code or _help_written()
@@ -166,8 +165,9 @@ def audit(
     if checkpoint is not None:
         finished = chapter("accumulation_loss").audit_checkpoint
         return finished(checkpoint, steps, processes)
+    config = chapter("tasks.backbones").load_config(model)
     check = chapter("accumulation_loss").audit_head
-    return check(_config_of(model), head or "sequence-classification", steps or 4)
+    return check(config, head or "sequence-classification", steps or 4)
 
 # %% ../../nbs/cli/index.ipynb #ce6e3ebd
 def _check_audit(model, head, checkpoint, processes):
@@ -180,29 +180,8 @@ def _check_audit(model, head, checkpoint, processes):
     if checkpoint is None and processes is not None:
         raise ValueError("processes=... is for a checkpoint: a model is audited on two")
 
-def _config_of(model):
-    "The configuration of a model; weights and code of its folder are not needed."
-    tasks, backbones = chapter("tasks"), chapter("tasks.backbones")
-    if model in tasks.BACKBONES:
-        return tasks.load_backbone(model)[0].config
-    if Path(model).exists():
-        backbones.read_config(model)
-    auto = import_module("transformers").AutoConfig
-    try:
-        with chapter("foundation.hub").no_foreign_code(model):
-            return auto.from_pretrained(model, trust_remote_code=False)
-    except OSError as error:
-        if Path(model).exists():
-            raise
-        known = ", ".join(tasks.BACKBONES)
-        offline = os.environ.get("HF_HUB_OFFLINE") == "1"
-        hub = "the hub cannot be reached, and its cache" if offline else "the hub"
-        raise FileNotFoundError(
-            f"no model {model}: there is no such folder, and {hub} has none of this "
-            f"name; take a folder, a hub name, or {known}") from error
-
 # %% ../../nbs/cli/index.ipynb #c1188746
-def _rows_text(table, empty="nothing"):
+def _rows_text(table, empty="nothing to list"):
     if not len(table):
         return empty
     return table.to_string(index=False, float_format="{:#.4g}".format)
@@ -228,7 +207,9 @@ def _audit_text(result):
         "prompt_packing.accumulation_loss.audit_loss(trainer)."])
 
 def _audit_json(result):
-    return _rows_json(result) if hasattr(result, "columns") else json.dumps(vars(result))
+    if hasattr(result, "columns"):
+        return _rows_json(result)
+    return json.dumps({"affected": result.affected, **vars(result)})
 
 _add(audit, _audit_text, _audit_json)
 
@@ -280,10 +261,7 @@ def verify(
     weights = chapter("frozen_weights")
     return weights.unmoved_weights(a, b) if unmoved else weights.compare_weights(a, b)
 
-def _differences_text(table):
-    return _rows_text(table, empty="nothing to list")
-
-_add(verify, _differences_text, _rows_json)
+_add(verify, _rows_text, _rows_json)
 
 # %% ../../nbs/cli/index.ipynb #f7f4fed9
 def tour(

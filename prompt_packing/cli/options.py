@@ -270,10 +270,43 @@ CsvFile = Annotated[str, Shell(_csv, "CSV", try_writing=_try_file)]
 class _Parameter:
     "A parameter as the parser needs it."
     name: str
-    kind: object # its type, without `| None`
+    shell: Shell
+    several: bool # whether it takes more than one value
     help: str
     positional: bool
-    default: object = inspect.Parameter.empty # empty: none, so it is required
+    default: object # empty: none, so it is required
+
+    @property
+    def names(self): # of its option; the first is the one that messages use
+        return self.shell.names or ("--" + self.name.replace("_", "-"),)
+
+_FLAG = Shell(bool) # an option without a value
+
+def _choice(known):
+    def read(text):
+        if text in known:
+            return text
+        raise _Wrong(f"there is no {text!r}; {nearest(text, known)}")
+    return read
+
+def _parameter(name, kind, help, positional, default):
+    "One of this type; its help says what may be chosen, and which number or word is meant."
+    several = get_origin(kind) is list
+    if several:
+        [kind] = get_args(kind)
+    if kind is bool:
+        shell = _FLAG
+    elif get_origin(kind) is Literal:
+        shell = Shell(_choice(get_args(kind)), "NAME")
+        help += f"; one of {', '.join(get_args(kind))}"
+    else:
+        _, shell = get_args(kind) # of Annotated
+    if type(default) is int:
+        help += f" (default {default:,})"
+    elif isinstance(default, str):
+        help += f" (default {default})"
+    help = help.replace("%", "%%") # which is special to argparse
+    return _Parameter(name, shell, several, help, positional, default)
 
 def _without_none(kind):
     "`int` for `int | None`."
@@ -304,51 +337,11 @@ def _parameters(function):
             [fields] = get_args(kind)
             helps = _comments(fields)
             for field, hint in get_type_hints(fields, include_extras=True).items():
-                yield _Parameter(field, hint, helps.get(field, ""), False, None)
+                yield _parameter(field, hint, helps.get(field, ""), False, None)
         else:
             positional = parameter.kind is not parameter.KEYWORD_ONLY
-            yield _Parameter(name, kind, comments.get(name, ""), positional,
+            yield _parameter(name, kind, comments.get(name, ""), positional,
                              parameter.default)
-
-# %% ../../nbs/cli/options.ipynb #99846223
-def _shell_of(kind):
-    "The `Shell` of a type, and whether it takes several values."
-    several = get_origin(kind) is list
-    if several:
-        [kind] = get_args(kind)
-    if get_origin(kind) is Literal:
-        return Shell(_choice(get_args(kind)), "NAME"), several
-    _, shell = get_args(kind) # of Annotated
-    return shell, several
-
-def _choice(known):
-    def read(text):
-        if text in known:
-            return text
-        raise _Wrong(f"there is no {text!r}; {nearest(text, known)}")
-    return read
-
-def _names(parameter):
-    "The names of its option; the first is the one that messages use."
-    own = ["--" + parameter.name.replace("_", "-")]
-    if parameter.kind is bool:
-        return own
-    shell, _ = _shell_of(parameter.kind)
-    return shell.names or own
-
-def _help(parameter):
-    "Its comment, what may be chosen, and the default where it is a number or a word."
-    text, default = parameter.help, parameter.default
-    kind = parameter.kind
-    if get_origin(kind) is list:
-        [kind] = get_args(kind)
-    if get_origin(kind) is Literal:
-        text += f"; one of {', '.join(get_args(kind))}"
-    if type(default) is int:
-        text += f" (default {default:,})"
-    elif isinstance(default, str):
-        text += f" (default {default})"
-    return text.replace("%", "%%") # which is special to argparse
 
 # %% ../../nbs/cli/options.ipynb #c9846224
 def add_options(
@@ -357,20 +350,18 @@ def add_options(
 ):
     "An argument or an option for each parameter of a function."
     for parameter in _parameters(function):
-        name, help = parameter.name, _help(parameter)
-        required = parameter.default is inspect.Parameter.empty
-        if parameter.kind is bool:
-            parser.add_argument(*_names(parameter), dest=name, help=help,
+        name, shell, help = parameter.name, parameter.shell, parameter.help
+        several, required = parameter.several, parameter.default is inspect.Parameter.empty
+        if shell is _FLAG:
+            parser.add_argument(*parameter.names, dest=name, help=help,
                                 action="store_true", default=argparse.SUPPRESS)
-            continue
-        shell, several = _shell_of(parameter.kind)
-        if parameter.positional: # its words are read one by one: a comma is a comma
+        elif parameter.positional: # its words are read one by one: a comma is a comma
             count = {"nargs": "+" if required else "*"} if several else {}
             parser.add_argument(name, type=shell.read, help=help,
                                 metavar=shell.metavar or name.upper(), **count)
         else:
             reading = _several(shell.read) if several else {"type": shell.read}
-            parser.add_argument(*_names(parameter), dest=name, required=required,
+            parser.add_argument(*parameter.names, dest=name, required=required,
                                 default=argparse.SUPPRESS, metavar=shell.metavar,
                                 help=help, **reading)
 
@@ -388,13 +379,11 @@ def folders_to_write(
     try:
         for parameter in _parameters(function):
             value = options.get(parameter.name, parameter.default)
-            if not isinstance(value, str):
-                continue
-            shell, _ = _shell_of(parameter.kind)
-            if shell.try_writing is not None:
+            try_writing = parameter.shell.try_writing
+            if try_writing is not None and isinstance(value, str):
                 places = [Path(value), *Path(value).parents]
                 made += [place for place in places if not place.exists()]
-                shell.try_writing(value, _names(parameter)[0])
+                try_writing(value, parameter.names[0])
         yield
     finally:
         for folder in made: # inner ones first
@@ -413,17 +402,16 @@ def chapter(
     return import_module(f"prompt_packing.{name}")
 
 # %% ../../nbs/cli/options.ipynb #3b0b1ff6
-def _leave_interrupts_to_the_command():
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
 @contextmanager
 def worker_processes(
     count:int, # of processes
 )->Iterator[ProcessPoolExecutor]:
     "An executor whose processes are ended when the block is left by an exception."
     others = set(active_children())
+    # interrupts are the command's business
     pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"),
-                               initializer=_leave_interrupts_to_the_command)
+                               initializer=signal.signal,
+                               initargs=(signal.SIGINT, signal.SIG_IGN))
     try:
         yield pool
     except BaseException: # Ctrl-C too

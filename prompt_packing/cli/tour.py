@@ -35,16 +35,13 @@ from ..trainer import Trainer, TrainingArguments
 # %% ../../nbs/cli/tour.ipynb #c04372b1
 def padding_shares(
     lengths: Sequence[int], # tokens in each row
-    token_budget: int = 16_384, # most tokens computed at once, padding included
-    rows_per_step: int = 128,
-    pass_cost: int = 256, # of a forward and backward pass, in tokens
 ) -> dict: # how batches are made -> share of the computed tokens that are padding
     "Padding of shuffled rows, of steps cut under a token budget, and of packed rows."
     lengths = np.asarray(lengths)
     order = np.random.default_rng(0).permutation(len(lengths))
     def shuffled(rows):
         return np.split(order, range(rows, len(order), rows))
-    cut = cut_steps(shuffled(rows_per_step), lengths, token_budget, pass_cost)
+    cut = cut_steps(shuffled(128), lengths, token_budget=16_384, pass_cost=256)
     return {"32 shuffled rows": BatchPlan.from_batches(shuffled(32), lengths).padding,
             "token budget": cut.padding,
             "packed rows": pack_sequences(lengths, int(lengths.max())).padding}

@@ -10,7 +10,6 @@ __all__ = ['TrainingSettings', 'compare', 'sweep', 'comparison_text', 'compariso
 import csv
 import json
 import logging
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -140,15 +139,6 @@ def comparison_json(
     return json.dumps(rows)
 
 # %% ../../nbs/cli/training.ipynb #81013cb2
-def _read_rows(file):
-    "The rows of a file; each line of the standard input is one, in a column `text`."
-    if file != "-":
-        return chapter("foundation.text_files").read_table(file)
-    text = sys.stdin.read().removeprefix("\ufeff") # as spreadsheets mark a file
-    lines = text.removesuffix("\n").split("\n")
-    rows = [line.removesuffix("\r") for line in lines]
-    return import_module("pandas").DataFrame({"text": rows})
-
 def _columns_of_text(table, file, given, learned_from):
     "As given; as in training; or the one column `text`."
     usual = [c for c in (learned_from, ["text"]) if c and set(c) <= set(table.columns)]
@@ -191,7 +181,8 @@ def predict(
     text_columns: TextColumns | None = None, # one, two for pairs (default as trained)
 ): # `pandas.DataFrame`: the rows of the file, and what the model says of them
     "Give each text of a file a label and a score."
-    table, model = _read_rows(file), chapter("compare").load_model(folder)
+    table = chapter("foundation.text_files").read_table(file)
+    model = chapter("compare").load_model(folder)
     table = table.reset_index(drop=True) # a parquet brings its own, maybe repeated
     config = getattr(model, "model", model).config # of a pipeline, or a prompt model
     learned_from = _learned_from(config, folder)

@@ -82,10 +82,8 @@ def _load_records(output_dir):
 # %% ../../nbs/compare/results.ipynb #7fa101d3
 def _seeds_interval(values):
     "Half width of the 95% t-interval of the mean; NaN for one value."
-    n = len(values)
-    if n < 2:
-        return float("nan")
-    return stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / n**0.5
+    values = pd.Series(values)
+    return stats.t.ppf(0.975, len(values) - 1) * values.sem()
 
 # %% ../../nbs/compare/results.ipynb #798a2aba
 def _wilson(share, rows):
@@ -247,14 +245,11 @@ def _scatter(ax, runs, x):
     "Every run a dot, every group its mean and, of several seeds, the interval."
     # runs of two models, tasks or sizes are no seeds of one method
     apart = [column for column in _where if runs[column].nunique() > 1]
-    apart += _differing(runs)
-
-    def label(run):
-        method = f"{run.method} {run.prompt_tokens or ''}".strip()
-        return "\n".join([method, *(str(run[column]) for column in apart)])
-
-    names = runs.apply(label, axis=1)
-    for i, (name, group) in enumerate(runs.groupby(names, sort=False)):
+    keys, names = [*_what, *apart, *_differing(runs)], []
+    groups = runs.groupby([runs[key].map(str) for key in keys], sort=False)
+    for i, ((method, size, *rest), group) in enumerate(groups):
+        name = "\n".join([f"{method} {size}".removesuffix(" 0"), *rest])
+        names.append(name)
         scores, color = group.score, f"C{i % 10}"
         at = group[x] if x else np.full(len(group), i)
         ax.scatter(at, scores, s=9, alpha=0.5, color=color)
@@ -262,7 +257,7 @@ def _scatter(ax, runs, x):
         if len(scores) > 1: # one seed has no interval
             ax.errorbar(at.mean(), scores.mean(), _seeds_interval(scores), capsize=3,
                         color=color)
-    return list(dict.fromkeys(names))
+    return names
 
 def _size_axis(ax, x, values):
     "A logarithmic axis with plain numbers, at the sizes that were run if they are few."

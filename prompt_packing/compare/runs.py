@@ -192,8 +192,8 @@ _every = 600 # seconds between two checkpoints
 
 class _Clock(TrainerCallback):
     "Has a checkpoint made now and then, and counts the seconds of all attempts."
-    def __init__(self, every):
-        self.every, self.begun = every, None
+    def __init__(self):
+        self.begun = None
 
     @property
     def seconds(self): # of training
@@ -205,7 +205,7 @@ class _Clock(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         state.stateful_callbacks["seconds"] = self.seconds # in whichever checkpoint
-        if time.perf_counter() - self.saved < self.every:
+        if time.perf_counter() - self.saved < _every:
             return
         control.should_save, self.saved = True, time.perf_counter()
 
@@ -218,9 +218,9 @@ def _start_score(run, kit, trainer):
         metrics = trainer.predict(trainer.eval_dataset).metrics
     return metrics[f"test_{kit.task.metrics[0]}"]
 
-def _measure(run, kit, model, folder, every):
+def _measure(run, kit, model, folder):
     "Train and evaluate: scores, predictions, seconds of training."
-    trainer, clock = _trainer(run, kit, model, folder), _Clock(every)
+    trainer, clock = _trainer(run, kit, model, folder), _Clock()
     start = _start_score(run, kit, trainer)
     trainer.add_callback(clock)
     begun = any(Path(folder).glob("checkpoint-*"))
@@ -278,17 +278,14 @@ def run_one(
     "Run one method with one seed, and check that the backbone is what it was."
     if checkpoints is None:
         with tempfile.TemporaryDirectory() as folder:
-            return _run(run, kit, models, folder, every=math.inf)
-    return _run(run, kit, models, checkpoints, every=_every)
-
-def _run(run, kit, models, folder, every):
+            return run_one(run, kit, models, folder)
     set_seed(run.seed)
     if run.held_out:
         kit = _hold_out(kit, run.held_out)
     start, spared = time.perf_counter(), kit.spared
     model = METHODS[run.method].build(run, kit)
     built = time.perf_counter() - start + kit.spared - spared # as if nothing was there
-    scores, predicted, trained = _measure(run, kit, model, folder, every)
+    scores, predicted, trained = _measure(run, kit, model, checkpoints)
     saved = _save(model, kit, models, run)
     predictions, references = predicted.tolist(), list(kit.evaluation["labels"])
     one_answer = _majority_scores(kit)

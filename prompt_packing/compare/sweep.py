@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 
 from .methods import METHODS
 from .results import Comparison
-from .runs import Run, load_kit, run_one, say_if_fewer
+from .runs import Run, load_kit, run_one
 from ..foundation.folders import owned, written
 from ..tasks import load_task
 
@@ -30,11 +30,14 @@ _logger = logging.getLogger(__name__)
 
 # %% ../../nbs/compare/sweep.ipynb #3ff91d3f
 def _own(setting, method, default):
-    "A setting given for all methods, for some by name, or not at all."
-    chosen = setting.get(method) if isinstance(setting, dict) else setting
-    if chosen is None:
+    "A setting given by name, or for all methods that train; else a method's own."
+    if isinstance(setting, dict):
+        setting = setting.get(method)
+    elif not METHODS[method].epochs:
         return default
-    return chosen if isinstance(chosen, (int, float)) else tuple(chosen)
+    if setting is None:
+        return default
+    return setting if isinstance(setting, (int, float)) else tuple(setting)
 
 # %% ../../nbs/compare/sweep.ipynb #316e9038
 def _check(methods, prompt_tokens, tasks=()):
@@ -62,13 +65,10 @@ def plan_runs(
 )->list[Run]:
     "The runs of a sweep, those of one backbone and task next to each other."
     _check(methods, prompt_tokens)
-    def own(method):
-        of = METHODS[method]
-        def chosen(given, default): # what is given for all is for those that train
-            applies = of.epochs or isinstance(given, dict)
-            return _own(given if applies else None, method, default)
-        return {"epochs": chosen(epochs, of.epochs),
-                "learning_rate": chosen(learning_rate, of.learning_rate)}
+    def own(name):
+        method = METHODS[name]
+        return {"epochs": _own(epochs, name, method.epochs),
+                "learning_rate": _own(learning_rate, name, method.learning_rate)}
     return [
         Run(backbone, task, method, size, seed, **own(method), **settings)
         for backbone, task, method in product(backbones, tasks, methods)
@@ -182,10 +182,9 @@ def _digest(task):
     return h.hexdigest()
 
 def _data(name, settings):
-    "The digest of a task; a message where it has fewer rows than were asked for."
+    "The digest of a task."
     options = ("source", "text_columns", "label_column", "problem_type")
     task = load_task(name, **{o: settings[o] for o in options if o in settings})
-    say_if_fewer(task, settings.get("train_rows"), settings.get("eval_rows"))
     digest = _digest(task)
     _tasks[digest] = task # the kits of this process need not read it again
     return digest

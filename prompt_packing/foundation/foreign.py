@@ -14,7 +14,7 @@ from torch.utils import _pytree
 # %% auto #0
 __all__ = ['BatchNorm', 'tree_flatten', 'tree_map', 'tree_unflatten', 'IF_THERE', 'write_count', 'computed_buffers',
            'tensor_tables', 'input_shape', 'attention_of', 'set_attention_of', 'set_sync', 'plain_forward',
-           'forget_processes', 'is_prepared', 'mark_prepared', 'picked_rows', 'inner_iterable']
+           'forget_processes', 'is_prepared', 'picked_rows', 'inner_iterable']
 
 # %% ../../nbs/foundation/foreign.ipynb #f0e1a007
 BatchNorm = nn.modules.batchnorm._BatchNorm # the base of `SyncBatchNorm` too
@@ -66,10 +66,6 @@ def forget_processes():
 def is_prepared(loader: Any) -> bool:
     "Whether accelerate has a loader's batches dealt to processes already."
     return hasattr(loader, "_is_accelerate_prepared")
-
-def mark_prepared(loader: Any):
-    "Let accelerate take a loader as it is."
-    loader._is_accelerate_prepared = True
 
 # %% ../../nbs/foundation/foreign.ipynb #f0e1a017
 def picked_rows(dataset: Any) -> Any:

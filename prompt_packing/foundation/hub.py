@@ -51,15 +51,10 @@ def only_cache(
     "While it lasts, huggingface_hub and datasets use their caches and no network."
     import datasets.config
     from huggingface_hub import constants
-    modules = (constants, datasets.config) if only else ()
-    before = [module.HF_HUB_OFFLINE for module in modules]
-    for module in modules:
-        module.HF_HUB_OFFLINE = True
-    try:
+    from prompt_packing.foundation.mixins import set_for_now
+    offline = dict(HF_HUB_OFFLINE=True) if only else {}
+    with set_for_now(constants, **offline), set_for_now(datasets.config, **offline):
         yield
-    finally:
-        for module, value in zip(modules, before):
-            module.HF_HUB_OFFLINE = value
 
 # %% ../../nbs/foundation/hub.ipynb #1f0c7a11
 @contextmanager

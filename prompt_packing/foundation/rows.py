@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
 # %% auto #0
 __all__ = ['leaves', 'map_leaves', 'row_count', 'row_lengths', 'trim_rows', 'take_rows', 'CannotJoin', 'pad_token_id_of',
-           'join_rows']
+           'widened', 'join_rows']
 
 # %% ../../nbs/foundation/rows.ipynb #44210383
 def _is_nest(value) -> bool:
@@ -65,11 +65,15 @@ def _leaf_rows(leaf) -> int | None:
     "Rows of one leaf; None for a value that all rows share."
     if isinstance(leaf, PackedSequence):
         return int(leaf.batch_sizes[0])
-    if torch.is_tensor(leaf) and leaf.dim():
+    if isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim:
         return len(leaf)
-    if isinstance(leaf, list): # of strings or numbers, one for each row
+    if isinstance(leaf, list) or _is_texts(leaf): # one for each row
         return len(leaf)
     return None
+
+def _is_texts(leaf) -> bool:
+    "Whether a tuple holds strings, as `zip` makes them; others are sizes and options."
+    return isinstance(leaf, tuple) and any(isinstance(value, str) for value in leaf)
 
 def row_count(
     batch: Any, # as a collator made it
@@ -97,12 +101,19 @@ def _leaf_at(nest, path: tuple):
         nest = nest[key]
     return nest
 
+def _token_labels(batch) -> list[torch.Tensor]: # (rows, columns)
+    return [leaf for path, leaf in leaves(batch)
+            if torch.is_tensor(leaf) and leaf.dim() == 2 and _is_label(path, leaf)]
+
+def _masks(batch) -> list[torch.Tensor]: # (rows, ..., columns)
+    return [leaf for path, leaf in leaves(batch)
+            if torch.is_tensor(leaf) and leaf.dim() > 1 and _is_mask(path, batch)]
+
 def _used_columns(batch) -> dict[tuple, torch.Tensor]:
     "Shape of a group's tensors -> bool tensor of that shape, true where one is used."
-    tensors = [(p, t) for p, t in leaves(batch) if torch.is_tensor(t) and t.dim() > 1]
-    masks = [t != 0 for p, t in tensors if _is_mask(p, batch) and t.dim() < 4]
+    masks = [mask != 0 for mask in _masks(batch) if mask.dim() < 4]
     shapes = {mask.shape for mask in masks}
-    labels = [t != -100 for p, t in tensors if _is_label(p, t) and t.dim() == 2]
+    labels = [labels != -100 for labels in _token_labels(batch)]
     # labels of a decoder without a mask are a group of their own
     masks += [used for used in labels if masks and not used.all()]
     used = {}
@@ -180,8 +191,10 @@ def take_rows(
             return pack_sequence([rows[i] for i in index], enforce_sorted=False)
         if torch.is_tensor(leaf) and leaf.dim():
             return leaf[index.to(leaf.device)]
-        if isinstance(leaf, list):
-            return [leaf[i] for i in index]
+        if isinstance(leaf, np.ndarray) and leaf.ndim:
+            return leaf[index.numpy()]
+        if isinstance(leaf, list) or _is_texts(leaf):
+            return type(leaf)(leaf[i] for i in index)
         return leaf
     rows = map_leaves(taken, batch)
     return trim_rows(rows) if trim else rows
@@ -210,17 +223,15 @@ def _padding_value(path: tuple, batches: list, pad_token_id: int) -> torch.Tenso
     has_columns = False
     for batch in batches:
         leaf = _leaf_at(batch, path)
-        for mask_path, mask in leaves(batch):
-            if torch.is_tensor(mask) and _is_mask(mask_path, batch) and \
-                    leaf.shape[:mask.dim()] == mask.shape:
+        for mask in _masks(batch):
+            if leaf.shape[:mask.dim()] == mask.shape:
                 has_columns = True
                 padding = leaf[mask == 0]
                 if len(padding):
                     return padding[0]
         # without a mask, labels for every token say that new columns do not count
         has_columns = has_columns or any(
-            _is_label(p, t) and t.shape == leaf.shape[:2]
-            for p, t in leaves(batch) if torch.is_tensor(t) and t.dim() == 2)
+            labels.shape == leaf.shape[:2] for labels in _token_labels(batch))
     if not has_columns:
         return None
     # a classifier on a decoder looks for this token, whatever the mask says
@@ -229,16 +240,20 @@ def _padding_value(path: tuple, batches: list, pad_token_id: int) -> torch.Tenso
 
 def _pads_left(batches: list, padding_side: str) -> bool:
     "Whether rows begin with padding; where no row shows it, what was said."
-    masks = [leaf for batch in batches for path, leaf in leaves(batch)
-             if torch.is_tensor(leaf) and _is_mask(path, batch) and leaf.dim() > 1]
+    masks = [mask for batch in batches for mask in _masks(batch)]
     if any(bool((mask[..., 0] == 0).any()) for mask in masks):
         return True
     ends_with_padding = any(bool((mask[..., -1] == 0).any()) for mask in masks)
     return padding_side == "left" and not ends_with_padding
 
 # %% ../../nbs/foundation/rows.ipynb #e73fe9aa
-def _widened(tensor, shape, fill, left: bool) -> torch.Tensor:
-    "A tensor of one row group in the given inner shape."
+def widened(
+    tensor: torch.Tensor, # (rows, ...)
+    shape: Sequence[int], # of a row, at least as large
+    fill: torch.Tensor, # of one element, or of the last dimensions
+    left: bool = False, # padding comes before what a row holds
+) -> torch.Tensor: # (rows, *shape)
+    "Rows padded to a shape."
     if tensor.shape[1:] == shape:
         return tensor
     wide = fill.to(tensor).expand(len(tensor), *shape).clone()
@@ -253,8 +268,12 @@ def _joined_leaf(path: tuple, parts: list, batches: list, left: bool, pad_token_
     if isinstance(first, PackedSequence):
         rows = [row for part in parts for row in unpack_sequence(part)]
         return pack_sequence(rows, enforce_sorted=False)
-    if isinstance(first, list):
-        return [value for part in parts for value in part]
+    if isinstance(first, list) or _is_texts(first):
+        return type(first)(value for part in parts for value in part)
+    if isinstance(first, np.ndarray) and first.ndim:
+        if len({part.shape[1:] for part in parts}) > 1:
+            raise CannotJoin(f"nothing says how {name} is padded")
+        return np.concatenate(parts)
     if not torch.is_tensor(first):
         if any(type(part) is not type(first) or part != first for part in parts):
             raise CannotJoin(f"{name} differs between batches")
@@ -273,7 +292,7 @@ def _same_width(name: str, fill: torch.Tensor | None, parts: list, left: bool):
     shape = torch.Size(max(size) for size in sizes)
     if sum(any(p.shape[1 + i] != n for p in parts) for i, n in enumerate(shape)) > 1:
         raise CannotJoin(f"{name} differs in several dimensions")
-    return [_widened(part, shape, fill, left) for part in parts]
+    return [widened(part, shape, fill, left) for part in parts]
 
 # %% ../../nbs/foundation/rows.ipynb #c73fe9ab
 def join_rows(

@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import os
+import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from io import BufferedReader, TextIOWrapper
@@ -63,7 +64,9 @@ def _open(path):
     "A buffered file of bytes: local, or by fsspec where the path has a protocol."
     path = str(path)
     try:
-        if "://" in path:
+        if path == "-":
+            file = open(sys.stdin.fileno(), "rb", closefd=False)
+        elif "://" in path:
             import fsspec
             file = BufferedReader(fsspec.open(path, "rb").open())
         else:
@@ -336,10 +339,11 @@ class BadRows:
     "What happens with rows that cannot be used; counts those that are left out."
     def __init__(self,
         action: str = "raise", # or "skip"
+        reports: bool = True, # a message says at the end of a file how many
     ):
         if action not in ("raise", "skip"):
             raise ValueError(f"bad_rows is {action!r}: 'raise' or 'skip'")
-        self.action = action
+        self.action, self.reports = action, reports
         self.count = 0
         self.last: str | None = None # message about the last row left out
 
@@ -387,10 +391,8 @@ def table_rows(
             bad_rows.refuse(f"{row_name(path, number)} {fault}")
             continue
         yield number, row
-    _warn(path, bad_rows.count - counted, bad_rows)
-
-def _warn(path, count, bad_rows):
-    if count:
+    count = bad_rows.count - counted
+    if count and bad_rows.reports:
         _logger.warning("%s: %s left out; the last: %s", path,
                         _several(count, "bad row"), bad_rows.last)
 
@@ -470,7 +472,7 @@ def text_column(
         return "text"
     if column is not None:
         return column
-    skipping = BadRows("skip") # whoever reads the file will report them
+    skipping = BadRows("skip", reports=False) # whoever reads the file will report them
     head = itertools.islice(table_rows(path, bad_rows=skipping), 1_000)
     rows = [row for _, row in head]
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -522,7 +524,7 @@ def files_in(
 
 # %% ../../nbs/foundation/text_files.ipynb #62247419
 def read_table(
-    path: str | Path, # a file of any format; of a text each line is a row
+    path: str | Path, # a file of any format, or "-": lines from the standard input
     *,
     format: str | None = None, # None: by the ending of the name
     names: Sequence[str] | None = None, # of the columns of a csv or tsv without header
@@ -542,6 +544,8 @@ def _header(path, format):
     format = format or file_format(path)
     if format == "parquet":
         return _open_parquet(path)[1]
+    if format == "lines":
+        return ["text"]
     fields_of = {"csv": _csv_fields, "tsv": _tsv_fields}.get(format)
     if fields_of is None:
         return []

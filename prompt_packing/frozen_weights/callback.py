@@ -22,7 +22,7 @@ from prompt_packing.frozen_weights.differences import (
     FROZEN_MANIFEST, TRAINED_MANIFEST, compare_weights, largest_difference,
     same_bytes)
 from .fingerprints import (
-    Fingerprint, check_algorithm, named_tensors, tensor_form, tensor_line)
+    Fingerprint, check_algorithm, named_tensors, tensor_form, tensor_lines)
 from .trained import TrainedWeights
 from ..foundation.foreign import write_count
 
@@ -104,30 +104,6 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
     distance = max(1, -(-flat.numel() // SAMPLE_SIZE))
     return flat[::distance].cpu().clone()
 
-def _change(
-    line: Mapping, # of the fingerprint, as it was
-    sample: torch.Tensor, # as it was
-    values: torch.Tensor | None, # as they were, where they were kept
-    tensor: torch.Tensor | None, # as it is now; None: the model has it no more
-    algorithm: str, # of the fingerprint
-    memo: dict, # place in memory -> hash
-) -> str | None: # None: it did not change
-    "In words how a tensor differs from what it was."
-    if tensor is None:
-        return "is gone"
-    now = tensor_line(tensor, line["kind"], algorithm, memo)
-    for key in ("shape", "dtype", "device"):
-        if now[key] != line[key]:
-            return f"changed its {key} from {line[key]} to {now[key]}"
-    if now["hash"] == line["hash"]:
-        return None
-    if values is not None:
-        return f"changed by {largest_difference(values, tensor):.3g}"
-    size = largest_difference(sample, _sample(tensor))
-    if size:
-        return f"changed by {size:.3g} or more"
-    return "changed, outside the sample of its values"
-
 # %% ../../nbs/frozen_weights/callback.ipynb #c609bbb8
 class WatchedWeights:
     "Some tensors of a model as they are now, and what became of them later."
@@ -138,16 +114,15 @@ class WatchedWeights:
         algorithm: str = "crc32", # or "sha256"
         keep_values: bool = False, # copy every tensor, so that changes have exact sizes
     ):
-        named, memo = named_tensors(model), {}
-        lines, self.versions, self.samples, self.values = {}, {}, {}, {}
-        for name in names:
-            tensor, kind = named[name]
-            lines[name] = tensor_line(tensor, kind, algorithm, memo)
+        named = named_tensors(model)
+        watched = {name: named[name] for name in names}
+        self.prints = Fingerprint(tensor_lines(watched, algorithm), algorithm)
+        self.versions, self.samples, self.values = {}, {}, {}
+        for name, (tensor, _) in watched.items():
             self.versions[name] = write_count(tensor)
             self.samples[name] = _sample(tensor)
             if keep_values:
                 self.values[name] = tensor.detach().cpu().clone()
-        self.prints = Fingerprint(lines, algorithm)
 
     def changes(
         self,
@@ -155,23 +130,38 @@ class WatchedWeights:
         whole: bool = True, # every byte; else only what looks changed at first sight
     ) -> dict[str, str]: # name -> how it changed, in words
         "What changed since; not `whole`: what version, sample or form show."
-        tensors = {name: tensor for name, (tensor, _) in named_tensors(model).items()}
-        changes, memo = {}, {}
-        for name, line in self.prints.tensors.items():
-            tensor = tensors.get(name)
-            if whole or self._looks_changed(name, tensor):
-                changes[name] = _change(
-                    line, self.samples[name], self.values.get(name), tensor,
-                    self.prints.algorithm, memo)
-        return {name: change for name, change in changes.items() if change}
+        named = named_tensors(model)
+        changes = {name: "is gone" for name in self.prints.tensors if name not in named}
+        suspects = {
+            name: named[name] for name in self.prints.tensors if name in named
+            and (whole or self._looks_changed(name, named[name][0]))}
+        for name, line in tensor_lines(suspects, self.prints.algorithm).items():
+            if change := self._change(name, line, suspects[name][0]):
+                changes[name] = change
+        return changes
 
-    def _looks_changed(self, name: str, tensor: torch.Tensor | None) -> bool:
-        if tensor is None or write_count(tensor) != self.versions[name]:
+    def _looks_changed(self, name: str, tensor: torch.Tensor) -> bool:
+        if write_count(tensor) != self.versions[name]:
             return True
         line = self.prints.tensors[name]
         if any(line[key] != value for key, value in tensor_form(tensor).items()):
             return True
         return not same_bytes(_sample(tensor), self.samples[name])
+
+    def _change(self, name: str, now: dict, tensor: torch.Tensor) -> str | None:
+        "In words how a tensor differs from what it was; `now`: its line."
+        line = self.prints.tensors[name]
+        for key in ("shape", "dtype", "device"):
+            if now[key] != line[key]:
+                return f"changed its {key} from {line[key]} to {now[key]}"
+        if now["hash"] == line["hash"]:
+            return None
+        if name in self.values:
+            return f"changed by {largest_difference(self.values[name], tensor):.3g}"
+        size = largest_difference(self.samples[name], _sample(tensor))
+        if size:
+            return f"changed by {size:.3g} or more"
+        return "changed, outside the sample of its values"
 
 # %% ../../nbs/frozen_weights/callback.ipynb #2238c44d
 def _refuse_optimizer(
@@ -211,15 +201,6 @@ def _first_three(changes: Mapping[str, str]) -> str:
     "Three names with what is said of them."
     words = "; ".join(f"{name} {change}" for name, change in list(changes.items())[:3])
     return words + ("; ..." if len(changes) > 3 else "")
-
-def _failure(changes: Mapping[str, str], checked: int, step: int) -> str:
-    "The sentence that says what changed."
-    return (f"{len(changes)} of {checked} frozen tensors changed by step {step}: "
-            f"{_first_three(changes)}")
-
-def _success(prints: Fingerprint) -> str:
-    return (f"0 of {len(prints)} frozen tensors changed "
-            f"({prints.values:,} values, {prints.algorithm})")
 
 def _movement(unmoved: Mapping[str, str], trainable: int) -> str:
     "The sentence that says which tensors stood still."
@@ -299,8 +280,9 @@ class FrozenWeightsCallback(TrainerCallback):
             model: nn.Module, **others: Any):
         self._check(model, state)
         self.unmoved = self.trained.unmoved(model)
-        moved = _movement(self.unmoved, len(self.trained))
-        self.statement = f"{_success(self.watch.prints)}; {moved}"
+        prints, moved = self.watch.prints, _movement(self.unmoved, len(self.trained))
+        self.statement = (f"0 of {len(prints)} frozen tensors changed ({prints.values:,} "
+                          f"values, {prints.algorithm}); {moved}")
         if self.unmoved:
             warnings.warn(moved)
         if self.verbose and state.is_world_process_zero:
@@ -310,5 +292,6 @@ class FrozenWeightsCallback(TrainerCallback):
         changes = self.watch.changes(model, whole)
         if changes:
             self.changed = list(changes)
-            self.statement = _failure(changes, self.checked, state.global_step)
+            self.statement = (f"{len(changes)} of {self.checked} frozen tensors changed "
+                              f"by step {state.global_step}: {_first_three(changes)}")
             raise RuntimeError(self.statement)

@@ -98,7 +98,11 @@ def _open_files(path, stack):
     "Tensors of a checkpoint, each read when its value is wanted."
     owner, lines = {}, {}
     for file in _safetensors_files(path):
-        opened = _open_file(file, stack)
+        try:
+            opened = stack.enter_context(safe_open(file, framework="pt"))
+        except (SafetensorError, OSError) as error:
+            raise ValueError(
+                f"{file} is not a whole safetensors file: {error}") from error
         for name in opened.keys():
             part = opened.get_slice(name) # reads no value
             dtype = part.get_dtype() # "BF16"
@@ -158,26 +162,24 @@ def _prefixes(short, long):
     some = list(short)[::max(1, len(short) // 50)]
     return sorted({n[:-len(p)] for p in some for n in long if n.endswith("." + p)})
 
+def _bare(names, prefix): # name without the prefix -> name
+    return {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+
 def _match(a, b):
-    "Names of `a` -> names of `b`: equal, or equal but for a prefix on either side."
-    options = [{name: name for name in a if name in b}]
-    for prefix in _prefixes(a, b):
-        options.append({name: prefix + name for name in a if prefix + name in b})
-    for prefix in _prefixes(b, a):
-        longer = [name for name in a if name.startswith(prefix)]
-        bare = {name: name.removeprefix(prefix) for name in longer}
-        options.append({name: other for name, other in bare.items() if other in b})
-    return max(options, key=len)
+    "Names of `a` and of `b`, each by what is the same but for a prefix on either side."
+    prefixes = [("", ""), *(("", before) for before in _prefixes(a, b)),
+                *((before, "") for before in _prefixes(b, a))]
+    options = [(_bare(a, of_a), _bare(b, of_b)) for of_a, of_b in prefixes]
+    return max(options, key=lambda sides: len(sides[0].keys() & sides[1].keys()))
 
 # %% ../../nbs/frozen_weights/differences.ipynb #c2e95f18
-def _modules(lines, prefix, paired):
-    "Path of a module behind the prefix -> leaf and shape of its unpaired tensors."
+def _modules(lines, bare, same):
+    "Path of a module -> leaf and shape of its tensors that are not in `same`."
     modules = defaultdict(dict)
-    for name in lines:
-        if name in paired or not name.startswith(prefix):
-            continue
-        *path, leaf = name.removeprefix(prefix).split(".")
-        modules[tuple(path)][leaf] = lines[name]["shape"]
+    for bare_name, name in bare.items():
+        if bare_name not in same:
+            *path, leaf = bare_name.split(".")
+            modules[tuple(path)][leaf] = lines[name]["shape"]
     return modules
 
 def _shorter(path):
@@ -196,16 +198,14 @@ def _wrapped(inner, outer):
 # %% ../../nbs/frozen_weights/differences.ipynb #94fd27e0
 def _pairs(a, b):
     "(name of `a`, name of `b`) of all tensors that are compared."
-    pairs = list(_match(a, b).items())
-    if not pairs:
-        return pairs
-    name, other = pairs[0]
-    longer = len(other) - len(name)
-    before_a, before_b = name[:max(-longer, 0)], other[:max(longer, 0)]
-    rest_a = _modules(a, before_a, {name for name, _ in pairs})
-    rest_b = _modules(b, before_b, {other for _, other in pairs})
-    more = [*_wrapped(rest_a, rest_b), *((x, y) for y, x in _wrapped(rest_b, rest_a))]
-    return pairs + [(before_a + x, before_b + y) for x, y in more]
+    bare_a, bare_b = _match(a, b)
+    same = [name for name in bare_a if name in bare_b]
+    if not same:
+        return []
+    rest_a, rest_b = _modules(a, bare_a, set(same)), _modules(b, bare_b, set(same))
+    pairs = [*zip(same, same), *_wrapped(rest_a, rest_b),
+             *((x, y) for y, x in _wrapped(rest_b, rest_a))]
+    return [(bare_a[x], bare_b[y]) for x, y in pairs]
 
 # %% ../../nbs/frozen_weights/differences.ipynb #bb412a7e
 def _place(side, name):

@@ -6,6 +6,7 @@
 __all__ = ['trainable_tensors', 'Sighting', 'any_values', 'why_unmoved', 'lora_partner', 'TrainedWeights']
 
 # %% ../../nbs/frozen_weights/trained.ipynb #bc547300
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -65,11 +66,8 @@ def why_unmoved(seen: Sighting, dtype: torch.dtype, steps: int) -> str:
 
 def lora_partner(name: str) -> str | None: # None: it is no matrix A of LoRA
     "The matrix that is zero at the start, and keeps the gradient of this one at zero."
-    for first, second in (("lora_A", "lora_B"),
-                          ("lora_embedding_A", "lora_embedding_B")):
-        if first in name.split("."):
-            return name.replace(first, second)
-    return None
+    partner = re.sub(r"\blora_(embedding_)?A\b", r"lora_\1B", name)
+    return None if partner == name else partner
 
 # %% ../../nbs/frozen_weights/trained.ipynb #e18f6926
 class TrainedWeights:

@@ -15,8 +15,9 @@ from torch.nn.utils.rnn import pack_sequence, pad_sequence
 def _tensor_of(row, key, number):
     "Feature `key` of row `number` as a tensor."
     if key not in row:
-        raise ValueError(f"Row {number} has no {key!r}, which row 0 has; "
-                         f"its features are {list(row)}.")
+        raise ValueError(f"Row {number} has no {key!r}, only {list(row)}: rows need the "
+                         "same features, text must be tokenized first, and the argument "
+                         "keys names what is packed.")
     try:
         return torch.as_tensor(row[key])
     except (TypeError, ValueError, RuntimeError) as error:
@@ -92,7 +93,8 @@ class PackedSequenceCollator:
         features:list, # one mapping per row, of lists, arrays or tensors
     ) -> dict: # the batch
         "One batch of the rows in `features`."
-        _check_keys(features, self.keys)
+        if not features:
+            raise ValueError("There is no row to make a batch of.")
         batch = {k: [_without_padding(row, k, i) for i, row in enumerate(features)]
                  for k in self.keys}
         _check_lengths(batch, self.enforce_sorted)
@@ -105,11 +107,3 @@ class PackedSequenceCollator:
 
 # %% ../../nbs/packed_sequence/collator.ipynb #52da6a5e
 _RENAMED = {"label": "labels", "label_ids": "labels"}
-
-def _check_keys(features, keys):
-    if not features:
-        raise ValueError("There is no row to make a batch of.")
-    for i, row in enumerate(features):
-        if missing := [k for k in keys if k not in row]:
-            raise ValueError(f"Row {i} has no {missing}, only {list(row)}: "
-                             "tokenize the text first, or see the argument keys.")

@@ -6,52 +6,34 @@
 __all__ = ['dispatch_rows']
 
 # %% ../../nbs/packed_sequence/dispatch.ipynb #bc8d3e54
-import math
+import copy
 
 from accelerate import Accelerator
-from accelerate.data_loader import DataLoaderShard, SeedableRandomSampler
+from accelerate.data_loader import SeedableRandomSampler
 from accelerate.utils import broadcast_object_list
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
-from ..foundation.foreign import is_prepared, mark_prepared
+from ..foundation.foreign import is_prepared
 from ..foundation.mixins import set_for_now
 
-# %% ../../nbs/packed_sequence/dispatch.ipynb #958163fd
-def _filled_up(rows, first, world):
-    "`rows`, continued with rows of `first` until `world` processes get equally many."
-    missing = -len(rows) % world
-    return rows + [first[i % len(first)] for i in range(missing)]
-
-def _share(rows, rank, world):
-    "The part of `rows` that process `rank` of `world` collates."
-    size = len(rows) // world
-    return rows[rank * size:(rank + 1) * size]
 
 # %% ../../nbs/packed_sequence/dispatch.ipynb #808651ac
-_SAME = ("num_workers", "worker_init_fn", "multiprocessing_context", "prefetch_factor",
-         "persistent_workers", "timeout", "generator")
-
-def _as_list(rows): return rows
-
 def _row_loader(loader):
     "A loader like `loader` that gives lists of rows."
-    how = {name: getattr(loader, name) for name in _SAME}
-    if isinstance(loader.dataset, IterableDataset):
-        how |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    else:
-        how["batch_sampler"] = loader.batch_sampler
-    return DataLoader(loader.dataset, collate_fn=_as_list, **how)
+    reader = copy.copy(loader)
+    reader.collate_fn, reader.pin_memory = list, False
+    return reader
+
 
 # %% ../../nbs/packed_sequence/dispatch.ipynb #dd0cdcd4
 class _RowsFromMain(IterableDataset):
-    "The batches of this process, made of rows that only process 0 reads."
+    "The rows of a loader, which process 0 reads and all processes get."
     def __init__(self,
-        loader:DataLoader, # the user's: data, batch size, sampler, collator
+        loader:DataLoader, # the user's: data, batch size, sampler, workers
         accelerator, # knows the number of processes, and which of them this is
     ):
-        self.loader, self.accelerator = loader, accelerator
-        self.reader = _row_loader(loader)
-        self.rows_read = self.rows_in_step = 0
+        self.loader, self.accelerator, self.rows_read = loader, accelerator, 0
+        self.reader = _row_loader(loader) if accelerator.is_main_process else None
 
     def __len__(self): return len(self.loader.dataset)
 
@@ -61,46 +43,28 @@ class _RowsFromMain(IterableDataset):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
 
-    def batches_a_step(self):
-        "How many of the reader's batches make one step of all processes."
-        return 1 if self.accelerator.split_batches else self.accelerator.num_processes
-
-    def _next_rows(self, source):
-        rows = [row for _ in range(self.batches_a_step()) for row in next(source, ())]
-        full = self.batches_a_step() * self.loader.batch_size
-        return [] if self.loader.drop_last and len(rows) < full else rows
-
-    def steps(self):
-        "The rows of each step of all processes; the same on every process."
-        source = iter(self.reader) if self.accelerator.is_main_process else None
+    def batches(self):
+        "Lists of rows, the same on every process."
+        source = None if self.reader is None else iter(self.reader)
         while True:
-            box = [None if source is None else self._next_rows(source)]
+            box = [None if source is None else next(source, None)]
             broadcast_object_list(box)
-            if not box[0]:
+            if box[0] is None:
                 return
             yield box[0]
 
     def __iter__(self):
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        self.rows_read, first = 0, None
-        for rows in self.steps():
-            first = first or rows[:world]
-            self.rows_in_step, self.rows_read = len(rows), self.rows_read + len(rows)
-            share = _share(_filled_up(rows, first, world), rank, world)
-            yield self.loader.collate_fn(share)
+        self.rows_read = 0
+        for rows in self.batches():
+            self.rows_read += len(rows)
+            yield from rows
+        if not self.loader.drop_last:
+            step = self.loader.batch_size
+            if not self.accelerator.split_batches:
+                step *= self.accelerator.num_processes
+            loader = self.accelerator.gradient_state.active_dataloader
+            loader.remainder = self.rows_read % step
 
-# %% ../../nbs/packed_sequence/dispatch.ipynb #50016b34
-class _DispatchedLoader(DataLoaderShard):
-    "A prepared loader over `_RowsFromMain`."
-    def __len__(self):
-        steps = len(self.dataset.reader) / self.dataset.batches_a_step()
-        return math.floor(steps) if self.dataset.loader.drop_last else math.ceil(steps)
-
-    def __iter__(self):
-        for batch in super().__iter__():
-            if self.end_of_dataloader:
-                self.remainder = self.dataset.rows_in_step
-            yield batch
 
 # %% ../../nbs/packed_sequence/dispatch.ipynb #66317c4c
 def dispatch_rows(
@@ -113,30 +77,28 @@ def dispatch_rows(
         if not _wants_dispatch(loader, config.dispatch_batches):
             return prepare(loader, *args, **kwargs)
         if accelerator.num_processes > 1:
-            device = accelerator.device if accelerator.device_placement else None
-            _shuffle_by_epoch(loader, config)
-            loader = _DispatchedLoader(
-                _RowsFromMain(loader, accelerator), device=device, batch_size=None,
-                collate_fn=_as_list, pin_memory=loader.pin_memory)
-            mark_prepared(loader)
+            loader = _rows_loader(loader, accelerator)
         with set_for_now(config, dispatch_batches=False):
             return prepare(loader, *args, **kwargs)
 
     accelerator.prepare_data_loader = prepare_data_loader
 
-def _shuffle_by_epoch(loader, config):
-    "Let the order of rows depend on seed and epoch alone, as accelerate does."
+def _rows_loader(loader, accelerator):
+    "A loader of the same batches, whose rows process 0 reads."
+    config = accelerator.dataloader_config
     sampler = getattr(loader.batch_sampler, "sampler", None)
-    if type(sampler) is not RandomSampler or not config.use_seedable_sampler:
-        return
-    loader.batch_sampler.sampler = SeedableRandomSampler(
-        sampler.data_source, sampler.replacement, sampler.num_samples,
-        sampler.generator, data_seed=config.data_seed)
+    if type(sampler) is RandomSampler and config.use_seedable_sampler:
+        # the order depends on seed and epoch alone, as accelerate lets it
+        loader.batch_sampler.sampler = SeedableRandomSampler(
+            sampler.data_source, sampler.replacement, sampler.num_samples,
+            sampler.generator, data_seed=config.data_seed)
+    return DataLoader(
+        _RowsFromMain(loader, accelerator), loader.batch_size, drop_last=loader.drop_last,
+        collate_fn=loader.collate_fn, pin_memory=loader.pin_memory)
 
 def _wants_dispatch(loader, asked):
     "Whether the rows of `loader` are to be dispatched; `asked` is True, False or None."
-    if loader.batch_size is None:
-        return False
-    if is_prepared(loader):
+    if loader.batch_size is None or is_prepared(loader):
         return False
     return isinstance(loader.dataset, IterableDataset) if asked is None else asked
+

@@ -133,7 +133,8 @@ class _Evaluation:
         has_length = hasattr(dataset, "__len__")
         if has_length and not isinstance(dataset, IterableDataset):
             return counted
-        if rows := getattr(dataset, "rows_read", 0):
+        dealt_from = getattr(dataset, "dataset", None) # where process 0 reads
+        if rows := getattr(dealt_from, "rows_read", 0):
             return rows
         rows = torch.tensor([self.rows], device=accelerator.device)
         return int(accelerator.gather(rows).sum()) or counted

@@ -8,6 +8,7 @@ __all__ = ['MODEL_ERRORS', 'sample_ids', 'takes', 'relative_distance', 'rounding
            'BackboneFacts', 'find_facts', 'counted', 'check_fits']
 
 # %% ../../nbs/prompt_tuning/facts.ipynb #fed05064
+import bisect
 import copy
 import inspect
 from dataclasses import dataclass, field
@@ -21,8 +22,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from transformers import PreTrainedModel
 from ..foundation.foreign import attention_of, write_count
 from ..frozen_weights.fingerprints import Fingerprint, fingerprint
-from .frozen_text import (
-    LeanAttention, continue_text, frozen_view, text_pass)
+from prompt_packing.prompt_tuning.frozen_text import (
+    continue_text, frozen_view, text_pass)
 
 # %% ../../nbs/prompt_tuning/facts.ipynb #d6992799
 def sample_ids(
@@ -86,17 +87,6 @@ def _rotary_changes(rotary, layers, far): # whether near positions change with a
             return True
     return False
 
-def _rotary_limit(rotary, layers, limit): # positions up to which nothing changes
-    low, high = 4, limit
-    if not _rotary_changes(rotary, layers, limit - 1):
-        return limit
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _rotary_changes(rotary, layers, middle - 1):
-            high = middle
-        else:
-            low = middle
-    return low
 
 # %% ../../nbs/prompt_tuning/facts.ipynb #00a14c34
 def position_limit(
@@ -115,7 +105,8 @@ def position_limit(
         named = takes(module, "layer_type")
         layers = [{"layer_type": kind} for kind in sorted(kinds)] if named else [{}]
         try:
-            limit = min(limit, _rotary_limit(module, layers, limit))
+            changes = lambda far: _rotary_changes(module, layers, far)
+            limit = bisect.bisect_left(range(limit), True, lo=4, key=changes)
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
             continue # a rotary module that is called in another way has no such trial
     return limit - (start or 0)
@@ -138,18 +129,17 @@ MODEL_ERRORS = (AttributeError, IndexError, KeyError, NotImplementedError, Runti
 @torch.no_grad()
 def text_is_constant(
     backbone:PreTrainedModel, # in eval mode
-    lean:bool=False, # with `LeanAttention`; False: with the backbone's own attention
+    lean:bool=False, # with `lean_attention`; False: with the backbone's own attention
 ) -> bool:
     "Whether a text may be computed once, tried on four tokens and two that follow."
     ids = torch.arange(3, 9, device=backbone.device)[None]
     mask, positions = torch.ones_like(ids), ids - 3
     start = dict(attention_mask=mask[:, :4], position_ids=positions[:, :4])
     rest = dict(attention_mask=mask, position_ids=positions[:, 4:])
-    attention = LeanAttention(backbone) if lean else None
     try:
         whole = backbone(input_ids=ids, attention_mask=mask, position_ids=positions)
         _, text = text_pass(backbone, input_ids=ids[:, :4], **start)
-        after = continue_text(backbone, text, attention, input_ids=ids[:, 4:], **rest)
+        after = continue_text(backbone, text, lean, input_ids=ids[:, 4:], **rest)
     except MODEL_ERRORS:
         return False
     whole = whole.last_hidden_state
@@ -202,16 +192,14 @@ def _marks(backbone): # dtype and version of each parameter; reads no value
 @torch.no_grad()
 def _glance(backbone): # marks, shapes, and some values of each parameter
     parts = list(backbone.parameters())
-    if any(hasattr(p, "to_local") for p in parts):
-        return None # sharded: no process has all values
+    if any(hasattr(p, "to_local") for p in parts): # sharded: no process has all values
+        return [], [], torch.empty(0)
     some = [p.flatten()[::max(1, p.numel() // 16)].to(parts[0].device) for p in parts]
     some = [s.float() if s.element_size() == 1 else s for s in some]
     # to the CPU first: a Mac's GPU has no float64
     return _marks(backbone), [p.shape for p in parts], torch.cat(some).cpu().double()
 
 def _alike(a, b): # two glances
-    if a is None or b is None:
-        return True
     return a[:2] == b[:2] and torch.equal(a[2], b[2])
 
 # %% ../../nbs/prompt_tuning/facts.ipynb #1540380d
@@ -222,8 +210,8 @@ class SeenWeights:
         backbone:PreTrainedModel, # as it is now
         digest:str, # of its weights now
     ):
-        self.marks, self.digest = _marks(backbone), digest
-        self.first = self.last = _glance(backbone)
+        self.digest, self.first = digest, _glance(backbone)
+        self.last = self.first
 
     @torch.compiler.disable # it looks at values
     def digest_of(
@@ -232,9 +220,8 @@ class SeenWeights:
         closer:bool=True, # look at values too
     ) -> str: # 64 hexadecimal digits
         "The digest of the weights that the backbone has now."
-        marks = _marks(backbone)
-        if closer or marks != self.marks:
-            now, self.marks = _glance(backbone), marks
+        if closer or _marks(backbone) != self.last[0]:
+            now = _glance(backbone)
             if not _alike(now, self.last):
                 self.last, self.digest = now, backbone_digest(backbone)
         return self.digest
@@ -294,7 +281,7 @@ class BackboneFacts:
     named_limit:int|None = None # what the configuration names
     causal:bool = False # no token sees a later one
     text_is_constant:bool = False # a text can be computed before the prompt after it
-    lean:bool = False # also with `LeanAttention`
+    lean:bool = False # also with `lean_attention`
     state_shapes:tuple = field(default=(), repr=False) # as `unpack_states` takes them
     tried:dict = field(default_factory=dict, repr=False, compare=False) # by `backbone`
 
@@ -370,6 +357,7 @@ def check_fits(
     prompt = ""
     if prompt_tokens:
         prompt = f" beside a prompt of {counted(prompt_tokens, 'token')}"
+    room = facts.limit - prompt_tokens
+    shorten = f"the texts (max_length={room})" if room > 0 else "the prompt"
     raise ValueError(f"row {row} has {counted(lengths[row], 'token')}{prompt}, and the "
-                     f"backbone has {facts.reach}; shorten the texts "
-                     f"(max_length={facts.limit - prompt_tokens})")
+                     f"backbone has {facts.reach}; shorten {shorten}")

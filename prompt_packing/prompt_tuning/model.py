@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.utils.generic import can_return_tuple
 from .backbone import (
     FrozenBackbone, check_mask, load_text_model)
 from .facts import BackboneFacts, SeenWeights, find_facts
@@ -20,10 +21,10 @@ from .frozen_text import unpack_states
 from .predicting import (
     label_loss, make_room, named_scores, predict_texts, text_limit)
 from .prompts import Prompt, PromptHead, initial_prompt
-from .saving import (
+from prompt_packing.prompt_tuning.saving import (
     PromptTuningConfig, check_arguments, check_backbone, check_choices, check_config,
-    check_tokenizer, described_backbone, named_labels, read_config, read_tensors,
-    read_tokenizer, replace_template, write_prompt)
+    check_tokenizer, named_labels, read_config, read_tensors, read_tokenizer,
+    replace_template, write_prompt)
 from ..tasks.backbones import as_dtype
 
 # %% ../../nbs/prompt_tuning/model.ipynb #80867401
@@ -114,7 +115,9 @@ def _from_backbone(
         backbone.get_input_embeddings(), init, prompt_tokens, tokenizer, seed)
     text_limit(facts, len(start), tokenizer) # there must be some room
     config = cls.config_class(
-        **described_backbone(facts), id2label=names, problem_type=problem_type,
+        backbone_name=facts.source, backbone_fingerprint=facts.digest,
+        backbone_dtype=str(facts.dtype).removeprefix("torch."),
+        hidden_size=facts.feature_size, id2label=names, problem_type=problem_type,
         label2id={name: i for i, name in names.items()}, prompt_tokens=len(start),
         pad_token_id=getattr(backbone.config.get_text_config(), "pad_token_id", None),
         placement=placement, pooling=pooling, bias=bias,
@@ -200,6 +203,7 @@ class PromptForSequenceClassification(PreTrainedModel):
 
     def get_input_embeddings(self): return self.backbone.get_input_embeddings()
 
+    @can_return_tuple # also takes `return_dict`
     def forward(
         self,
         input_ids:torch.Tensor|None=None, # [rows, columns], int64
@@ -213,7 +217,6 @@ class PromptForSequenceClassification(PreTrainedModel):
         text_made_by:int|None=None, # of a text cache
         output_hidden_states:bool|None=None, # also what the head read, [rows, hidden]
         output_attentions:bool|None=None, # not available
-        return_dict:bool|None=None, # False: a tuple
     ) -> SequenceClassifierOutput:
         """Logits [rows, labels], and their loss where labels are given.
 
@@ -232,8 +235,7 @@ class PromptForSequenceClassification(PreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         states = (read,) if output_hidden_states else None
-        output = SequenceClassifierOutput(loss, logits, hidden_states=states)
-        return output.to_tuple() if return_dict is False else output
+        return SequenceClassifierOutput(loss, logits, hidden_states=states)
 
     def _looks_closer(self): # whether this batch's values are looked at
         if torch.compiler.is_compiling():

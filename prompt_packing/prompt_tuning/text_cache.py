@@ -6,7 +6,6 @@
 __all__ = ['TextCacheCollator', 'TextCache']
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #afe5bef6
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,26 +18,24 @@ from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 from ..bucketing.collating import PaddedCollator
-from ..foundation.folders import owned_in_turn
-from .backbone import real_positions
+from .backbone import position_inputs
 from .facts import BackboneFacts, check_fits, find_facts
 from .frozen_text import text_pass
 from .model import text_id
 from .text_store import (
-    TextPlan, TextStore, check_room, check_size, map_file)
+    TextPlan, check_room, check_size, read_part, stored_parts)
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #f5ade4bb
 @torch.no_grad()
-def _compute_batch(backbone, texts, dtype, first=0): # the `first_position` of its facts
+def _compute_batch(backbone, facts, texts, dtype):
     "States of all tokens [tokens, width], and a list of each text's hidden states."
     lengths = torch.tensor([len(ids) for ids in texts])
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
     ids = torch.zeros_like(mask, dtype=torch.long)
     ids[mask] = torch.tensor([i for text in texts for i in text])
     ids, mask = ids.to(backbone.device), mask.to(backbone.device)
-    positions = {} if first is None else {"position_ids": real_positions(mask) + first}
-    hidden, layers = text_pass(
-        backbone, input_ids=ids, attention_mask=mask.long(), **positions)
+    hidden, layers = text_pass(backbone, input_ids=ids, attention_mask=mask.long(),
+                               **position_inputs(mask, facts))
     states = [t.transpose(1, 2)[mask].flatten(1) for pair in layers for t in pair]
     states = torch.cat([part.to(dtype) for part in states], dim=1)
     return states, [h[:n].float().cpu() for h, n in zip(hidden, lengths)]
@@ -52,81 +49,48 @@ class _TextPass:
         self.nbytes = plan.tokens * self.width * dtype.itemsize
         self.nbytes += len(plan.texts) * facts.feature_size * 4
 
-    def rows(self, i): # of the data set, whose states are in batch i
-        return np.flatnonzero(np.isin(self.plan.holder, self.plan.batches[i]))
+    def shapes(self, i): # of the tensors that `run` returns
+        tokens = int(self.plan.lengths[self.plan.batches[i]].sum())
+        rows = len(self.plan.rows(i)), self.facts.feature_size
+        return {"states": (tokens, self.width), "features": rows, "seconds": ()}
 
-    def run(self, i): # -> states [tokens, width], features [rows, hidden]
-        batch, plan = self.plan.batches[i], self.plan
+    def run(self, i, device="cpu"): # -> the tensors of part i, by name
+        start, batch, plan = time.perf_counter(), self.plan.batches[i], self.plan
         texts = [plan.texts[j] for j in batch]
-        states, hidden = _compute_batch(
-            self.backbone, texts, self.dtype, self.facts.first_position)
+        states, hidden = _compute_batch(self.backbone, self.facts, texts, self.dtype)
         if not torch.isfinite(states).all():
             raise ValueError(f"keys or values do not fit into {self.dtype}; give "
                              "dtype=torch.bfloat16 or torch.float32")
-        hidden = dict(zip(batch, hidden))
-        last = [hidden[plan.holder[r]][plan.lengths[r] - 1] for r in self.rows(i)]
-        return states, torch.stack(last)
+        hidden, states = dict(zip(batch, hidden)), states.to(device)
+        last = [hidden[plan.holder[r]][plan.lengths[r] - 1] for r in plan.rows(i)]
+        seconds = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+        return {"states": states, "features": torch.stack(last), "seconds": seconds}
 
-# %% ../../nbs/prompt_tuning/text_cache.ipynb #4b965b32
-def _build_in_memory(passes, device, progress):
-    "States and features of all texts."
-    plan, at = passes.plan, 0
-    states = torch.empty(plan.tokens, passes.width, dtype=passes.dtype, device=device)
-    features = torch.empty(len(plan.texts), passes.facts.feature_size)
-    for i in progress(range(len(plan.batches))):
-        new, features[passes.rows(i)] = passes.run(i)
-        states[at:at + len(new)] = new
-        at += len(new)
-    return states, features
-
-# %% ../../nbs/prompt_tuning/text_cache.ipynb #528ab886
-def _build_on_disk(passes, store, progress):
-    "Adds the missing batches to the store."
-    store.path.mkdir(parents=True, exist_ok=True)
-    store.read()
-    if store.complete: # needs no right to write
-        return
-    with owned_in_turn(store.path, "a text cache"):
-        store.read() # another process may have built while this one waited
-        count = len(passes.plan.batches)
-        check_room(passes.nbytes - sum(store.sizes), store.path)
-        for i in progress(range(store.batches, count)):
-            start = time.perf_counter()
-            parts = [t.cpu().contiguous().view(torch.uint8).numpy()
-                     for t in passes.run(i)]
-            try:
-                store.append(*parts, seconds=time.perf_counter() - start)
-            except OSError as e:
-                words = (f"{os.strerror(e.errno)} after {i} of {count} batches of the "
-                         "text cache; they are kept, make room and build again")
-                raise OSError(e.errno, words, str(store.path)) from e
-        if not store.complete:
-            store.finish()
-
-# %% ../../nbs/prompt_tuning/text_cache.ipynb #2e803f8a
-def _open_store(passes, store, device=None):
-    "States and features of a complete store, its rows in the order of the data set."
-    plan, (file, features), hidden = passes.plan, store.files, passes.facts.feature_size
-    if sum(store.sizes) != passes.nbytes or store.batches != len(plan.batches):
-        raise ValueError(f"{store.path} holds {sum(store.sizes):,} bytes, and these "
-                         f"texts take {passes.nbytes:,}; delete the folder and build "
-                         "again")
-    states = map_file(file, (plan.tokens, passes.width), passes.dtype)
-    in_store = np.fromfile(features, dtype=np.float32).reshape(-1, hidden)
-    rows = np.concatenate([passes.rows(i) for i in range(len(plan.batches))])
-    in_order = np.empty_like(in_store)
-    in_order[rows] = in_store
-    states = states if device is None else states.to(device)
-    return states, torch.from_numpy(in_order)
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #746e77f5
 def _identity(passes):
     "What must agree for a cache to be used."
     plan, facts = passes.plan, passes.facts
     return dict(
-        format=4, weights=facts.digest, first_position=facts.first_position,
+        format=5, weights=facts.digest, first_position=facts.first_position,
         token_ids_and_labels=plan.digest(), token_budget=plan.token_budget,
         dtype=str(passes.dtype).removeprefix("torch."))
+
+def _parts(passes, path, device, progress):
+    "The tensors of each part, computed or found in the folder."
+    count = len(passes.plan.batches)
+    if path is None:
+        check_room(passes.nbytes, device=device)
+        return [passes.run(i, device) for i in progress(range(count))]
+    parts = stored_parts(Path(path), _identity(passes), count, passes.nbytes,
+                         passes.run, progress)
+    for i, part in enumerate(parts):
+        shapes = {name: tuple(tensor.shape) for name, tensor in part.items()}
+        if shapes != passes.shapes(i) or part["states"].dtype != passes.dtype:
+            raise ValueError(f"part {i} in {path} holds {shapes}, and these texts take "
+                             f"{passes.shapes(i)}; delete the folder and build again")
+    return parts
+
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #178f6685
 def _facts_of(model, facts=None):
@@ -197,13 +161,16 @@ def _passes_of(model, dataset, dtype=None, token_budget=None, facts=None):
 class TextCache(Dataset):
     "Keys and values of frozen texts: a data set for `Trainer(train_dataset=cache)`."
     def __init__(
-            self, passes: _TextPass, states: torch.Tensor, features: torch.Tensor,
-            path: str | None = None, seconds: float = 0.0):
-        plan = passes.plan
-        self.starts, self.lengths, self.labels = plan.starts, plan.lengths, plan.labels
-        self.states, self.features = states, features
-        self.path, self.seconds = path, seconds
-        self.made_by = text_id(passes.facts.digest)
+            self, passes: _TextPass, parts: list[dict], device: torch.device,
+            path: str | Path | None = None):
+        plan, self.path = passes.plan, path
+        self.part, self.starts, self.lengths = plan.part, plan.starts, plan.lengths
+        self.labels, self.made_by = plan.labels, text_id(passes.facts.digest)
+        self.states = [part["states"].to(device) for part in parts]
+        self.features = torch.empty(len(plan.texts), passes.facts.feature_size)
+        for i, part in enumerate(parts):
+            self.features[plan.rows(i)] = part["features"]
+        self.seconds = sum(float(part["seconds"]) for part in parts)
         self.data_collator = TextCacheCollator()
 
     @classmethod
@@ -231,19 +198,10 @@ class TextCache(Dataset):
         `OSError` for a full disk; `TypeError` if `dataset` is no `datasets.Dataset`."""
         passes = _passes_of(model, dataset, dtype, token_budget, facts)
         check_size(passes.nbytes, max_bytes)
-        device = None if device is None else torch.device(device)
+        device = torch.device(device or "cpu")
         words = f"text cache, {passes.nbytes / 1e6:,.1f} MB"
         bar = lambda batches: tqdm(batches, desc=words, disable=not progress)
-        if path is None:
-            check_room(passes.nbytes, device=device)
-            start = time.perf_counter()
-            parts = _build_in_memory(passes, device, bar)
-            seconds = time.perf_counter() - start
-            return cls(passes, *parts, seconds=seconds)
-        store = TextStore(path, _identity(passes))
-        _build_on_disk(passes, store, bar)
-        parts = _open_store(passes, store, device)
-        return cls(passes, *parts, str(path), store.seconds)
+        return cls(passes, _parts(passes, path, device, bar), device, path)
 
     @staticmethod
     def size(
@@ -270,16 +228,16 @@ class TextCache(Dataset):
         "Some of the texts: the same states, nothing copied."
         part, rows = object.__new__(TextCache), np.asarray(rows)
         part.__dict__ |= self.__dict__ # `copy` would map the file again
-        part.starts, part.lengths = self.starts[rows], self.lengths[rows]
-        part.features = self.features[rows]
-        part.labels = None if self.labels is None else self.labels[rows]
+        for name in ("part", "starts", "lengths", "labels", "features"):
+            column = getattr(self, name)
+            setattr(part, name, None if column is None else column[rows])
         return part
 
     def __len__(self) -> int: return len(self.lengths)
 
     def __getitem__(self, i:int) -> dict:
         start, n = int(self.starts[i]), int(self.lengths[i])
-        row = {"text_states": self.states[start:start + n],
+        row = {"text_states": self.states[self.part[i]][start:start + n],
                "text_features": self.features[i], "text_made_by": self.made_by}
         if self.labels is not None:
             row["labels"] = self.labels[i].tolist()
@@ -287,29 +245,28 @@ class TextCache(Dataset):
 
     @property
     def on_device(self) -> bool: # its batches are there, and cannot be pinned
-        return self.states.device.type != "cpu"
+        return self.states[0].device.type != "cpu"
 
     @property
-    def nbytes(self) -> int: return self.states.nbytes + self.features.nbytes
+    def nbytes(self) -> int:
+        return self.features.nbytes + sum(part.nbytes for part in self.states)
 
     @property
     def bytes_per_token(self) -> int: # that a step reads for each token of its texts
-        return self.states.shape[1] * self.states.itemsize
+        return self.states[0].shape[1] * self.states[0].itemsize
 
     def __repr__(self):
-        return (f"TextCache of {len(self):,} texts on {self.states.device}: "
+        return (f"TextCache of {len(self):,} texts on {self.states[0].device}: "
                 f"{self.nbytes / 1e6:,.1f} MB, {self.bytes_per_token:,} bytes a token, "
                 f"{self.bytes_per_token * self.lengths.mean() / 1e3:,.0f} KB a text")
 
     def __getstate__(self): # a cache on disk is opened again, not copied
         if self.path is None:
             return self.__dict__
-        states = self.states
-        return self.__dict__ | {"states": (states.shape, states.dtype, states.device)}
+        return self.__dict__ | {"states": [part.device for part in self.states]}
 
     def __setstate__(self, state: dict):
         self.__dict__.update(state)
         if self.path is not None:
-            shape, dtype, device = self.states
-            file = Path(self.path) / "states.bin"
-            self.states = map_file(file, shape, dtype).to(device)
+            self.states = [read_part(self.path, i)["states"].to(device)
+                           for i, device in enumerate(self.states)]

@@ -6,6 +6,7 @@
 __all__ = ['PromptGroup', 'train_together']
 
 # %% ../../nbs/prompt_tuning/together.ipynb #7a57590f
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -98,17 +99,11 @@ def _own_loader(trainer): # as `trainer.train()` would make it
         torch.default_generator.manual_seed(trainer.args.seed)
         return trainer.get_train_dataloader()
 
-def _training_batches(loader, steps:int) -> Iterator[dict]: # over epochs
-    epoch = 0
-    while steps > 0:
+def _epochs(loader) -> Iterator[dict]: # batches, epoch after epoch without end
+    for epoch in itertools.count():
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(epoch)
-        for batch in loader:
-            if steps == 0:
-                return
-            steps -= 1
-            yield batch
-        epoch += 1
+        yield from loader
 
 def _check_trainer(trainer):
     "Raises `ValueError` for a training that is not one batch a step."
@@ -143,7 +138,7 @@ def train_together(
         loader = _own_loader(trainer)
         steps = _training_steps(trainer.args, loader)
         trainer.create_optimizer_and_scheduler(steps)
-        streams[i] = _training_batches(loader, steps)
+        streams[i] = itertools.islice(_epochs(loader), steps)
     losses, counts = [0.0] * len(trainers), [0] * len(trainers)
     while batches := _next_batches(streams):
         with trainers[0].compute_loss_context_manager(): # autocast, where it is set

@@ -17,7 +17,7 @@ from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import BaseModelOutputWithPast, Seq2SeqLMOutput
 from transformers.utils.generic import can_return_tuple
 from .generation import (
-    unseen_steps, refuse_right_padding, StateGenerationMixin)
+    StateGenerationMixin, unseen_mask, unseen_steps)
 from .heads import token_loss
 from .layers import RecurrentLayers, layout_of
 from .layout import Layout
@@ -189,10 +189,8 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, StateGenerationMixin):
             encoder_outputs: BaseModelOutputWithPast | None = None,
             decoder_attention_mask: torch.Tensor | None = None,
             use_cache: bool | None = None, **kwargs: Any):
-        new, mask = unseen_steps(input_ids, past_key_values), decoder_attention_mask
-        if mask is not None:
-            refuse_right_padding(mask[:, -1] == 0)
-            mask = mask[:, -new.shape[1]:] if new.shape[1] > 1 else None
+        new = unseen_steps(input_ids, past_key_values)
+        mask = unseen_mask(decoder_attention_mask, new, past_key_values)
         return {"decoder_input_ids": new, "decoder_attention_mask": mask,
                 "past_key_values": past_key_values, "attention_mask": attention_mask,
                 "input_lengths": kwargs.get("input_lengths"), "use_cache": use_cache,

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 from transformers.configuration_utils import PreTrainedConfig
-from .layout import Layout, on_tokens
+from .layout import Layout, next_in_rows, on_tokens
 
 # %% ../../nbs/recurrent/layers.ipynb #fa01d73f
 CELLS = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
@@ -45,8 +45,6 @@ class _Rows(NamedTuple):
     data: torch.Tensor # (rows, steps, ...)
     lengths: torch.Tensor # (rows,): tokens of each row
 
-    def with_data(self, data): return _Rows(data, self.lengths)
-
 def _moved(rows, index):
     "rows[i, index[i, j]] for each i and j."
     return rows.take_along_dim(index.view(*index.shape, *[1] * (rows.ndim - 2)), 1)
@@ -78,9 +76,7 @@ class _FixedLayout:
         return self.pack(labels).data.masked_fill(padding, -100).flatten()
 
     def next_targets(self, labels):
-        rows = self.targets(labels).view(self.shape)
-        nothing = torch.full_like(rows[:, :1], -100)
-        return torch.cat([rows[:, 1:], nothing], 1).flatten()
+        return next_in_rows(self.targets(labels).view(self.shape))
 
 # %% ../../nbs/recurrent/layers.ipynb #27ae79fe
 def layout_of(

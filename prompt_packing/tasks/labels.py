@@ -147,24 +147,19 @@ def find_labels(
     if "" in texts:
         raise ValueError(_no_label(where, texts.index("")))
     names = _in_order(set(texts))
-    if _are_measured(names):
+    numbers = [_as_number(name) for name in names]
+    if None not in numbers and any(not number.is_integer() for number in numbers):
         return "regression", (name,)
     if len(names) > max(20, len(texts) / 2):
-        raise ValueError(_too_many(where, names, texts))
+        raise ValueError(
+            f"{where}: {len(names)} different labels in {len(texts)} rows, such as "
+            f"{names[0]!r}: name the column of labels with label_column, or for "
+            "measured numbers give problem_type='regression'")
     return "single_label_classification", names
-
-def _are_measured(names):
-    numbers = [_as_number(name) for name in names]
-    return None not in numbers and any(not n.is_integer() for n in numbers)
 
 # %% ../../nbs/tasks/labels.ipynb #aab24486
 def _no_label(where, row):
     return f"{where}: row {row} (the first is row 0) has no label; remove it or fill it"
-
-def _too_many(where, names, texts):
-    return (f"{where}: {len(names)} different labels in {len(texts)} rows, such as "
-            f"{names[0]!r}: name the column of labels with label_column, or for "
-            "measured numbers give problem_type='regression'")
 
 # %% ../../nbs/tasks/labels.ipynb #b2ed36cd
 def _class_ids(values, names, where):
@@ -182,12 +177,9 @@ def _class_ids(values, names, where):
     row = ids.index(None)
     if not texts[row]:
         raise ValueError(_no_label(where, row))
-    raise ValueError(_outside(where, row, texts[row], names, not sizes))
-
-def _outside(where, row, text, names, with_ids):
-    allowed = [f"{i} ({n})" if with_ids else str(n) for i, n in enumerate(names)]
-    return (f"{where}, row {row}: the label {text!r} is outside the range; allowed are "
-            f"{', '.join(allowed)}")
+    allowed = [str(n) if sizes else f"{i} ({n})" for i, n in enumerate(names)]
+    raise ValueError(f"{where}, row {row}: the label {texts[row]!r} is outside the range; "
+                     f"allowed are {', '.join(allowed)}")
 
 # %% ../../nbs/tasks/labels.ipynb #e4fed826
 def _measures(values, where):

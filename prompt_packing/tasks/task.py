@@ -101,15 +101,6 @@ _VALUES = {"single_label_classification": Value("int64"),
            "multi_label_classification": List(Value("int64")),
            "regression": Value("float64")}
 
-def _decide(logits, problem_type):
-    "Predictions of logits (rows, labels)."
-    logits = np.asarray(logits)
-    if problem_type == "regression":
-        return logits.reshape(len(logits))
-    if problem_type == "multi_label_classification":
-        return (logits > 0).astype(int)
-    return logits.argmax(-1)
-
 # %% ../../nbs/tasks/task.ipynb #458bb283
 class TaskMetric(evaluate.Metric):
     "GLUE's metrics without a download; also a `compute_metrics` for the Trainer."
@@ -139,7 +130,12 @@ class TaskMetric(evaluate.Metric):
 
     def decide(self, logits: np.ndarray) -> np.ndarray: # logits: [rows, labels]
         "Predictions: classes [rows], numbers [rows], or zeros and ones [rows, labels]."
-        return _decide(logits, self.problem_type)
+        logits = np.asarray(logits)
+        if self.problem_type == "regression":
+            return logits.reshape(len(logits))
+        if self.problem_type == "multi_label_classification":
+            return (logits > 0).astype(int)
+        return logits.argmax(-1)
 
     def __call__(self, prediction:EvalPrediction) -> dict:
         "Metrics of the logits, which come first if the model returns more."
@@ -316,7 +312,8 @@ def make_task(
     if "validation" not in tables:
         tables = _split_by_hash(tables, text_columns, validation, name)
     for split, table in tables.items():
-        _check_rows(table, f"{name}, {split}")
+        if not len(table):
+            raise ValueError(f"{name}, {split}: no rows")
     _check_classes(tables["train"], f"{name}, train", labels, problem_type)
     features = Features({c: Value("string") for c in text_columns}
                         | {"label": _label_feature(problem_type, labels)})
@@ -344,10 +341,6 @@ def _text_or_none(value, where):
     if value is None or value is pd.NA or value != value: # NaN
         return None
     return cell_text(value, where) if str(value).strip() else None
-
-def _check_rows(table, where):
-    if not len(table):
-        raise ValueError(f"{where}: no rows")
 
 def _check_classes(table, where, names, problem_type):
     "At least two classes in training."

@@ -10,23 +10,12 @@ from dataclasses import dataclass, field
 import transformers
 
 from ..accumulation_loss.means import check_mean
+from ..bucketing.batches import check_positive
 
 # %% auto #0
-__all__ = ['check_whole', 'BudgetArguments', 'TrainingArguments', 'Seq2SeqTrainingArguments']
+__all__ = ['BudgetArguments', 'TrainingArguments', 'Seq2SeqTrainingArguments']
 
 # %% ../../nbs/trainer/arguments.ipynb #afd0de91
-def check_whole(
-    name: str, # of the argument
-    value, # what was given
-):
-    "Raise unless `value` is None, False or a whole number of at least 1."
-    if value is None or value is False:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number of tokens or rows; got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1; got {value}")
-
 def _check_together(args):
     "Refuse combinations that mean nothing."
     if args.rows_per_step and args.tokens_per_step:
@@ -84,12 +73,14 @@ class BudgetArguments:
             if not isinstance(self.token_budget, int):
                 raise ValueError(_no_length)
             self.pack = self.token_budget
-        if self.token_budget != "auto":
-            check_whole("token_budget", self.token_budget)
-        for name in ("pack", "rows_per_step", "tokens_per_step", "bucket_window"):
-            check_whole(name, getattr(self, name))
-        if self.pass_cost is not None and self.pass_cost != 0:
-            check_whole("pass_cost", self.pass_cost)
+        for name in ("token_budget", "pack", "rows_per_step", "tokens_per_step",
+                     "bucket_window"):
+            value = getattr(self, name)
+            is_auto = name == "token_budget" and value == "auto"
+            if value is not None and value is not False and not is_auto:
+                check_positive(name, value)
+        if self.pass_cost is not None:
+            check_positive("pass_cost", self.pass_cost, 0)
         _check_together(self)
 
     @property

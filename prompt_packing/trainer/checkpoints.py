@@ -22,8 +22,8 @@ from ..foundation.folders import (
     sync_folder, unique_name, verify, write_manifest)
 
 # %% auto #0
-__all__ = ['STATE_FILE', 'PLACE_FILE', 'from_all', 'fail_together', 'on_each_host', 'OutputFolder', 'owned_output',
-           'correct_best', 'check_checkpoint', 'last_checkpoint', 'find_checkpoint']
+__all__ = ['STATE_FILE', 'PLACE_FILE', 'from_all', 'fail_together', 'do_for_all', 'on_each_host', 'checkpoints_in',
+           'OutputFolder', 'owned_output', 'correct_best', 'check_checkpoint', 'last_checkpoint', 'find_checkpoint']
 
 # %% ../../nbs/trainer/checkpoints.ipynb #201216de
 def from_all(
@@ -50,6 +50,20 @@ def fail_together(
     if errors:
         raise RuntimeError(f"another process failed: {errors[0]}")
 
+def do_for_all(
+    accelerator: Accelerator,
+    is_mine: bool, # whether this process acts
+    action: Callable[[], object],
+) -> None:
+    "Call `action` on some processes; its error is raised on all."
+    error = None
+    if is_mine:
+        try:
+            action()
+        except (OSError, ValueError) as raised:
+            error = raised
+    fail_together(accelerator, error)
+
 # %% ../../nbs/trainer/checkpoints.ipynb #d0e05bfc
 def on_each_host(
     accelerator: Accelerator,
@@ -57,34 +71,28 @@ def on_each_host(
 ) -> None:
     "Call `action` on the main process, then on the first process of each other host."
     main = accelerator.is_main_process
-    for my_turn in (main, accelerator.is_local_main_process and not main):
-        error = None
-        if my_turn:
-            try:
-                action()
-            except (OSError, ValueError) as raised:
-                error = raised
-        fail_together(accelerator, error)
+    do_for_all(accelerator, main, action)
+    do_for_all(accelerator, accelerator.is_local_main_process and not main, action)
 
 # %% ../../nbs/trainer/checkpoints.ipynb #19acc3d0
 STATE_FILE = "trainer_state.json" # transformers writes it last
 _sentinel = "checkpoint-is-incomplete.txt" # of transformers' `enable_jit_checkpoint`
 
-def _step_of(path: Path) -> int | None:
-    "The step of `checkpoint-<step>`; None if this is no checkpoint."
-    name, _, step = path.name.partition("-")
-    return int(step) if name == "checkpoint" and step.isdecimal() else None
+def checkpoints_in(folder: str | os.PathLike) -> dict[int, Path]:
+    "Step and path of each `checkpoint-<step>`, ascending."
+    paths = {}
+    for path in Path(folder).glob("checkpoint-*"):
+        step = path.name.removeprefix("checkpoint-")
+        if step.isdecimal():
+            paths[int(step)] = path
+    return dict(sorted(paths.items()))
 
 def _add_missing(source: Path, target: Path) -> None:
     "Copy to `target` the files of `source` that it does not have."
-    for path in source.iterdir():
-        copy = target / path.name
-        if copy.exists() or path.name == _sentinel:
-            continue
-        if path.is_dir():
-            shutil.copytree(path, copy)
-        else:
-            shutil.copy2(path, copy)
+    def are_there(folder: str, names: list[str]) -> list[str]:
+        place = target / Path(folder).relative_to(source)
+        return [name for name in names if name == _sentinel or (place / name).exists()]
+    shutil.copytree(source, target, ignore=are_there, dirs_exist_ok=True)
 
 # %% ../../nbs/trainer/checkpoints.ipynb #1e2e0319
 class OutputFolder:
@@ -101,8 +109,7 @@ class OutputFolder:
 
     def steps(self) -> list[int]:
         "Steps of the checkpoints that are there, ascending."
-        steps = map(_step_of, self.folder.iterdir())
-        return sorted(step for step in steps if step is not None)
+        return list(checkpoints_in(self.folder))
 
     def path(self, step: int) -> Path:
         return self.folder / f"checkpoint-{step}"
@@ -136,7 +143,8 @@ class OutputFolder:
 
     def _has_sealed(self) -> bool:
         "Whether there is a checkpoint to go back to."
-        return any((self.path(step) / MANIFEST_NAME).is_file() for step in self.steps())
+        paths = checkpoints_in(self.folder).values()
+        return any((path / MANIFEST_NAME).is_file() for path in paths)
 
     def seal(self,
         limit: int | None, # `save_total_limit`
@@ -157,9 +165,9 @@ class OutputFolder:
 
     def _remove_empty(self) -> None:
         "transformers makes a folder on SIGTERM, and the checkpoint is one step later."
-        for step in self.steps():
+        for path in checkpoints_in(self.folder).values():
             with suppress(OSError): # it is not empty
-                self.path(step).rmdir()
+                path.rmdir()
 
     def wait(self) -> None:
         "Until the checkpoint is sealed; raises what went wrong, on all processes."
@@ -247,9 +255,7 @@ def last_checkpoint(
     folder: str | os.PathLike, # `output_dir` of a training
 ) -> str: # path of the checkpoint of the highest step
     "The newest good checkpoint; `ValueError` if there is none. Names what it skips."
-    folder = Path(folder)
-    paths = [path for path in folder.glob("checkpoint-*") if _step_of(path) is not None]
-    for path in sorted(paths, key=_step_of, reverse=True):
+    for path in reversed(checkpoints_in(folder).values()):
         try:
             check_checkpoint(path)
             return str(path)
@@ -281,16 +287,11 @@ def find_checkpoint(
         elif os.path.isdir(chosen[0]): # otherwise transformers says what is wrong
             _check_named(chosen[0])
 
-    error = None
-    if accelerator.is_main_process:
-        try:
-            choose()
-        except (OSError, ValueError) as raised:
-            error = raised
-    fail_together(accelerator, error)
+    main = accelerator.is_main_process
+    do_for_all(accelerator, main, choose)
     if accelerator.num_processes > 1:
         broadcast_object_list(chosen)
-        on_each_host(accelerator, lambda: accelerator.is_main_process or choose())
+        do_for_all(accelerator, accelerator.is_local_main_process and not main, choose)
     return str(chosen[0])
 
 def _check_named(checkpoint: str) -> None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +16,7 @@ from transformers.utils import logging
 from transformers.utils.generic import find_labels
 
 from ..bucketing.collating import PaddedCollator, by_column
+from ..foundation.mixins import in_eval_mode
 from ..foundation.rows import pad_token_id_of
 
 _logger = logging.get_logger(__name__)
@@ -109,17 +109,6 @@ def _name_of(collator: Callable) -> str:
 _FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError,
              NotImplementedError)
 
-@contextmanager
-def _in_eval_mode(model):
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
 def predicts_next_token(
     model: nn.Module,
 ) -> bool:
@@ -129,7 +118,7 @@ def predicts_next_token(
     try:
         device = next(model.parameters()).device
         ids, other_first = ids.to(device), other_first.to(device)
-        with _in_eval_mode(model):
+        with in_eval_mode(model), torch.no_grad():
             logits = model(input_ids=ids).logits
             losses = [model(input_ids=ids, labels=labels).loss
                       for labels in (ids, other_first)]

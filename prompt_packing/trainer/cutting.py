@@ -14,7 +14,7 @@ import numpy as np
 from ..bucketing.cut import cut_packed_rows, cut_rows
 from ..bucketing.packed_rows import PackingWay, pack_batch
 from ..foundation.rows import (
-    CannotJoin, join_rows, row_count, row_lengths, take_rows)
+    CannotJoin, join_rows, row_lengths, take_rows)
 
 # %% auto #0
 __all__ = ['StepCutter', 'rounded_cost', 'measure_pass_cost']
@@ -47,14 +47,12 @@ class StepCutter:
         self._say_too_long(lengths)
         return self._packed(whole, lengths) if self.pack else self._padded(whole, lengths)
 
-    def _padded(self, whole, lengths: np.ndarray) -> list | None:
+    def _padded(self, whole, lengths: np.ndarray) -> list:
         parts = self._with_equal_passes(
             lambda **passes: cut_rows(lengths, self.token_budget,
                                       pass_cost=self.pass_cost, **passes), len(lengths))
-        if len(parts) == 1:
-            trimmed = take_rows(whole, range(len(lengths)), trim=True)
-            return [trimmed]
-        return [take_rows(whole, rows, trim=True) for rows in parts]
+        # rows in their own order: what is not cut is computed as it came
+        return [take_rows(whole, np.sort(rows), trim=True) for rows in parts]
 
     def _packed(self, whole, lengths: np.ndarray) -> list:
         most = self.way.longest or int(lengths.max())
@@ -87,10 +85,9 @@ class StepCutter:
         return parts if most == len(parts) else cut(passes=min(most, rows))
 
     def _each_alone(self, batches: list) -> list | None:
-        if not any(map(row_count, batches)) or len(batches) == 1:
+        if len(batches) == 1:
             return None
-        cut = [self([batch]) if row_count(batch) else None for batch in batches]
-        return [part for parts, batch in zip(cut, batches) for part in parts or [batch]]
+        return [part for batch in batches for part in self([batch]) or [batch]]
 
     def _say_too_long(self, lengths: np.ndarray):
         longest = int(lengths.max())
@@ -112,17 +109,13 @@ def measure_pass_cost(
     small, # a batch of few tokens
     large, # a batch of many
     tokens: Callable, # batch -> tokens computed
-    repeats: int = 1,
 ) -> float: # in tokens
-    "The cost of a pass besides its tokens, by the fastest of some runs of each batch."
+    "The cost of a pass besides its tokens, by the time that each batch takes."
     seconds = []
     for batch in (small, large):
-        times = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            run(batch)
-            times.append(time.perf_counter() - start)
-        seconds.append(min(times))
+        start = time.perf_counter()
+        run(batch)
+        seconds.append(time.perf_counter() - start)
     more = tokens(large) - tokens(small)
     per_token = (seconds[1] - seconds[0]) / more if more else 0.0
     if per_token <= 0: # nothing but the passes costs anything

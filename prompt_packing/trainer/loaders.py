@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -23,24 +22,16 @@ from ..bucketing.collating import PaddedCollator, TokenRows, dataset_lengths
 from ..bucketing.cut import deal_packed_rows, deal_rows
 from ..bucketing.steps import StepPlan, plan_steps
 from ..foundation.rows import map_leaves
+from .place import StreamPlace
+from .resume import random_numbers
 
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['same_random_numbers', 'measured_lengths', 'StepSampler', 'PlannedSteps', 'pins_memory', 'reading_options',
-           'data_seed', 'planned_loader', 'in_memory', 'ReadyBatches', 'are_ready', 'ready_loader', 'StreamLoader',
-           'stream_loader', 'leave_on_host', 'sent_to_device']
+__all__ = ['measured_lengths', 'StepSampler', 'PlannedSteps', 'pins_memory', 'reading_options', 'data_seed', 'planned_loader',
+           'in_memory', 'ReadyBatches', 'are_ready', 'ready_loader', 'stream_loader', 'leave_on_host', 'sent_to_device']
 
 # %% ../../nbs/trainer/loaders.ipynb #adf4ff51
-@contextmanager
-def same_random_numbers() -> Iterator[None]:
-    "Random numbers are afterwards as they were before."
-    of_numpy, of_python = np.random.get_state(), random.getstate()
-    with torch.random.fork_rng(devices=[]):
-        yield
-    np.random.set_state(of_numpy)
-    random.setstate(of_python)
-
 def _measure_of(row, collate: Callable) -> Callable:
     "A function from a row like this one to its tokens."
     if hasattr(row, "keys") and "input_ids" in row:
@@ -62,7 +53,7 @@ def measured_lengths(
     measure = _measure_of(dataset[0], collate)
     numbers = tqdm(range(len(dataset)), desc="Reading lengths",
                    disable=len(dataset) < 10_000)
-    with same_random_numbers():
+    with random_numbers():
         lengths = np.array([measure(dataset[i]) for i in numbers])
     if lengths.min() < 1:
         row = int(lengths.argmin())
@@ -80,12 +71,11 @@ class StepSampler:
         world_size: int = 1, # number of processes
         token_budget: int | None = None,
         pack: int | None = None, # tokens in a packed row
-        equal_passes: bool = False, # for sharded models
         **plan, # of `plan_steps`
     ):
         self.lengths, self.plan_options = lengths, plan
         self.rank, self.world_size = rank, world_size
-        self.token_budget, self.pack, self.equal_passes = token_budget, pack, equal_passes
+        self.token_budget, self.pack = token_budget, pack
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int):
@@ -112,12 +102,12 @@ class StepSampler:
         return rows[mine].tolist()
 
     def _dealt(self, lengths: np.ndarray) -> list[np.ndarray]:
-        how = dict(pass_cost=self.deal_cost, equal_passes=self.equal_passes)
         if not self.pack:
-            deal = deal_rows(lengths, self.world_size, self.token_budget, **how)
+            deal = deal_rows(lengths, self.world_size, self.token_budget,
+                             pass_cost=self.deal_cost)
             return [_flat(parts) for parts in deal]
-        deal = deal_packed_rows(
-            lengths, self.world_size, self.pack, self.token_budget, **how)
+        deal = deal_packed_rows(lengths, self.world_size, self.pack, self.token_budget,
+                                pass_cost=self.deal_cost)
         return [_flat([_flat(part) for part in parts]) for parts in deal]
 
 def _flat(arrays: list) -> np.ndarray:
@@ -135,9 +125,6 @@ class _SeededRows(Dataset):
 
     def __len__(self) -> int:
         return len(self.dataset)
-
-    def __getitem__(self, i: int):
-        return self.dataset[i]
 
     def __getitems__(self, rows: _StepRows):
         sequence = np.random.SeedSequence([self.seed, *rows.place])
@@ -164,7 +151,11 @@ def reading_options(args, is_training: bool) -> dict:
                    prefetch_factor=args.dataloader_prefetch_factor,
                    persistent_workers=args.dataloader_persistent_workers,
                    pin_memory=pins_memory(args),
-                   generator=torch.Generator().manual_seed(data_seed(args)))
+                   generator=torch.Generator().manual_seed(data_seed(args)),
+                   # newer than the oldest transformers that we work with
+                   multiprocessing_context=getattr(
+                       args, "dataloader_multiprocessing_context", None),
+                   in_order=getattr(args, "dataloader_in_order", True))
     if is_training:
         options["worker_init_fn"] = partial(
             seed_worker, rank=args.process_index, num_workers=args.dataloader_num_workers)
@@ -179,13 +170,12 @@ def planned_loader(
     collate: Callable,
     args, # `TrainingArguments`
     token_budget: int | None,
-    equal_passes: bool = False,
 ) -> PlannedSteps:
     "The optimizer steps of `rows_per_step` or `tokens_per_step`."
     window = dict(window=args.bucket_window) if args.bucket_window else {}
     sampler = StepSampler(
         lengths, args.process_index, args.world_size, token_budget, args.pack,
-        equal_passes, rows_per_step=args.rows_per_step or None,
+        rows_per_step=args.rows_per_step or None,
         tokens_per_step=args.tokens_per_step or None, seed=data_seed(args), **window)
     if args.process_index == 0:
         _logger.info(f"{len(lengths):,} rows in {len(sampler):,} steps an epoch")
@@ -197,7 +187,6 @@ def planned_loader(
 
 def in_memory(dataset, collate: Callable):
     "The columns as they lie in memory, where data set and collator allow that."
-    collate = getattr(collate, "collate", collate) # what a `NotedCollator` notes
     if not isinstance(collate, PaddedCollator) or not hasattr(dataset, "remove_columns"):
         return dataset
     try:
@@ -225,12 +214,12 @@ class ReadyBatches(Sequence):
         return self.batches[i]
 
 class _WholeBatchSampler:
-    "Numbers of whole batches for one process, as many for each."
-    def __init__(self, batches: int, seed: int, rank: int, world_size: int, shuffle: bool):
+    "Numbers of whole batches for one process, which may get one less than another."
+    def __init__(self, batches: int, seed: int, rank: int, world_size: int):
         if batches < world_size:
             raise ValueError(f"{batches} ready batches cannot be dealt to {world_size} "
                              "processes: each needs one")
-        self.batches, self.seed, self.shuffle, self.epoch = batches, seed, shuffle, 0
+        self.batches, self.seed, self.epoch = batches, seed, 0
         self.rank, self.world_size = rank, world_size
 
     def __len__(self):
@@ -240,10 +229,8 @@ class _WholeBatchSampler:
         self.epoch = epoch
 
     def __iter__(self):
-        order = np.arange(self.batches)
-        if self.shuffle:
-            sequence = np.random.SeedSequence([self.seed, self.epoch])
-            order = np.random.default_rng(sequence).permutation(self.batches)
+        sequence = np.random.SeedSequence([self.seed, self.epoch])
+        order = np.random.default_rng(sequence).permutation(self.batches)
         mine = order[self.rank::self.world_size].tolist()
         return ([number] for number in mine)
 
@@ -254,22 +241,16 @@ def are_ready(dataset) -> bool:
     made = getattr(dataset, "batch_size", 0) is None
     return made and not hasattr(dataset, "load_state_dict")
 
-def ready_loader(batches, args, is_training: bool) -> PlannedSteps:
+def ready_loader(batches, args, is_training: bool) -> DataLoader:
     "A loader of ready-made batches. In an evaluation every process reads all of them."
-    rank, world = (args.process_index, args.world_size) if is_training else (0, 1)
-    sampler = _WholeBatchSampler(len(batches), data_seed(args), rank, world, is_training)
-    return PlannedSteps(batches, batch_sampler=sampler, collate_fn=_first,
-                        **reading_options(args, is_training))
+    options = reading_options(args, is_training)
+    if not is_training:
+        return DataLoader(batches, batch_size=None, **options)
+    sampler = _WholeBatchSampler(
+        len(batches), data_seed(args), args.process_index, args.world_size)
+    return PlannedSteps(batches, batch_sampler=sampler, collate_fn=_first, **options)
 
 # %% ../../nbs/trainer/loaders.ipynb #7a29559f
-class StreamLoader(DataLoader):
-    "Batches of a stream, one pass after the other if it has no end."
-    def __init__(self, stream, count: int | None, endless: bool):
-        view = _MapStyleView(stream, endless)
-        super().__init__(view, batch_sampler=_InOrder(count), collate_fn=_first,
-                         generator=torch.Generator()) # dropout keeps its numbers
-        self.stream = stream
-
 class _InOrder:
     "Batch numbers 0, 1, 2 ... `count` of them, or without end."
     def __init__(self, count: int | None): self.count = count
@@ -283,39 +264,6 @@ class _InOrder:
             raise TypeError("a stream without end has no length")
         return self.count
 
-class _MapStyleView:
-    "A stream as a map-style data set that is read in order: item `i` is batch `i`."
-    def __init__(self, stream, endless: bool):
-        self.stream, self.endless, self.batches, self.next = stream, endless, None, 0
-
-    def _read(self):
-        "Batches of one pass, or of one pass after the other."
-        yield from self.stream # after `go_on` the rest of a pass, perhaps nothing
-        found = self.endless
-        while found:
-            found = False
-            for batch in self.stream:
-                found = True
-                yield batch
-
-    def __getitem__(self, i: int):
-        if self.next is None: # after `go_on`
-            self.next = i
-        elif i == 0:
-            self.batches, self.next = None, 0
-        if self.batches is None:
-            self.batches = self._read()
-        for batch in self.batches:
-            self.next += 1
-            if self.next > i:
-                return batch
-        raise IndexError(f"the stream ended after {self.next} batches; "
-                         f"{i + 1} were wanted")
-
-    def go_on(self):
-        "The stream was put to another place: whatever is asked next comes next."
-        self.batches, self.next = None, None
-
 def stream_loader(stream, args, is_training: bool) -> DataLoader:
     "A loader of a stream's batches."
     if args.dataloader_num_workers:
@@ -324,7 +272,10 @@ def stream_loader(stream, args, is_training: bool) -> DataLoader:
     if not is_training:
         return DataLoader(_OnePass(stream), batch_size=None)
     ends = getattr(stream, "finite", True) and args.max_steps <= 0
-    return StreamLoader(stream, stream.count_batches() if ends else None, not ends)
+    return DataLoader(
+        StreamPlace(stream, endless=not ends), collate_fn=_first,
+        batch_sampler=_InOrder(stream.count_batches() if ends else None),
+        generator=torch.Generator()) # dropout keeps its numbers
 
 class _OnePass(IterableDataset):
     def __init__(self, stream): self.stream = stream

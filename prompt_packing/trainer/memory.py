@@ -102,28 +102,23 @@ def free_bytes(
     trained = [p for p in model.parameters() if p.requires_grad and p.grad is None]
     return share * free - 3 * sum(p.numel() * p.element_size() for p in trained)
 
-def _shape_of(batch) -> tuple[int, int]:
-    lengths = row_lengths(batch)
-    return len(lengths), int(lengths.max())
-
 def measured_budget(
     batches: list, # micro-batches of a step
     run: Callable, # computes forward and backward of a batch
     model: torch.nn.Module,
     device: torch.device,
-    longest: int | None = None, # tokens in the longest row; None: of these batches
 ) -> int:
     "`token_budget` for \"auto\", said in one line."
     whole = join_rows(batches)
-    order = row_lengths(whole).argsort()
+    lengths = row_lengths(whole)
+    order = lengths.argsort()
     short, middle, long = (int(order[i]) for i in (0, len(order) // 2, -1))
     samples = [[short], [middle] * 4, [long], [long] * 3]
     trials = [take_rows(whole, rows, trim=True) for rows in samples]
     run(trials[0]) # the first one allocates
     peaks = [peak_of(run, trial, model, device) for trial in trials]
-    fit = fit_memory(list(map(_shape_of, trials)), peaks)
-    free = free_bytes(model, device)
-    longest = longest or int(row_lengths(whole).max())
+    fit = fit_memory([(len(rows), int(lengths[rows[0]])) for rows in samples], peaks)
+    free, longest = free_bytes(model, device), int(lengths[long])
     budget = budget_for(fit, free, longest)
     _logger.warning(f"token_budget='auto': {budget:,} tokens; {free / 1e9:.1f} GB are free, "
                     f"and a token in a row of {longest:,} takes "

@@ -5,9 +5,9 @@
 # %% ../../nbs/trainer/place.ipynb #36b92c20
 from __future__ import annotations
 
-from transformers.utils import logging
+from collections.abc import Iterable, Iterator
 
-from .loaders import StreamLoader
+from transformers.utils import logging
 
 _logger = logging.get_logger(__name__)
 
@@ -16,35 +16,60 @@ __all__ = ['StreamPlace']
 
 # %% ../../nbs/trainer/place.ipynb #0c724da7
 class StreamPlace:
-    "The place of this process in the stream that it trains on."
+    "A stream as a data set that is read in order, and the place where it is read."
     def __init__(self,
-        loader: StreamLoader,
-        rank: int = 0, # of this process
-        world_size: int = 1,
+        stream: Iterable, # of batches
+        endless: bool, # whether one pass follows the other
     ):
-        self.loader, self.rank, self.world_size = loader, rank, world_size
+        self.stream, self.endless = stream, endless
+        self.batches: Iterator | None = None # that are left; None: of a new pass
+        self.next: int | None = 0 # number of the next batch; None: whatever is wanted
+
+    def _read(self) -> Iterator:
+        "Batches of one pass, or of one pass after the other."
+        yield from self.stream # in a resumed run the rest of a pass, perhaps nothing
+        found = self.endless
+        while found:
+            found = False
+            for batch in self.stream:
+                found = True
+                yield batch
+
+    def __getitem__(self, i: int):
+        if self.next is None:
+            self.next = i
+        elif i == 0:
+            self.batches, self.next = None, 0
+        if self.batches is None:
+            self.batches = self._read()
+        for batch in self.batches:
+            self.next += 1
+            if self.next > i:
+                return batch
+        raise IndexError(f"the stream ended after {self.next} batches; "
+                         f"{i + 1} were wanted")
 
     def state_dict(self) -> dict: # JSON-safe, after the last batch that was read
-        return {"batches": self.loader.dataset.next,
-                "stream": self.loader.stream.state_dict()}
+        return {"batches": self.next, "stream": self.stream.state_dict()}
 
     def load_state_dict(self,
         places: list[dict], # of all processes of the checkpoint, in order
+        rank: int, # of this process
+        world_size: int,
     ):
         """Go on after these places. Raises `ValueError` where a stream cannot be dealt to
         another number of processes."""
-        stream = self.loader.stream
-        if len(places) == self.world_size:
-            stream.load_state_dict(places[self.rank]["stream"])
-        elif hasattr(stream, "load_state_dicts"):
-            stream.load_state_dicts([place["stream"] for place in places])
-            if self.rank == 0:
+        if len(places) == world_size:
+            self.stream.load_state_dict(places[rank]["stream"])
+        elif hasattr(self.stream, "load_state_dicts"):
+            self.stream.load_state_dicts([place["stream"] for place in places])
+            if rank == 0:
                 _logger.warning(f"The checkpoint was made by {len(places)} processes: what "
-                                f"they have not read is dealt to {self.world_size}.")
+                                f"they have not read is dealt to {world_size}.")
         else:
             raise ValueError(
                 f"the checkpoint was made by {len(places)} processes and there are "
-                f"{self.world_size}: {type(stream).__name__} has no load_state_dicts that "
+                f"{world_size}: {type(self.stream).__name__} has no load_state_dicts that "
                 "would deal its places out. Use as many processes, or "
                 "ignore_data_skip=True to begin anew")
-        self.loader.dataset.go_on()
+        self.batches, self.next = None, None

@@ -8,21 +8,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..bucketing.cut import cut_rows
+from ..foundation.foreign import tree_map
+from ..foundation.rows import widened
 
 # %% auto #0
-__all__ = ['evaluation_parts', 'joined_predictions']
+__all__ = ['joined_predictions']
 
 # %% ../../nbs/trainer/predictions.ipynb #687cafc0
-def evaluation_parts(
-    lengths: np.ndarray, # tokens in each row of an evaluation batch
-    token_budget: int,
-    pass_cost: int = 0, # in tokens
-) -> list[np.ndarray] | None: # row numbers of each part; None for a single one
-    "The cheapest parts of an evaluation batch."
-    parts = cut_rows(lengths, token_budget, pass_cost=pass_cost)
-    return parts if len(parts) > 1 else None
-
 def joined_predictions(
     made: list[tuple], # (loss, logits, labels) of each part
     parts: list[np.ndarray], # the rows of each part
@@ -32,31 +24,19 @@ def joined_predictions(
     What is narrower is padded with -100, as transformers does between batches. The loss
     is the mean by rows, which only its log sees: `ExactLossMixin` has noted the parts."""
     order = np.argsort(np.concatenate(parts))
-    rows = np.array([len(part) for part in parts])
+    rows = [len(part) for part in parts]
     losses, logits, labels = zip(*made)
     loss = None
     if losses[0] is not None:
-        shares = rows / rows.sum()
-        loss = sum(float(share) * each for share, each in zip(shares, losses))
-    return loss, _joined(list(logits), order, rows), _joined(list(labels), order, rows)
+        loss = sum(n * each for n, each in zip(rows, losses)) / sum(rows)
 
-def _joined(values: list, order: np.ndarray, rows: np.ndarray):
-    "Nests of tensors with a row for each row, joined and put in order."
-    first = values[0]
-    if isinstance(first, dict):
-        return {key: _joined([value[key] for value in values], order, rows)
-                for key in first}
-    if isinstance(first, (list, tuple)):
-        return type(first)(_joined(list(each), order, rows) for each in zip(*values))
-    if not torch.is_tensor(first):
-        return first
-    has_rows = all(v.dim() and len(v) == n for v, n in zip(values, rows))
-    if not has_rows: # one number for a batch: there is no order in it
-        return first
-    shape = [max(sizes) for sizes in zip(*(value.shape[1:] for value in values))]
-    return torch.cat([_widened(value, shape) for value in values])[order]
-
-def _widened(value: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    wide = value.new_full((len(value), *shape), -100)
-    wide[tuple(slice(size) for size in value.shape)] = value
-    return wide
+    def joined(*values):
+        "A leaf of all parts; a number for a whole batch is that of the first."
+        has_rows = all(torch.is_tensor(value) and value.dim() and len(value) == n
+                       for value, n in zip(values, rows))
+        if not has_rows:
+            return values[0]
+        shape = [max(sizes) for sizes in zip(*(value.shape[1:] for value in values))]
+        padding = torch.tensor(-100)
+        return torch.cat([widened(value, shape, padding) for value in values])[order]
+    return loss, tree_map(joined, *logits), tree_map(joined, *labels)

@@ -9,14 +9,15 @@ import json
 import os
 import random
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import (
+    AbstractContextManager, ExitStack, contextmanager, nullcontext)
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import has_length
@@ -32,7 +33,7 @@ AHEAD = "rng_before_batch" # a folder in a checkpoint, for a batch that was read
 
 # %% auto #0
 __all__ = ['AHEAD', 'RandomState', 'losses_of_process', 'restore_callbacks', 'empty_states', 'plain_state', 'changed_callbacks',
-           'random_state', 'set_random_state', 'NotedCollator', 'noted_collator_of', 'ExactResumeMixin']
+           'random_state', 'random_numbers', 'NotedCollator', 'noted_collator_of', 'ExactResumeMixin']
 
 # %% ../../nbs/trainer/resume.ipynb #ab3303b2
 def losses_of_process(
@@ -113,7 +114,20 @@ def random_state() -> RandomState:
     "The random numbers that a collator may draw from."
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
 
-def set_random_state(state: RandomState) -> None:
+@contextmanager
+def random_numbers(
+    state: RandomState | None = None, # None: go on with the present ones
+) -> Iterator[None]:
+    "Random numbers begin with `state`, and are afterwards as they were before."
+    before = random_state()
+    try:
+        if state is not None:
+            _set_random_state(state)
+        yield
+    finally:
+        _set_random_state(before)
+
+def _set_random_state(state: RandomState) -> None:
     random.setstate(state[0])
     np.random.set_state(state[1])
     torch.set_rng_state(state[2])
@@ -123,7 +137,7 @@ class NotedCollator:
     def __init__(self, collate: Callable):
         self.collate = collate
         self.calls, self.before = 0, None # batches; the state before the last of them
-        self.hooks: dict[int, tuple[Callable, Callable]] = {} # by number of the call
+        self.around: dict[int, AbstractContextManager] = {} # by number of the call
 
     def __getattr__(self, name: str):
         if name.startswith("__") or name == "collate": # while it is copied or pickled
@@ -131,21 +145,18 @@ class NotedCollator:
         return getattr(self.collate, name)
 
     def __call__(self, rows: list) -> object:
-        nothing = (lambda: None,) * 2
-        before, after = self.hooks.pop(self.calls, nothing)
-        before()
-        self.calls, self.before = self.calls + 1, random_state()
-        batch = self.collate(rows)
-        after()
-        return batch
+        with self.around.pop(self.calls, nullcontext()):
+            self.calls, self.before = self.calls + 1, random_state()
+            return self.collate(rows)
 
 def noted_collator_of(dataloader: object) -> NotedCollator | None:
-    "The noted collator of a loader, also inside one that transformers wraps it in."
-    collate = getattr(dataloader, "collate_fn", None)
-    for candidate in (collate, getattr(collate, "data_collator", None)):
-        if isinstance(candidate, NotedCollator):
-            return candidate
-    return None
+    "The collator of a loader, noted from now on; None if it is called elsewhere."
+    loader = getattr(dataloader, "base_dataloader", dataloader) # inside accelerate's
+    if not isinstance(loader, DataLoader) or loader.num_workers:
+        return None
+    if not isinstance(loader.collate_fn, NotedCollator):
+        loader.collate_fn = NotedCollator(loader.collate_fn)
+    return loader.collate_fn
 
 # %% ../../nbs/trainer/resume.ipynb #c68e5792
 _unwritten = (OSError, SafetensorError, RuntimeError)
@@ -337,26 +348,12 @@ class ExactResumeMixin:
         self._total_loss_scalar = losses["logged"]
         self._globalstep_last_logged = losses["logged at"]
 
-    def _get_dataloader(self, dataset, description, *args, is_training=False, **kwargs):
-        usual = self.data_collator
-        if is_training and self.args.dataloader_num_workers == 0:
-            self.data_collator = NotedCollator(usual)
-        try:
-            return super()._get_dataloader(
-                dataset, description, *args, is_training=is_training, **kwargs)
-        finally:
-            self.data_collator = usual
-
     def _save_rng_state(self, output_dir):
         super()._save_rng_state(output_dir)
         if self._noted is None or self._noted.calls <= self._batches_used:
             return
-        now = random_state()
-        set_random_state(self._noted.before)
-        try:
+        with random_numbers(self._noted.before):
             super()._save_rng_state(os.path.join(output_dir, AHEAD))
-        finally:
-            set_random_state(now)
 
     def _begin_reading(self, skipped):
         "At the begin of an epoch; `skipped` batches of it were trained before."
@@ -365,26 +362,31 @@ class ExactResumeMixin:
         data = self.train_dataset
         # batches of rows without numbers are read again, to be passed over
         first = skipped if isinstance(data, IterableDataset) else 0
-        self._noted.calls, self._batches_used, self._noted.hooks = 0, first, {}
-        if not skipped or self._saved is None:
-            return
-        load = super()._load_rng_state
-        checkpoint, ahead = self._checkpoint, os.path.join(self._checkpoint, AHEAD)
-        if os.path.isdir(ahead):
-            hooks = (lambda: load(ahead), lambda: load(checkpoint))
-        else:
-            hooks = (lambda: load(checkpoint), lambda: None)
-        self._noted.hooks[first], self._rng_is_ours = hooks, True
+        self._noted.calls, self._batches_used, self._noted.around = 0, first, {}
+        if skipped and self._saved is not None:
+            self._noted.around[first] = self._numbers_of_checkpoint()
+            self._rng_is_ours = True
+
+    @contextmanager
+    def _numbers_of_checkpoint(self):
+        "Around the first batch: random numbers before it, and those that were saved."
+        ahead = os.path.join(self._checkpoint, AHEAD)
+        was_ahead = os.path.isdir(ahead) # the batch had been read at the checkpoint
+        super()._load_rng_state(ahead if was_ahead else self._checkpoint)
+        yield
+        if was_ahead:
+            super()._load_rng_state(self._checkpoint)
 
     def set_initial_training_values(self, args, dataloader, *rest):
         values = super().set_initial_training_values(args, dataloader, *rest)
-        self._noted = noted_collator_of(dataloader)
         place = getattr(self, "_data_place", None)
+        # a stream with a place of its own draws the random numbers of its batches itself
+        self._noted = noted_collator_of(dataloader) if place is None else None
         if self._checkpoint is None or place is None or args.ignore_data_skip:
             return values
         places = [] if self._saved is None else self._saved["places"]
         if places and None not in places:
-            place.load_state_dict(places)
+            place.load_state_dict(places, args.process_index, args.world_size)
         elif args.process_index == 0:
             _logger.warning(f"{os.path.basename(self._checkpoint)} does not say where "
                             "in the data it was made: batches are counted off instead.")
@@ -445,7 +447,7 @@ class ExactResumeMixin:
         return batches, items
 
     def _load_rng_state(self, checkpoint):
-        no_batch_was_left = self._noted is not None and self._noted.hooks
+        no_batch_was_left = self._noted is not None and self._noted.around
         if no_batch_was_left or not self._rng_is_ours:
             super()._load_rng_state(checkpoint)
 

@@ -13,10 +13,11 @@ import transformers
 from torch.utils.data import IterableDataset
 from transformers.utils import logging
 
-from ..accumulation_loss.asking import is_sharded
+from ..accumulation_loss.asking import is_sharded, undisturbed
+from ..accumulation_loss.chunks import in_chunks
 from ..accumulation_loss.exact import ExactLossMixin
-from ..accumulation_loss.processes import AllProcesses
 from ..accumulation_loss.means import NamedMeanMixin
+from ..bucketing.cut import cut_rows
 from ..bucketing.packing import way_to_pack
 from ..foundation.mixins import check_order, set_for_now
 from ..foundation.rows import row_count, row_lengths, take_rows
@@ -25,12 +26,12 @@ from .collators import (
     CollatorFacts, collator_for, find_collator_facts)
 from .cutting import StepCutter, measure_pass_cost, rounded_cost
 from .loaders import (
-    StreamLoader, are_ready, leave_on_host, measured_lengths, pins_memory,
+    are_ready, leave_on_host, measured_lengths, pins_memory,
     planned_loader, ready_loader, sent_to_device, stream_loader)
 from .memory import measured_budget
 from .place import StreamPlace
-from .predictions import evaluation_parts, joined_predictions
-from .resume import ExactResumeMixin, NotedCollator
+from .predictions import joined_predictions
+from .resume import ExactResumeMixin
 
 _logger = logging.get_logger(__name__)
 
@@ -106,8 +107,7 @@ class TokenBudgetMixin:
     def _collator_of(self, dataset):
         "The Trainer's collator, or one for rows of different lengths where those are cut."
         brings_own = getattr(dataset, "data_collator", None) is not None
-        makes_steps = any(getattr(self.args, name, None) for name in (
-            "token_budget", "pack", "rows_per_step", "tokens_per_step"))
+        makes_steps = self.cuts_steps() or getattr(self.args, "plans_steps", False)
         if not makes_steps and not brings_own:
             return self.data_collator
         numbered = not isinstance(dataset, IterableDataset) and len(dataset)
@@ -135,12 +135,8 @@ class TokenBudgetMixin:
             dataset = self._remove_unused_columns(dataset, description)
         else:
             collate = self._get_collator_with_removed_columns(collate, description)
-        # random numbers of this process are in a checkpoint; with workers each step
-        # has a seed of its own
-        if not args.dataloader_num_workers:
-            collate = NotedCollator(collate)
         return planned_loader(
-            dataset, lengths, collate, args, self.token_budget, self._is_sharded())
+            dataset, lengths, collate, args, self.token_budget, is_sharded(self.model))
 
     def get_total_train_batch_size(self, args) -> int:
         if not getattr(args, "plans_steps", False):
@@ -151,17 +147,19 @@ class TokenBudgetMixin:
 
     def set_initial_training_values(self, args, dataloader, *rest):
         self._planned = dataloader if getattr(args, "plans_steps", False) else None
-        self._data_place = None
-        if isinstance(dataloader, StreamLoader):
-            self._data_place = StreamPlace(
-                dataloader, args.process_index, args.world_size)
+        data = getattr(dataloader, "dataset", None)
+        self._data_place = data if isinstance(data, StreamPlace) else None
         return super().set_initial_training_values(args, dataloader, *rest)
 
     def _prepare_for_training(self, *args, **kwargs):
         "A model that cannot be trained on packed rows is refused before the first step."
         prepared = super()._prepare_for_training(*args, **kwargs)
         if getattr(self.args, "pack", None):
-            self._packing_way = self._way_to_pack()
+            mixed = dict(bf16=torch.bfloat16, fp16=torch.float16)
+            self._packing_way = way_to_pack(
+                self.accelerator.unwrap_model(self.model),
+                autocast=mixed.get(self.accelerator.mixed_precision))
+            _logger.info(str(self._packing_way))
         return prepared
 
     # the cut
@@ -183,27 +181,17 @@ class TokenBudgetMixin:
         parts = self._cutter(batches)
         if parts is None or self.args.device.type == "cpu":
             return parts
-        return [self._sent(part) for part in parts]
-
-    def _sent(self, part):
-        "A part on its way to the device, from pinned memory where that is wanted."
-        return sent_to_device(part, self.args.device, pins_memory(self.args),
-                              self.accelerator.non_blocking)
+        return [sent_to_device(part, self.args.device, pins_memory(self.args),
+                               self.accelerator.non_blocking) for part in parts]
 
     def _new_cutter(self, batches) -> StepCutter:
-        budget = self._budget_of(batches)
+        budget, most_passes = self._budget_of(batches), None
+        if is_sharded(self.model): # its processes compute their passes together
+            most_passes = lambda passes: max(self.processes.numbers(passes))
         return StepCutter(
             token_budget=budget, pass_cost=self._pass_cost(batches, budget),
             pack=self.args.pack or None, way=self._packing_way, say=self._say_once,
-            join=self.join,
-            most_passes=self._most_passes if self._is_sharded() else None)
-
-    def _way_to_pack(self):
-        mixed = dict(bf16=torch.bfloat16, fp16=torch.float16)
-        way = way_to_pack(self.accelerator.unwrap_model(self.model),
-                          autocast=mixed.get(self.accelerator.mixed_precision))
-        _logger.info(str(way))
-        return way
+            join=self.join, most_passes=most_passes)
 
     def _budget_of(self, batches) -> int | None:
         budget = self.args.token_budget
@@ -215,7 +203,7 @@ class TokenBudgetMixin:
             budget = measured_budget(
                 batches, self.run_without_trace, model, self.args.device)
             # one budget for all processes: what the fullest device can hold
-            return min(AllProcesses(self.accelerator).numbers(budget))
+            return min(self.processes.numbers(budget))
         if budget or not self.args.pack:
             return budget
         return self.args.pack * max(self.args.train_batch_size, 1)
@@ -236,26 +224,19 @@ class TokenBudgetMixin:
             cost = USUAL_PASS_COST
             self._say_once("what a pass costs could not be measured "
                            f"({type(error).__name__}: {error}); {cost} tokens are assumed")
-        processes = AllProcesses(self.accelerator)
-        total, = processes.sum(float(cost))
-        return rounded_cost(float(total) / processes.number)
+        total, = self.processes.sum(float(cost))
+        return rounded_cost(float(total) / self.processes.number)
 
     def run_without_trace(self, batch):
         "Forward and backward of a batch; no gradient, no random number is left."
-        count = self._count_of(batch)
-        with set_for_now(self, is_asking=True):
-            self.examiner(self.model_wrapped, count).ask(batch, count, backward=True)
+        model = self.accelerator.unwrap_model(self.model_wrapped)
+        with set_for_now(self, is_asking=True), undisturbed(model), torch.enable_grad():
+            self.plain_loss(model, batch, self._count_of(batch)).backward()
         if self.args.device.type != "cpu": # time or memory is measured: wait for it
             torch.accelerator.synchronize()
 
     def _count_of(self, batch):
         return self._get_num_items_in_batch([batch], self.args.device)
-
-    def _most_passes(self, passes: int) -> int:
-        return max(AllProcesses(self.accelerator).numbers(passes))
-
-    def _is_sharded(self) -> bool:
-        return is_sharded(self.model)
 
     def _say_once(self, text: str):
         if text not in self._said:
@@ -274,7 +255,12 @@ class TokenBudgetMixin:
         if parts is None:
             return super().prediction_step(
                 model, inputs, prediction_loss_only, *args, **kwargs)
-        predict, outputs = super().prediction_step, []
+        predict, outputs, facts = super().prediction_step, [], self.loss_facts
+        if facts.way == "chunks": # head and loss see the whole batch, as in training
+            model = self.accelerator.unwrap_model(model)
+            with in_chunks(model, list(facts.chunked), self.token_budget,
+                           trims=facts.trims):
+                return predict(model, inputs, prediction_loss_only, *args, **kwargs)
         for rows in parts:
             part = take_rows(inputs, rows, trim=True)
             outputs.append(predict(model, part, prediction_loss_only, *args, **kwargs))
@@ -289,8 +275,9 @@ class TokenBudgetMixin:
             return None
         cost = self.args.pass_cost
         cost = USUAL_PASS_COST if cost is None else cost
-        return evaluation_parts(row_lengths(inputs).numpy(), budget,
-                                getattr(self._cutter, "pass_cost", cost))
+        parts = cut_rows(row_lengths(inputs).numpy(), budget,
+                         pass_cost=getattr(self._cutter, "pass_cost", cost))
+        return parts if len(parts) > 1 else None
 
     # checkpoints
 
