@@ -8,6 +8,7 @@ __all__ = ['frozen_view', 'text_pass', 'lean_attention', 'continue_text', 'unpac
 # %% ../../nbs/prompt_tuning/frozen_text.ipynb #7b436e43
 import contextlib
 import copy
+import inspect
 
 import torch
 from torch import nn
@@ -33,6 +34,16 @@ class _TextLayer(DynamicLayer):
         self.keys, self.values = key_states, value_states
         return key_states, value_states
 
+def _with_cache(
+    backbone:nn.Module, # a decoder
+    cache:Cache, # keys and values of what it has read
+    **inputs: torch.Tensor,
+):
+    "A pass that reads and extends a cache; transformers 5.24 renamed the argument."
+    parameters = inspect.signature(backbone.forward).parameters
+    name = "cache" if "cache" in parameters else "past_key_values"
+    return backbone(**inputs, **{name: cache}, use_cache=True)
+
 @torch.no_grad()
 def text_pass(
     backbone:PreTrainedModel, # a causal decoder, in eval mode
@@ -41,7 +52,7 @@ def text_pass(
 ) -> tuple: # last hidden states [rows, columns, hidden]; (keys, values) of each layer
     "Runs texts; keys and values are [rows, heads, columns, size]."
     cache = Cache(layer_class_to_replicate=_TextLayer)
-    out = backbone(**inputs, past_key_values=cache, use_cache=True)
+    out = _with_cache(backbone, cache, **inputs)
     return out.last_hidden_state, [(layer.keys, layer.values) for layer in cache.layers]
 
 # %% ../../nbs/prompt_tuning/frozen_text.ipynb #fdb626fd
@@ -199,7 +210,7 @@ def continue_text(
         groups = _text_groups(mask[:, :columns], texts)
     cache = Cache(layers=[_FrozenTextLayer(*pair, texts, groups) for pair in text])
     with lean_attention(backbone) if lean else contextlib.nullcontext():
-        out = backbone(**inputs, past_key_values=cache, use_cache=True)
+        out = _with_cache(backbone, cache, **inputs)
     hidden = out.last_hidden_state
     return hidden[:, -1:] if lean else hidden
 
