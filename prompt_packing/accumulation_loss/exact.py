@@ -364,9 +364,8 @@ class ExactLossMixin:
             return []
         both, budget = list(map(self._prepare_inputs, both)), getattr(self, "token_budget", None)
         if both and budget:
-            examiner = self.examiner(model, step.count)
             with set_for_now(self, is_asking=True):
-                both = narrowed(both, budget, lambda batch: abs(examiner.ask(batch).value) > 0)
+                both = narrowed(both, budget, self.examiner(model, step.count).has_loss)
         return both
 
     def _verify(self, model, step: Step):

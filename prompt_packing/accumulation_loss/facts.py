@@ -146,6 +146,9 @@ class Examiner:
                 raise
             return self._ask(batch, count, **options | dict(read=True))
 
+    def has_loss(self, batch) -> bool:
+        return self.ask(batch).value != 0
+
     def near(self, first: float, second: float, *answers: Answer) -> bool:
         noise = max((answer.noise for answer in answers), default=0.0)
         return is_near(first, second, rounding_of(self.model, *answers), noise)
