@@ -261,7 +261,7 @@ def _check_pad_token(pad_token_id):
     if pad_token_id is not None:
         return pad_token_id
     raise ValueError("no padding token: set tokenizer.pad_token (often = "
-                     "tokenizer.eos_token) or give pad_token_id=")
+                     "tokenizer.eos_token), or use PaddedCollator(pad_token_id=0)")
 
 def _check_side(side):
     if side in ("right", "left"):

@@ -333,6 +333,9 @@ def _check_settings(states, stream):
     "Raise a `ValueError` that says what else was set."
     present = _settings(stream)
     for state in states:
+        if not isinstance(state, dict) or not {"settings", "share"} <= state.keys():
+            raise ValueError(f"{state!r:.60} is no state of a stream: give what its "
+                             "state_dict() returned")
         saved = state["settings"]
         changed = [f"{name}: {saved.get(name)} then, {value} now"
                    for name, value in present.items() if saved.get(name) != value]
