@@ -141,13 +141,15 @@ class Examiner:
             options["parameters"] = ()
         try:
             return self._ask(batch, count, **options)
+        except torch.OutOfMemoryError: # a graph would take more
+            raise
         except RuntimeError:
             if options.get("read"):
                 raise
             return self._ask(batch, count, **options | dict(read=True))
 
-    def has_loss(self, batch) -> bool:
-        return self.ask(batch).value != 0
+    def has_loss(self, batch) -> bool: # not NaN either, as of a mean over no targets
+        return abs(self.ask(batch).value) > 0
 
     def near(self, first: float, second: float, *answers: Answer) -> bool:
         noise = max((answer.noise for answer in answers), default=0.0)
@@ -268,10 +270,12 @@ class Comparison:
             yield replace(facts, way="terms", terms=terms)
 
     def _may_add_by_chance(self, facts: LossFacts) -> bool:
+        if facts.takes_count: # it is divided by the count of the whole step
+            return False
         if sum(not _says_nothing(answer) for answer in self.answers) < 2:
             return True
         terms = self.answers[0].terms
-        if facts.takes_count or not self.denominators or not terms or not terms[0].is_mean:
+        if not self.denominators or not terms or not terms[0].is_mean:
             return False
         # one target in all parts, and a clamp in those without: their sum fits by chance
         return max(map(float, self.denominators)) <= 1
@@ -391,7 +395,10 @@ def named_mean(
     first: Answer, # of these rows
 ) -> str: # "tokens", "rows" or "row_tokens"; "": it cannot be told
     "Which mean a loss is, in the words of `loss_mean`."
-    labels = _labels_of_tokens(few)
+    of_tokens = _labels_of_tokens(few)
+    if len(of_tokens) > 1: # of several tasks
+        return ""
+    labels = of_tokens[0] if of_tokens else ""
     divides = facts.way == "adds" and facts.takes_count
     terms = first.terms or ()
     # torch itself has added up the losses of all targets, as in most models' own losses
@@ -413,12 +420,11 @@ def named_mean(
     except _FAILURES: # a batch without some of its labels may be none
         return ""
 
-def _labels_of_tokens(batch) -> str:
-    "The key of the labels, if each row has several; '' otherwise."
-    keys = [key for key, labels in batch.items() if "label" in str(key)
+def _labels_of_tokens(batch) -> list[str]:
+    "The keys of labels of which each row has several."
+    return [key for key, labels in batch.items() if "label" in str(key)
             and torch.is_tensor(labels) and not labels.is_floating_point()
             and labels.dim() > 1]
-    return keys[0] if len(keys) == 1 else ""
 
 def _mean_within(examiner, few, key: str, divides: bool) -> str:
     "Whether the losses of the targets of one row add up, or are averaged."
@@ -477,6 +483,8 @@ def examine(
         return said(replace(facts, told=True), "the weights of the parts are "
                     f"read, and not checked, since batches cannot be joined: {reason}",
                     exact=None)
+    if row_count(whole) < 2: # one row has no parts: the next look will tell
+        return replace(facts, checks=number)
     # as collated, and every other time dealt anew
     if number % 2 and not facts.ordered and facts.way != "chunks":
         dealt = _uneven_parts(whole, shuffled(row_count(whole), number))
@@ -493,6 +501,9 @@ def _looked_at(examiner, facts, parts: list, whole, is_first: bool) -> LossFacts
     if is_first:
         few = _few_rows(whole)
         facts, first = examiner.first_look(facts, few)
+        if _says_nothing(first): # rows without a target, for example
+            few = _rows_with_loss(examiner, whole)
+            facts, first = examiner.first_look(facts, few)
     if not facts.repeatable:
         return said(replace(facts, way="weighs", told=True),
                     "the same batch gives another loss each time: the weights of the "
@@ -505,8 +516,17 @@ def _looked_at(examiner, facts, parts: list, whole, is_first: bool) -> LossFacts
         facts = replace(facts, loss_mean=named_mean(examiner, facts, few, first))
     return facts
 
-def _few_rows(whole): # at most six
-    return take_rows(whole, range(min(row_count(whole), 6)), trim=True)
+def _few_rows(whole, start: int = 0): # at most six
+    rows = range(start, min(row_count(whole), start + 6))
+    return take_rows(whole, rows, trim=True)
+
+def _rows_with_loss(examiner, whole):
+    "The first few rows that have one; the first of all if none has."
+    for start in range(0, row_count(whole), 6):
+        few = _few_rows(whole, start)
+        if examiner.has_loss(few):
+            return few
+    return _few_rows(whole)
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #8ccc340d
 def _look_at_all_gradients(examiner, facts, first: Answer, few, whole) -> LossFacts:

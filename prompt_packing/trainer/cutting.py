@@ -56,12 +56,15 @@ class StepCutter:
 
     def _packed(self, whole, lengths: np.ndarray) -> list:
         most = self.way.longest or int(lengths.max())
-        short = np.flatnonzero(lengths <= most)
-        if len(short) == len(lengths):
+        short, long = np.flatnonzero(lengths <= most), np.flatnonzero(lengths > most)
+        # processes that compute together ask as often: once here, once for their passes
+        most_long = self.most_passes(len(long)) if self.most_passes else len(long)
+        if most_long == 0:
             return self._packed_rows(whole, lengths)
         self.say(f"rows of more than {most:,} tokens are padded: the model does not keep "
                  "them apart in packed rows")
-        long = np.flatnonzero(lengths > most)
+        if self.most_passes:
+            return self._padded(whole, lengths)
         parts = self._padded(take_rows(whole, long, trim=True), lengths[long])
         if len(short):
             rest = take_rows(whole, short, trim=True)
