@@ -35,7 +35,7 @@ def text_id(digest:str) -> int:
 def _check_states(
     model:PreTrainedModel, # a prompt model
     text_made_by:int|None, # `text_id` of the weights that made the states
-    closer:bool=True, # look at the values of the weights
+    closer:bool, # look at the values of the weights
 ):
     "Raises `ValueError` for states of other weights, or where they are not exact."
     if text_made_by is not None:
