@@ -258,7 +258,8 @@ def read_config(
         return PromptTuningConfig.from_pretrained(folder)
     except (AttributeError, KeyError, TypeError, ValueError,
             StrictDataclassError) as error:
-        raise ValueError(f"{source}: config.json is damaged: {error}") from error
+        words = " ".join(str(error).split()) # some have a line for each field
+        raise ValueError(f"{source}: config.json is damaged: {words}") from error
 
 # %% ../../nbs/prompt_tuning/saving.ipynb #78dfd1c1
 def read_tensors(
