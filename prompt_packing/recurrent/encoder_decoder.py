@@ -188,7 +188,10 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, StateGenerationMixin):
             attention_mask: torch.Tensor | None = None,
             encoder_outputs: BaseModelOutputWithPast | None = None,
             decoder_attention_mask: torch.Tensor | None = None,
-            use_cache: bool | None = None, **kwargs: Any):
+            use_cache: bool | None = None, cache: RecurrentState | None = None,
+            **kwargs: Any):
+        if past_key_values is None: # transformers 5.24 calls it `cache`
+            past_key_values = cache
         new = unseen_steps(input_ids, past_key_values)
         mask = unseen_mask(decoder_attention_mask, new, past_key_values)
         return {"decoder_input_ids": new, "decoder_attention_mask": mask,

@@ -36,11 +36,12 @@ def unseen_steps(
     return x[:, -new:]
 
 def _steps_without_ids(input_ids=None, inputs_embeds=None, attention_mask=None,
-                       past_key_values=None, **_):
+                       past_key_values=None, cache=None, **_):
     "Steps of the text before the new one that `generate()` has no ids of."
     ids, embeds, mask = (0 if x is None else x.shape[1]
                          for x in (input_ids, inputs_embeds, attention_mask))
-    read = min(getattr(past_key_values, "seen", 0), mask - max(ids, embeds))
+    state = cache if past_key_values is None else past_key_values
+    read = min(getattr(state, "seen", 0), mask - max(ids, embeds))
     return max(0, read) + max(0, embeds - ids)
 
 def unseen_mask(
@@ -63,9 +64,9 @@ def _refuse_seen(state, steps):
 class StateGenerationMixin(GenerationMixin):
     "`generate()` for a model that carries a recurrent state."
     def _expand_inputs_for_generation(self, expand_size=1, **kwargs):
-        state = kwargs.get("past_key_values")
-        if expand_size > 1 and state is not None:
-            kwargs["past_key_values"] = state.repeat(expand_size)
+        for name in ("past_key_values", "cache"): # as transformers 5.24 calls it
+            if expand_size > 1 and kwargs.get(name) is not None:
+                kwargs[name] = kwargs[name].repeat(expand_size)
         return super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)
 
     @classmethod
@@ -195,7 +196,10 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, StateGenerationMixin):
             attention_mask: torch.Tensor | None = None,
             inputs_embeds: torch.Tensor | None = None, use_cache: bool | None = None,
             logits_to_keep: int | torch.Tensor = 0, is_first_iteration: bool = False,
-            steps_without_ids: int = 0, **kwargs: Any):
+            steps_without_ids: int = 0, cache: RecurrentState | None = None,
+            **kwargs: Any):
+        if past_key_values is None: # transformers 5.24 calls it `cache`
+            past_key_values = cache
         embeds = is_first_iteration and inputs_embeds is not None
         new = unseen_steps(inputs_embeds if embeds else input_ids, past_key_values,
                          steps_without_ids + input_ids.shape[1])

@@ -34,6 +34,7 @@ class RecurrentState:
     seen: int = 0 # steps that led to this state, padding included
 
     is_compileable = is_croppable = False
+    is_linear = (True,) # a state is not sliced by position, as generate() asks
 
     def _map(self, function):
         if not isinstance(self.hidden, tuple):
