@@ -14,7 +14,7 @@ from torch.utils import _pytree
 # %% auto #0
 __all__ = ['BatchNorm', 'tree_flatten', 'tree_map', 'tree_unflatten', 'IF_THERE', 'write_count', 'computed_buffers',
            'tensor_tables', 'input_shape', 'attention_of', 'set_attention_of', 'set_sync', 'plain_forward',
-           'forget_processes', 'is_prepared', 'picked_rows', 'inner_iterable']
+           'forget_processes', 'is_prepared', 'picked_rows', 'inner_iterable', 'pinned']
 
 # %% ../../nbs/foundation/foreign.ipynb #f0e1a007
 BatchNorm = nn.modules.batchnorm._BatchNorm # the base of `SyncBatchNorm` too
@@ -75,3 +75,8 @@ def picked_rows(dataset: Any) -> Any:
 def inner_iterable(stream: Any) -> Any:
     "What a `datasets.IterableDataset` reads from."
     return stream._ex_iterable
+
+def pinned(batch: Any, device: Any = None) -> Any:
+    "A nest of tensors in pinned memory, as a `DataLoader` pins its batches."
+    from torch.utils.data._utils.pin_memory import pin_memory
+    return batch if batch is None else pin_memory(batch, device)

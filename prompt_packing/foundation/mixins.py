@@ -31,24 +31,21 @@ def check_order(
             f"as in class {cls.__name__}({mixin.__name__}, transformers.Trainer)")
 
 # %% ../../nbs/foundation/mixins.ipynb #4af90b15
-@contextmanager
-def set_for_now(
-    obj: Any, # None: nothing is set
-    **attributes: Any,
-) -> Iterator[None]:
-    "Let `obj` have these attributes while the context lasts."
-    if obj is None:
-        yield
-        return
-    own = vars(obj)
-    before = {name: own[name] for name in attributes if name in own}
-    own.update(attributes)
-    try:
-        yield
-    finally:
-        for name in attributes:
-            own.pop(name, None)
-        own.update(before)
+class set_for_now:
+    "Let `obj` have these attributes while the context lasts; None: nothing is set."
+    def __init__(self, obj: Any, **attributes: Any):
+        self._own = {} if obj is None else vars(obj)
+        self._attributes = attributes
+
+    def __enter__(self):
+        own = self._own
+        self._before = {name: own[name] for name in self._attributes if name in own}
+        own.update(self._attributes)
+
+    def __exit__(self, *error):
+        for name in self._attributes:
+            self._own.pop(name, None)
+        self._own.update(self._before)
 
 # %% ../../nbs/foundation/mixins.ipynb #4a823d1a
 @contextmanager

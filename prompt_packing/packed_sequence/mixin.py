@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_sequence, unpack_sequence
 from torch.utils.data import DataLoader, IterableDataset
 from transformers.trainer_pt_utils import LabelSmoother
 
+from ..foundation.rows import LazyBatch
 from ..foundation.mixins import check_order, set_for_now
 from .collator import PackedSequenceCollator
 from .dispatch import dispatch_rows
@@ -195,10 +196,14 @@ class PackedSequenceMixin:
         return super()._prepare_inputs(inputs)
 
     def _track_num_input_tokens(self, inputs):
+        if self.args.include_num_input_tokens_seen in (False, "no", None):
+            return None
         return super()._track_num_input_tokens(
             flat_tokens(inputs, _main_input(self.model)))
 
     def floating_point_ops(self, inputs):
+        if isinstance(inputs, LazyBatch): # counted by its parts, which are made
+            return super().floating_point_ops(inputs)
         return super().floating_point_ops(flat_tokens(inputs, _main_input(self.model)))
 
     def _get_num_items_in_batch(self, batch_samples, device):

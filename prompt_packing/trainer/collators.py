@@ -17,9 +17,18 @@ from transformers.utils.generic import find_labels
 
 from ..bucketing.collating import PaddedCollator, by_column
 from ..foundation.mixins import in_eval_mode
-from ..foundation.rows import pad_token_id_of
 
 _logger = logging.get_logger(__name__)
+
+def pad_token_id_of(
+    *sources, # tokenizers, processors, configurations; or None
+) -> int: # of the first that has one; 0 if none has
+    "The token that fills a text."
+    for source in sources:
+        value = getattr(source, "pad_token_id", None)
+        if isinstance(value, int):
+            return value
+    return 0
 
 # %% auto #0
 __all__ = ['is_default', 'StreamCollator', 'CollatorFacts', 'find_collator_facts', 'collator_for', 'predicts_next_token']
