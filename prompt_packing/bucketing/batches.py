@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
 # %% auto #0
-__all__ = ['as_lengths', 'epoch_random', 'stable_order', 'BatchPlan', 'plot_plan']
+__all__ = ['as_lengths', 'epoch_random', 'stable_order', 'BatchPlan']
 
 # %% ../../nbs/bucketing/batches.ipynb #d9e6722a
 def as_lengths(
@@ -173,10 +172,6 @@ class BatchPlan(Sequence):
                 "cost_spread": float(computed.std() / computed.mean()),
                 "length_correlation": self.length_correlation}
 
-    def plot(self, ax: Any = None):
-        "`plot_plan` of this plan."
-        return plot_plan(self, ax)
-
 # %% ../../nbs/bucketing/batches.ipynb #d6fdc28f
 def _length_correlation(plan):
     "Pearson's correlation over all pairs of rows that share a batch."
@@ -209,25 +204,3 @@ def _new_mates(plan, following):
     pair = now[both] * len(following) + then[both]  # one number for both batches
     _, rows = np.unique(pair, return_counts=True)
     return 1 - float((rows * (rows - 1)).sum() / pairs)
-
-# %% ../../nbs/bucketing/batches.ipynb #8eaf1c21
-def plot_plan(
-    plan: BatchPlan,  # from any planner
-    ax: Any = None,  # matplotlib axes; None: a new figure
-    most: int = 200,  # draw only the first so many batches
-):  # the axes
-    "Text and padding of each batch, in the order of the plan."
-    import matplotlib.pyplot as plt
-
-    if ax is None:
-        ax = plt.subplots(figsize=(6, 2.5))[1]
-    tokens, computed = plan.tokens[:most], plan.computed[:most]
-    places = range(len(tokens))
-    ax.bar(places, tokens, width=1, label="text")
-    ax.bar(places, computed - tokens, 1, tokens, color="C3", label="padding")
-    ax.set(xlabel="batch", ylabel="tokens")
-    ax.set_title(f"{plan.padding:.1%} padding", loc="left", fontsize="medium")
-    ax.yaxis.set_major_formatter("{x:,.0f}")
-    ax.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False,
-              fontsize="small")
-    return ax
