@@ -11,25 +11,28 @@ __all__ = ['BatchPlan', 'PaddedCollator', 'PackedCollator', 'PlannedBatchSampler
 from importlib import import_module
 
 # %% ../../nbs/bucketing/index.ipynb #b7337337
+from .batches import BatchPlan
+from .best_fit import pack_sequences
+from .cut import cut_rows, deal_rows
+from .plan import PlannedBatchSampler, plan_batches
+from .report import compare_plans
+from .report import padding_report, plot_tradeoff # noqa: F401
+from .steps import plan_steps
+
+# %% ../../nbs/bucketing/index.ipynb #c7337338
+# imported on first use, since they need torch: planning needs numpy alone
 _homes = {
-    "BatchPlan": "batches",
-    "PlannedBatchSampler": "plan", "plan_batches": "plan",
-    "pack_sequences": "best_fit",
-    "cut_rows": "cut", "deal_rows": "cut",
-    "plan_steps": "steps",
-    "compare_plans": "report", "padding_report": "report", "plot_tradeoff": "report",
     "PaddedCollator": "collating", "TokenRows": "collating",
     "PackedCollator": "packed_rows", "collator_for_packing": "packing",
 }
-
 _homes |= {
     "StreamingBatches": "streaming", "TokenShards": "shards",
     "tokenize_corpus": "shards", "file_lengths": "files",
     "create_wiki_dataloader": "streaming", "write_shards": "streaming",
 }
+TYPE_CHECKING = False # for type checkers it is true, and nothing is imported for it
 
 def __getattr__(name):
-    "A name of this chapter is imported on first use: plans need numpy alone."
     if name not in _homes:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"prompt_packing.bucketing.{_homes[name]}"), name)
@@ -39,22 +42,13 @@ def __getattr__(name):
 def __dir__():
     return sorted([*globals(), *_homes])
 
-# %% ../../nbs/bucketing/index.ipynb #c7337338
-TYPE_CHECKING = False # for type checkers it is true, and nothing is imported for it
-
 # %% ../../nbs/bucketing/index.ipynb #58330366
 if TYPE_CHECKING:
-    from prompt_packing.bucketing.batches import BatchPlan
-    from prompt_packing.bucketing.best_fit import pack_sequences
     from prompt_packing.bucketing.collating import PaddedCollator
-    from prompt_packing.bucketing.cut import cut_rows, deal_rows
     from prompt_packing.bucketing.files import file_lengths
     from prompt_packing.bucketing.packed_rows import PackedCollator
     from prompt_packing.bucketing.packing import collator_for_packing
-    from prompt_packing.bucketing.plan import PlannedBatchSampler, plan_batches
-    from prompt_packing.bucketing.report import compare_plans
     from prompt_packing.bucketing.shards import TokenShards, tokenize_corpus
-    from prompt_packing.bucketing.steps import plan_steps
     from prompt_packing.bucketing.streaming import StreamingBatches
 
 _all_ = ["BatchPlan", "PaddedCollator", "PackedCollator", "PlannedBatchSampler",

@@ -169,9 +169,10 @@ def _level_ends(longest_first, row_limits, parts):
 
     def fill(limit):
         ends, start = [], 0
-        for after in range(parts - 1, -1, -1):  # parts that follow: a row for each
-            taken = min(max(1, limit // length[start]), most[start])
-            start = min(start + taken, rows - after)
+        for left in range(parts, 0, -1):  # parts that are left, this one included
+            # later rows are shorter, so no part has more than its share of the rows
+            share = -(-(rows - start) // left)
+            start += min(max(1, limit // length[start]), most[start], share)
             ends.append(start)
         return ends
 
@@ -187,7 +188,6 @@ def _cuts_to_deal(
     longest_first: np.ndarray, row_limits: np.ndarray, world_size: int, pass_cost: float
 ) -> Iterator[list[int]]:
     "The ends of several cuts, the cheapest first."
-    rows = len(longest_first)
     ends = _cheapest_ends(longest_first, row_limits, pass_cost)
     yield ends
     passes = max(1, round(len(ends) / world_size))  # of one process
@@ -195,7 +195,7 @@ def _cuts_to_deal(
         level = _level_ends(longest_first, row_limits, number * world_size)
         if level is not None:
             yield level
-    most = min(rows, (-(-len(ends) // world_size) + 1) * world_size)
+    most = min(len(longest_first), (-(-len(ends) // world_size) + 1) * world_size)
     # four cuts for each further pass of all processes
     step = max(1, world_size // 4)
     for parts in range(max(len(ends), world_size), most + 1, step):

@@ -25,7 +25,6 @@ packing_kinds = {
     "sdpa_varlen": "attention over each sequence (cu_seq_lens), no mask",
     "positions": "the model masks by position ids that start anew",
     "seq_idx": "cu_seq_lens and seq_idx, for attention and state-space layers",
-    "flex": "a block mask for flex attention",
     "bool": "a dense mask of capacity x capacity booleans for each row",
     "float": "a dense mask of capacity x capacity floats for each row",
 }
@@ -103,8 +102,6 @@ def _separating_arguments(
     "What tells the model where sequences end."
     if way.kind == "positions":
         return {"use_cache": False}
-    if way.kind == "flex":
-        return {"attention_mask": _flex_mask(segments, way.causal)}
     if way.kind in ("bool", "float"):
         sees = _block_mask(segments, way.causal)
         return {"attention_mask": sees if way.kind == "bool" else _additive(sees)}
@@ -136,17 +133,6 @@ def _block_mask(segments, causal):
 def _additive(sees):
     hidden = torch.zeros(sees.shape, device=sees.device)
     return hidden.masked_fill_(~sees, torch.finfo(hidden.dtype).min)
-
-def _flex_mask(segments, causal):
-    "The same as `_block_mask`, in blocks of which only the needed are computed."
-    # imported where it is needed: it loads torch's compiler
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    def sees(row, head, query, key):
-        same = segments[row, query] == segments[row, key]
-        return same & (query >= key) if causal else same
-    size = segments.shape
-    return create_block_mask(sees, size[0], None, size[1], size[1], segments.device)
 
 # %% ../../nbs/bucketing/packed_rows.ipynb #b6805350
 def lay_end_to_end(

@@ -157,7 +157,7 @@ def _possible_ways(model, facts, autocast):
     "What the attention implementation may take, the cheapest first."
     attention = attention_of(model.config) or "eager"
     kinds = {"eager": ["positions", "seq_idx", "float"],
-             "flex_attention": ["positions", "seq_idx", "flex"],
+             "flex_attention": ["positions", "seq_idx"],
              "sdpa": ["positions", "seq_idx", "bool"]}
     # what users registered may take boundaries, as flash attention does
     kinds = kinds.get(attention.removesuffix("_varlen"),
@@ -182,7 +182,6 @@ def _takes_sdpa_varlen(model, autocast):
 # %% ../../nbs/bucketing/packing.ipynb #5d2c33a3
 def way_to_pack(
     model:torch.nn.Module, # a transformers model with logits for each token
-    longest:int | None=None, # tokens in the longest sequence, where it is known
     autocast:torch.dtype | None=None, # of the training: torch.bfloat16 for bf16=True
 ) -> PackingWay:
     """The cheapest way to pack in which each sequence has the logits that it has alone.
@@ -197,49 +196,39 @@ def way_to_pack(
         facts = _model_facts(model, draw(12), rounding=tolerances[1])
         for way in _possible_ways(model, facts, autocast):
             with _attention_of(way, model) as switch:
-                most, fault = _tried(model, way, draw, longest, tolerances)
+                most, fault = _tried(model, way, draw, tolerances)
                 if fault is None:
                     switch.pop_all() # the model keeps this attention
                     return replace(way, longest=most)
             faults[str(way)] = fault
-    raise _cannot_pack(model, faults, (
-        ", another attn_implementation, or shorter sequences if it has an attention "
-        "window"))
+    raise _cannot_pack(model, faults, ", or another attn_implementation")
 
 # %% ../../nbs/bucketing/packing.ipynb #9bcf2342
 _most_trial_tokens = 8_192
 
-def _tried(model, way, draw, longest, tolerances):
+def _tried(model, way, draw, tolerances):
     "The longest sequence that a way is right for (None: any), and what is wrong."
     fault = _fault_in_trial(model, way, draw, tolerances)
     if fault is not None:
         return None, fault
-    return _longest_packed(model, way, draw, longest, tolerances)
+    windows, bounds = _attention_windows(model), _dynamic_rotary(model)
+    if way.kind in ("bool", "float"): # a mask of ours has no window
+        bounds = bounds + windows
+    if not bounds and not windows:
+        return None, None
+    tried = min(bounds) if bounds else max(windows) + 8
+    tried = min(tried, _positions(model) or tried)
+    if tried > _most_trial_tokens:
+        return min(bounds + windows), None # shorter ones do not reach any limit
+    fault = _fault(model, way, [draw(tried), draw(5)], [[0, 1]], tolerances)
+    if fault is not None:
+        return None, f"with a sequence of {tried:,} tokens {fault}"
+    return min(bounds, default=None), None
 
 def _fault_in_trial(model, way, draw, tolerances):
     sequences = list(map(draw, _trial_lengths))
     faults = (_fault(model, way, sequences, rows, tolerances) for rows in _trial_rows)
     return next(filter(None, faults), None)
-
-def _longest_packed(model, way, draw, longest, tolerances):
-    "The same, for sequences that reach a limit of the model."
-    windows, dynamic = _attention_windows(model), _dynamic_rotary(model)
-    bounds = [dynamic] if dynamic else []
-    if way.kind in ("bool", "float", "flex"):
-        bounds += windows
-    if not bounds and not windows:
-        return None, None
-    most = min(bounds) if bounds else max(windows) + 8
-    if bounds and longest is not None and longest > most:
-        return most, (f"right up to {most:,} tokens, where an attention window ends or "
-                      f"rotary frequencies change; there is a sequence of {longest:,}")
-    tried = min(longest or most, most, _positions(model) or most)
-    if tried > _most_trial_tokens and longest is None:
-        return min([*bounds, *windows]), None # shorter ones do not reach any limit
-    fault = _fault(model, way, [draw(tried), draw(5)], [[0, 1]], tolerances)
-    if fault is None:
-        return most if bounds else longest, None
-    return None, f"with a sequence of {tried:,} tokens {fault}"
 
 # %% ../../nbs/bucketing/packing.ipynb #681831d0
 _window_names = ("sliding_window", "attention_window", "local_attention", "window_size",
@@ -255,13 +244,14 @@ def _attention_windows(model):
     return [int(window) for window in windows if window and window > 0]
 
 def _dynamic_rotary(model):
-    "The length beyond which rotary frequencies follow the longest sequence; or None."
+    "A length beyond which rotary frequencies follow the longest sequence, if any."
     config = model.config.get_text_config()
     rotary = getattr(config, "rope_parameters", None) or {}
     by_layer = [each for each in rotary.values() if isinstance(each, dict)]
     for each in by_layer or [rotary]:
         if each.get("rope_type") in ("dynamic", "longrope"):
-            return each.get("original_max_position_embeddings") or _positions(model)
+            return [each.get("original_max_position_embeddings") or _positions(model)]
+    return []
 
 # %% ../../nbs/bucketing/packing.ipynb #c81831d1
 def _attention_of(way, model):
@@ -308,13 +298,13 @@ def _cannot_pack(model, faults, other_ways=""):
 def collator_for_packing(
     model:torch.nn.Module, # a transformers model with logits for each token
     capacity:int | None=None, # tokens in a packed row; None: one row
-    longest:int | None=None, # tokens in the longest sequence; None: `capacity`
     autocast:torch.dtype | None=None, # of the training: torch.bfloat16 for bf16=True
 ) -> PackedCollator: # its `way` says how it packs
     """The collator with which packed sequences have the logits that each has alone.
 
-    Raises `ValueError` that says what was tried if there is none."""
-    return PackedCollator(capacity, way_to_pack(model, longest or capacity, autocast))
+    Raises `ValueError` that says what was tried if there is none. It refuses sequences
+    longer than its way can keep apart."""
+    return PackedCollator(capacity, way_to_pack(model, autocast))
 
 # %% ../../nbs/bucketing/packing.ipynb #a600861f
 def flattening_fault(
