@@ -22,11 +22,19 @@ def as_lengths(
 
     Raises `ValueError` for an empty list or a length below 1, and `TypeError` for
     anything but integers."""
-    array = np.asarray(_plain(lengths))
+    if hasattr(lengths, "to_numpy"):
+        lengths = lengths.to_numpy()
+    if not hasattr(lengths, "__array__"):
+        lengths = list(lengths)
+        if lengths and np.ndim(lengths[0]):
+            raise ValueError("lengths must be one number for each row; these are "
+                             "lists. For lists of ids, give [len(ids) for ids in rows]")
+    array = np.asarray(lengths)
+    if array.ndim != 1:
+        raise ValueError(
+            f"lengths must be one number for each row; got shape {array.shape}")
     if len(array) == 0:
         raise ValueError("no rows: the list of lengths is empty")
-    if array.ndim != 1:
-        raise ValueError(f"{_one_each}; got shape {array.shape}")
     if array.dtype.kind not in "iu":
         raise TypeError(f"lengths must be integers; got {array.dtype}")
     if array.min() < 1:
@@ -34,23 +42,6 @@ def as_lengths(
         raise ValueError(f"row {row} has length {array[row]}: every row needs at least "
                          "one token, so leave empty rows out")
     return array if dtype is None else array.astype(dtype, copy=False)
-
-# %% ../../nbs/bucketing/batches.ipynb #f22c6b5e
-_one_each = "lengths must be one number for each row"
-
-def _plain(lengths):
-    "What numpy can make an array of. Raises `ValueError` for lists of lists."
-    if isinstance(lengths, np.ndarray):
-        return lengths
-    if hasattr(lengths, "to_numpy"):
-        return lengths.to_numpy()
-    if hasattr(lengths, "__array__"):
-        return lengths
-    values = list(lengths)
-    if values and np.ndim(values[0]):
-        raise ValueError(f"{_one_each}; these are lists. For lists of ids, give "
-                         "[len(ids) for ids in rows]")
-    return values
 
 # %% ../../nbs/bucketing/batches.ipynb #51de626a
 def check_positive(name: str, value: int, least: int = 1) -> int:

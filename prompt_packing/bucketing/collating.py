@@ -98,9 +98,9 @@ def dataset_lengths(
 
 # %% ../../nbs/bucketing/collating.ipynb #099b66a7
 class TokenRows:
-    "A `datasets.Dataset` that gives whole batches of numpy arrays, column by column."
+    "A `datasets.Dataset` that gives whole batches, column by column, as numpy arrays."
     def __init__(self,
-        dataset: Any, # columns of numbers or lists of numbers, without a transform
+        dataset: Any, # without a transform
     ):
         if dataset.format["type"] == "custom":
             raise TypeError("the data set has a transform: its columns cannot be "
@@ -108,36 +108,20 @@ class TokenRows:
         names = dataset.format["columns"] # those of `set_format`, where it chose some
         if dataset.format["output_all_columns"]:
             names = dataset.column_names
-        for name in names:
-            kind = dataset.data.column(name).type
-            one_number = not pa.types.is_nested(kind) and not hasattr(kind, "storage_type")
-            if not one_number and not _is_list_of_numbers(kind):
-                raise TypeError(f"column {name!r} is of type {kind}; "
-                                "lists of numbers are needed")
-        self.table = dataset.with_format("arrow", columns=names)
+        self.dataset = dataset.with_format("numpy", columns=names)
 
     @property
     def lengths(self) -> np.ndarray: # tokens in each row
-        return dataset_lengths(self.table)
+        return dataset_lengths(self.dataset)
 
     def __len__(self):
-        return len(self.table)
+        return len(self.dataset)
 
     def __getitem__(self, i: int) -> dict:
-        return {name: rows[0] for name, rows in self.__getitems__([i]).items()}
+        return self.dataset[i]
 
-    def __getitems__(self, picked: Sequence[int]) -> dict: # of lists and arrays
-        batch = self.table[[int(i) for i in picked]]
-        return {name: _arrays(batch.column(name)) for name in batch.column_names}
-
-def _arrays(column: pa.ChunkedArray) -> np.ndarray | list[np.ndarray]:
-    "Numbers as one array; lists as one array for each row."
-    if not _is_list_of_numbers(column.type):
-        return column.to_numpy()
-    values = np.concatenate([
-        chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks])
-    ends = np.cumsum(pc.list_value_length(column).to_numpy())
-    return np.split(values, ends[:-1])
+    def __getitems__(self, picked: Sequence[int]) -> dict: # of columns
+        return self.dataset[list(picked)]
 
 # %% ../../nbs/bucketing/collating.ipynb #cfc64765
 def pad_rows(
@@ -159,7 +143,10 @@ def pad_rows(
 # %% ../../nbs/bucketing/collating.ipynb #2ef256fb
 def _collate_column(name, values, fill, side):
     "A column of a batch as a tensor, and the mask where it was padded."
-    if isinstance(values[0], str):
+    first = values[0]
+    while isinstance(first, (list, tuple, np.ndarray)) and len(first):
+        first = first[0]
+    if isinstance(first, str):
         advice = "give each class a number" if name == "labels" else "tokenize it"
         raise TypeError(f"column {name!r} holds text: {advice} or remove the column")
     if any(value is None for value in values):

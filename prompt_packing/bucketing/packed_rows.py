@@ -63,35 +63,27 @@ class Layout(NamedTuple):
     offset: np.ndarray # the same shape: the token's place in its sequence, or 0
 
 def lay_out(
-    lengths:np.ndarray, # tokens in each sequence, shape (sequences,)
-    rows:Sequence[Sequence[int]], # for each packed row, its sequences in order
-    capacity:int | None=None, # tokens in a row; None: as many as the fullest row has
+    lengths: np.ndarray, # tokens in each sequence, shape (sequences,)
+    rows: Sequence[Sequence[int]], # for each packed row, its sequences in order
+    capacity: int | None = None, # tokens in a row; None: as many as the fullest row has
 ) -> Layout:
     "Sequences end to end. Raises `ValueError` for a row that holds too much."
-    order = np.fromiter(chain.from_iterable(rows), np.int64)
-    sizes = np.asarray(lengths, np.int64)[order]
-    row = np.repeat(np.arange(len(rows)), list(map(len, rows)))
-    used = np.bincount(row, sizes, minlength=len(rows)).astype(np.int64)
-    capacity = _check_capacity(used, capacity)
-    # where each sequence starts, counted over all rows of `capacity` tokens
-    starts = np.cumsum(sizes) - sizes
-    starts += row * capacity - (np.cumsum(used) - used)[row]
-    offset = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    places = np.repeat(starts, sizes) + offset
+    lengths = np.asarray(lengths)
+    used = [int(lengths[row].sum()) for row in rows]
+    capacity = max(used) if capacity is None else capacity
     shape = len(rows), capacity
     layout = Layout(np.full(shape, -1), np.zeros(shape, np.int64))
-    layout.sequence.flat[places] = np.repeat(order, sizes)
-    layout.offset.flat[places] = offset
+    for number, row in enumerate(rows):
+        if used[number] > capacity:
+            raise ValueError(
+                f"packed row {number} has {used[number]:,} tokens and does not fit "
+                f"into rows of {capacity:,}: put fewer sequences into it")
+        sizes = lengths[row]
+        starts = np.cumsum(sizes) - sizes
+        layout.sequence[number, :used[number]] = np.repeat(row, sizes)
+        places = np.arange(used[number])
+        layout.offset[number, :used[number]] = places - np.repeat(starts, sizes)
     return layout
-
-# %% ../../nbs/bucketing/packed_rows.ipynb #0debaa8c
-def _check_capacity(used, capacity):
-    "The tokens of a packed row, which must hold the fullest."
-    fullest = int(used.max())
-    if capacity is None or fullest <= capacity:
-        return fullest if capacity is None else capacity
-    raise ValueError(f"packed row {int(used.argmax())} has {fullest:,} tokens and does "
-                     f"not fit into rows of {capacity:,}: put fewer sequences into it")
 
 # %% ../../nbs/bucketing/packed_rows.ipynb #7e0cde8c
 def _separating_arguments(
