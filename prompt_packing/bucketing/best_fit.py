@@ -15,43 +15,45 @@ from prompt_packing.bucketing.batches import (
 from .plan import deal_batches, narrow_integers, sort_rows
 
 # %% auto #0
-__all__ = ['pack_best_fit', 'split_rows', 'pack_sequences']
+__all__ = ['fill_gaps', 'pack_best_fit', 'split_rows', 'pack_sequences']
 
 # %% ../../nbs/bucketing/best_fit.ipynb #fec0078a
-def _best_fit(
-    counts: np.ndarray,  # counts[n]: sequences of length n, up to the capacity
-    rooms: np.ndarray,  # rooms[r]: rows that have room for r tokens already
-) -> list:  # of (room at the start or None, lengths added, number of such rows)
-    "Best-fit decreasing on a histogram of lengths."
-    capacity = len(counts) - 1
-    groups = [[] for _ in rooms]  # by room left, as they are returned
-    for room in np.flatnonzero(rooms[1:]) + 1:
-        groups[room].append((int(room), (), int(rooms[room])))
-    has_rows = np.array([bool(group) for group in groups])
-    for length in np.flatnonzero(counts)[::-1].tolist():
-        left = int(counts[length])
-        while left:
-            room = length + int(has_rows[length:].argmax())  # the least that is enough
-            if has_rows[room]:
-                group = groups[room].pop()
-            else:  # new rows, as many as the sequences that are left can fill
-                room, group = capacity, (None, (), -(-left // (capacity // length)))
-            left -= _fill(groups, has_rows, room, group, length, left)
-            has_rows[room] = bool(groups[room])
-    return [rows for group in groups for rows in group]
-
-# %% ../../nbs/bucketing/best_fit.ipynb #2f9873d9
-def _fill(groups, has_rows, room, group, length, left):
-    "Add sequences of one length to a group of rows; returns how many were placed."
-    start, added, rows = group
-    each = min(room // length, left)
-    filled = min(rows, left // each)
-    room_after = room - each * length
-    groups[room_after].append((start, (length,) * each + added, filled))
-    has_rows[room_after] = True
-    if rows > filled and (added or start is not None):  # rows that exist already
-        groups[room].append((start, added, rows - filled))
-    return filled * each
+def fill_gaps(
+    longest_first: np.ndarray,  # lengths in descending order
+    row_of: np.ndarray,  # row of each sequence, -1 for none yet: is completed
+    room: np.ndarray,  # of each row that there is already
+    capacity: int,  # tokens in a row
+) -> int:  # number of rows
+    "Best-fit decreasing for the sequences that have no row yet."
+    rows_with = [[] for _ in range(capacity + 1)]  # groups of rows, by room
+    for free in np.unique(room).tolist():
+        rows_with[free].append(np.flatnonzero(room == free))
+    has_rows = np.array([bool(groups) for groups in rows_with])
+    rows = len(room)
+    rest = np.flatnonzero(row_of < 0)
+    changes = np.flatnonzero(np.diff(longest_first[rest])) + 1
+    for sequences in np.split(rest, changes):
+        while len(sequences):
+            length = int(longest_first[sequences[0]])
+            free = length + int(has_rows[length:].argmax())  # the least that is enough
+            is_new = not has_rows[free]
+            if is_new:
+                free = capacity
+                numbers = np.arange(rows, rows + len(sequences))
+            else:
+                numbers = rows_with[free].pop()
+            each = min(free // length, len(sequences))
+            filled = min(len(numbers), len(sequences) // each)
+            row_of[sequences[:filled * each]] = np.repeat(numbers[:filled], each)
+            sequences = sequences[filled * each:]
+            rows_with[free - each * length].append(numbers[:filled])
+            has_rows[free - each * length] = True
+            if is_new:
+                rows += filled
+            elif filled < len(numbers):
+                rows_with[free].append(numbers[filled:])
+            has_rows[free] = bool(rows_with[free])
+    return rows
 
 # %% ../../nbs/bucketing/best_fit.ipynb #da1c2e37
 def _deal(
@@ -72,30 +74,6 @@ def _deal(
         row_of[start:start + rows][fits] = row[fits]
     return row_of, room
 
-# %% ../../nbs/bucketing/best_fit.ipynb #db3caf0f
-def _close_gaps(longest_first, row_of, room, capacity):
-    "Best fit for what was not dealt: completes `row_of`, returns the number of rows."
-    rest = np.flatnonzero(row_of < 0)
-    counts = np.bincount(longest_first[rest], minlength=capacity + 1)
-    rows_by_room = np.bincount(room, minlength=capacity + 1)
-    by_room = stable_order(room)
-    end = np.cumsum(rows_by_room)  # of the rows in `by_room` that are still to be used
-    rows = len(room)
-    row_numbers, added = [], []
-    for start_room, more, count in _best_fit(counts, rows_by_room):
-        if start_room is None:
-            chosen = np.arange(rows, rows + count)
-            rows += count
-        else:
-            chosen = by_room[end[start_room] - count:end[start_room]]
-            end[start_room] -= count
-        row_numbers.append(np.repeat(chosen, len(more)))
-        added.append(np.tile(np.array(more, int), count))
-    if len(rest):
-        longest = stable_order(capacity - np.concatenate(added))
-        row_of[rest] = np.concatenate(row_numbers)[longest]
-    return rows
-
 # %% ../../nbs/bucketing/best_fit.ipynb #36ef9916
 def pack_best_fit(
     longest_first: np.ndarray,  # lengths in descending order
@@ -103,16 +81,15 @@ def pack_best_fit(
     random: np.random.RandomState,
 ) -> tuple[np.ndarray, int]:  # row of each sequence; rows that every epoch may have
     "Sequences to rows, as random as full rows allow."
-    counts = np.bincount(longest_first, minlength=capacity + 1)
-    best = _best_fit(counts, np.zeros(capacity + 1, int))
-    most = int(1.0002 * sum(rows for _, _, rows in best))
+    no_row = np.full(len(longest_first), -1)
+    most = int(1.0002 * fill_gaps(longest_first, no_row, np.zeros(0, int), capacity))
     bound = -(-int(longest_first.sum()) // capacity)
     per_row = len(longest_first) / bound
     shares = (0.7, 0.5, 0.3, 0) if per_row > 8 else (0.4, 0.2, 0)
     for share in shares:
         rounds = round(share * per_row)
         row_of, room = _deal(longest_first, bound, rounds, capacity, random)
-        if _close_gaps(longest_first, row_of, room, capacity) <= most:
+        if fill_gaps(longest_first, row_of, room, capacity) <= most:
             break
     return row_of, most
 

@@ -32,9 +32,11 @@ def _lengths_in_place(dataset, column) -> np.ndarray | None:
     if column in names:
         lengths = table.column(column).to_numpy()
     elif tokens in names and _is_list_of_numbers(table.column(tokens).type):
-        lengths = pc.list_value_length(table.column(tokens)).to_numpy()
-        if tokens == "attention_mask":
-            lengths = np.concatenate(list(map(_count_shown, table.column(tokens).chunks)))
+        lists = table.column(tokens)
+        if tokens == "input_ids":
+            lengths = pc.list_value_length(lists).to_numpy()
+        else:
+            lengths = np.concatenate(list(map(_count_shown, lists.chunks)))
     else:
         return None
     picked = picked_rows(dataset)
@@ -67,7 +69,7 @@ def _count_numbers(nest, count: Callable) -> int:
     return int(count(np.asarray(nest)))
 
 def dataset_lengths(
-    dataset: Any, # rows by number: a `datasets.Dataset`, a list of dicts, ...
+    dataset: Any, # rows by number: a `datasets.Dataset`, a list of dicts, and others
     column: str = "length", # name of a column that holds lengths
     measure: Callable | None = None, # row -> tokens, for rows without `input_ids`
 ) -> np.ndarray: # shape (rows,), int64
@@ -91,8 +93,8 @@ def dataset_lengths(
         raise ValueError(
             "the length of every row is needed, and this data set does not have it "
             f"({type(dataset).__name__}): give it an attribute `lengths`, a column "
-            f"{column!r}, or a column 'input_ids' (an iterable data set has no lengths: "
-            "see StreamingBatches)")
+            f"{column!r}, or a column 'input_ids' (an iterable data set has no "
+            "lengths: see StreamingBatches)")
     bar = tqdm(rows, desc="Reading lengths", disable=len(rows) < 10_000)
     return as_lengths([measure(dataset[i]) for i in bar])
 

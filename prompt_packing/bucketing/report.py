@@ -155,15 +155,18 @@ def plot_tradeoff(
     lengths = as_lengths(lengths)
     rows = len(lengths)
     windows = np.unique(np.geomspace(min(100, rows), rows, 10).round().astype(int))
-    plans = [[plan_batches(lengths, token_budget=token_budget, window=window, epoch=epoch)
-              for epoch in range(2)] for window in windows.tolist()]
+    plans, later = [], []
+    for window in windows.tolist():
+        options = dict(token_budget=token_budget, window=window)
+        plans.append(plan_batches(lengths, **options))
+        later.append(plan_batches(lengths, epoch=1, **options))
     if ax is None:
         ax = plt.subplots(figsize=(6, 2.5))[1]
-    ax.plot(windows, [100 * plan.padding for plan, _ in plans], "o-", color="C3")
+    ax.plot(windows, [100 * plan.padding for plan in plans], "o-", color="C3")
     ax.set(xscale="log", xlabel="rows in a window", ylim=(0, None))
     ax.set_ylabel("padding, %", color="C3")
     other = ax.twinx()
-    mates = [100 * plan.new_mates(following) for plan, following in plans]
+    mates = [100 * plan.new_mates(next_plan) for plan, next_plan in zip(plans, later)]
     other.plot(windows, mates, "s--", color="C0")
     other.set_ylabel("new batch-mates, %", color="C0")
     other.set_ylim(0, 102)

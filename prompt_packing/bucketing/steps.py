@@ -89,7 +89,8 @@ class Permutation:
         for number, table in enumerate(self.tables):
             side = number % 2
             moved = place[side] + table[place[1 - side]]
-            place[side] = moved - self.shape[side] * (moved >= self.shape[side])  # faster than %
+            # faster than %
+            place[side] = moved - self.shape[side] * (moved >= self.shape[side])
         return place[0] * self.shape[1] + place[1]
 
     def __call__(self, start: int, stop: int) -> np.ndarray:
