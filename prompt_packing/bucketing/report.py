@@ -17,13 +17,23 @@ from .plan import default_window, plan_batches
 from .steps import cut_steps, plan_steps, tenth_weights
 
 # %% auto #0
-__all__ = ['compare_plans', 'plot_tradeoff', 'padding_report']
+__all__ = ['shuffled_batches', 'compare_plans', 'plot_tradeoff', 'padding_report']
 
 # %% ../../nbs/bucketing/report.ipynb #85cadc2c
 def _in_order(order, lengths, rows) -> BatchPlan:
     "Batches of so many rows, in a given order."
     batches = np.split(np.asarray(order), range(rows, len(order), rows))
     return BatchPlan.from_batches(batches, lengths)
+
+def shuffled_batches(
+    lengths: np.ndarray,  # tokens in each row
+    rows: int = 32,  # in a batch
+    seed: int = 0,
+    epoch: int = 0,
+) -> BatchPlan:
+    "Batches of shuffled rows, as loaders make them by default."
+    order = epoch_random(seed, epoch).permutation(len(lengths))
+    return _in_order(order, lengths, rows)
 
 # %% ../../nbs/bucketing/report.ipynb #29eb4d1e
 def _group_by_length(order, lengths, rows) -> BatchPlan:
@@ -43,12 +53,11 @@ def _uncut_plans(lengths, token_budget, rows, capacity, seed, epoch) -> dict:
     everything, window = len(lengths), default_window(len(lengths))
     budget, wide = f"{token_budget:,} tokens", 10 * rows
     draw = dict(seed=seed, epoch=epoch)
-    shuffled = epoch_random(seed, epoch).permutation(len(lengths))
+    shuffled = shuffled_batches(lengths, rows, **draw)
     return {
         f"{rows} rows, file order":
             _in_order(np.arange(len(lengths)), lengths, rows),
-        f"{rows} rows, shuffled":
-            _in_order(shuffled, lengths, rows),
+        f"{rows} rows, shuffled": shuffled,
         f"{rows} rows, windows of {wide:,}":
             plan_batches(lengths, batch_size=rows, window=wide, **draw),
         f"{budget}, windows of {window:,} (default)":
@@ -59,21 +68,22 @@ def _uncut_plans(lengths, token_budget, rows, capacity, seed, epoch) -> dict:
             pack_sequences(lengths, capacity, rows=max(1, token_budget // capacity),
                            **draw),
         f"{rows} rows, group_by_length":
-            _group_by_length(shuffled, lengths, rows)}
+            _group_by_length(shuffled.indices, lengths, rows)}
 
 # %% ../../nbs/bucketing/report.ipynb #f1bedd04
 def _steps_to_cut(lengths, token_budget, rows, seed, epoch) -> dict:
     "By name, the steps that are cut: shuffled, and planned."
-    shuffled = epoch_random(seed, epoch).permutation(len(lengths))
     step_rows = min(4 * rows, len(lengths))
+    draw = dict(seed=seed, epoch=epoch)
 
     def planned(**size):
-        steps = plan_steps(lengths, **size, seed=seed, epoch=epoch)
+        steps = plan_steps(lengths, **size, **draw)
         return BatchPlan.from_batches(steps, lengths)
 
     return {
-        f"{rows} rows, shuffled": _in_order(shuffled, lengths, rows),
-        f"{step_rows} rows a step, shuffled": _in_order(shuffled, lengths, step_rows),
+        f"{rows} rows, shuffled": shuffled_batches(lengths, rows, **draw),
+        f"{step_rows} rows a step, shuffled":
+            shuffled_batches(lengths, step_rows, **draw),
         f"rows_per_step={step_rows}": planned(rows_per_step=step_rows),
         f"tokens_per_step={token_budget}": planned(tokens_per_step=token_budget)}
 
