@@ -8,30 +8,50 @@ __all__ = ['BatchPlan', 'PaddedCollator', 'PackedCollator', 'PlannedBatchSampler
            'plan_batches', 'plan_steps', 'tokenize_corpus']
 
 # %% ../../nbs/bucketing/index.ipynb #e64212e7
-from .batches import BatchPlan
-from .collating import PaddedCollator
-from .cut import cut_rows, deal_rows
-from .files import file_lengths
-from .packing import (
-    PackedCollator, collator_for_packing, pack_sequences)
-from .plan import PlannedBatchSampler, plan_batches
-from .report import compare_plans
-from .shards import TokenShards, tokenize_corpus
-from .steps import plan_steps
-from .streaming import StreamingBatches
+from importlib import import_module
 
 # %% ../../nbs/bucketing/index.ipynb #b7337337
+from .batches import BatchPlan
+from .best_fit import pack_sequences
+from .cut import cut_rows, deal_rows
+from .plan import PlannedBatchSampler, plan_batches
+from .report import compare_plans
+from .report import padding_report, plot_tradeoff # noqa: F401
+from .steps import plan_steps
+
+# %% ../../nbs/bucketing/index.ipynb #c7337338
+# imported on first use, since they need torch: planning needs numpy alone
+_homes = {
+    "PaddedCollator": "collating", "TokenRows": "collating",
+    "PackedCollator": "packed_rows", "collator_for_packing": "packing",
+}
+_homes |= {
+    "StreamingBatches": "streaming", "TokenShards": "shards",
+    "tokenize_corpus": "shards", "file_lengths": "files",
+    "create_wiki_dataloader": "streaming", "write_shards": "streaming",
+}
+TYPE_CHECKING = False # for type checkers it is true, and nothing is imported for it
+
+def __getattr__(name):
+    if name not in _homes:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"prompt_packing.bucketing.{_homes[name]}"), name)
+    globals()[name] = value
+    return value
+
+def __dir__():
+    return sorted([*globals(), *_homes])
+
+# %% ../../nbs/bucketing/index.ipynb #58330366
+if TYPE_CHECKING:
+    from prompt_packing.bucketing.collating import PaddedCollator
+    from prompt_packing.bucketing.files import file_lengths
+    from prompt_packing.bucketing.packed_rows import PackedCollator
+    from prompt_packing.bucketing.packing import collator_for_packing
+    from prompt_packing.bucketing.shards import TokenShards, tokenize_corpus
+    from prompt_packing.bucketing.streaming import StreamingBatches
+
 _all_ = ["BatchPlan", "PaddedCollator", "PackedCollator", "PlannedBatchSampler",
          "StreamingBatches", "TokenShards", "collator_for_packing", "compare_plans",
          "cut_rows", "deal_rows", "file_lengths", "pack_sequences", "plan_batches",
          "plan_steps", "tokenize_corpus"]
-
-# %% ../../nbs/bucketing/index.ipynb #c7337338
-# can be imported from here too: the helpers of pages and of the command line
-from .batches import plot_plan # noqa: F401
-from .collating import TokenRows # noqa: F401
-from .report import padding_report # noqa: F401
-from .report import plot_lengths # noqa: F401
-from .report import plot_tradeoff # noqa: F401
-from .streaming import create_wiki_dataloader # noqa: F401
-from .streaming import write_shards # noqa: F401

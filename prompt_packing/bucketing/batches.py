@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
 # %% auto #0
-__all__ = ['as_lengths', 'epoch_random', 'stable_order', 'BatchPlan', 'plot_plan']
+__all__ = ['as_lengths', 'epoch_random', 'stable_order', 'BatchPlan']
 
 # %% ../../nbs/bucketing/batches.ipynb #d9e6722a
 def as_lengths(
@@ -23,11 +22,19 @@ def as_lengths(
 
     Raises `ValueError` for an empty list or a length below 1, and `TypeError` for
     anything but integers."""
-    array = np.asarray(_plain(lengths))
+    if hasattr(lengths, "to_numpy"):
+        lengths = lengths.to_numpy()
+    if not hasattr(lengths, "__array__"):
+        lengths = list(lengths)
+        if lengths and np.ndim(lengths[0]):
+            raise ValueError("lengths must be one number for each row; these are "
+                             "lists. For lists of ids, give [len(ids) for ids in rows]")
+    array = np.asarray(lengths)
+    if array.ndim != 1:
+        raise ValueError(
+            f"lengths must be one number for each row; got shape {array.shape}")
     if len(array) == 0:
         raise ValueError("no rows: the list of lengths is empty")
-    if array.ndim != 1:
-        raise ValueError(f"{_one_each}; got shape {array.shape}")
     if array.dtype.kind not in "iu":
         raise TypeError(f"lengths must be integers; got {array.dtype}")
     if array.min() < 1:
@@ -35,23 +42,6 @@ def as_lengths(
         raise ValueError(f"row {row} has length {array[row]}: every row needs at least "
                          "one token, so leave empty rows out")
     return array if dtype is None else array.astype(dtype, copy=False)
-
-# %% ../../nbs/bucketing/batches.ipynb #f22c6b5e
-_one_each = "lengths must be one number for each row"
-
-def _plain(lengths):
-    "What numpy can make an array of. Raises `ValueError` for lists of lists."
-    if isinstance(lengths, np.ndarray):
-        return lengths
-    if hasattr(lengths, "to_numpy"):
-        return lengths.to_numpy()
-    if hasattr(lengths, "__array__"):
-        return lengths
-    values = list(lengths)
-    if values and np.ndim(values[0]):
-        raise ValueError(f"{_one_each}; these are lists. For lists of ids, give "
-                         "[len(ids) for ids in rows]")
-    return values
 
 # %% ../../nbs/bucketing/batches.ipynb #51de626a
 def check_positive(name: str, value: int, least: int = 1) -> int:
@@ -173,10 +163,6 @@ class BatchPlan(Sequence):
                 "cost_spread": float(computed.std() / computed.mean()),
                 "length_correlation": self.length_correlation}
 
-    def plot(self, ax: Any = None):
-        "`plot_plan` of this plan."
-        return plot_plan(self, ax)
-
 # %% ../../nbs/bucketing/batches.ipynb #d6fdc28f
 def _length_correlation(plan):
     "Pearson's correlation over all pairs of rows that share a batch."
@@ -209,25 +195,3 @@ def _new_mates(plan, following):
     pair = now[both] * len(following) + then[both]  # one number for both batches
     _, rows = np.unique(pair, return_counts=True)
     return 1 - float((rows * (rows - 1)).sum() / pairs)
-
-# %% ../../nbs/bucketing/batches.ipynb #8eaf1c21
-def plot_plan(
-    plan: BatchPlan,  # from any planner
-    ax: Any = None,  # matplotlib axes; None: a new figure
-    most: int = 200,  # draw only the first so many batches
-):  # the axes
-    "Text and padding of each batch, in the order of the plan."
-    import matplotlib.pyplot as plt
-
-    if ax is None:
-        ax = plt.subplots(figsize=(6, 2.5))[1]
-    tokens, computed = plan.tokens[:most], plan.computed[:most]
-    places = range(len(tokens))
-    ax.bar(places, tokens, width=1, label="text")
-    ax.bar(places, computed - tokens, 1, tokens, color="C3", label="padding")
-    ax.set(xlabel="batch", ylabel="tokens")
-    ax.set_title(f"{plan.padding:.1%} padding", loc="left", fontsize="medium")
-    ax.yaxis.set_major_formatter("{x:,.0f}")
-    ax.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False,
-              fontsize="small")
-    return ax

@@ -5,137 +5,125 @@
 # %% ../../nbs/bucketing/collating.ipynb #impocoll
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
+from tqdm.auto import tqdm
 
 from .batches import as_lengths
 from ..foundation.foreign import picked_rows
 
 # %% auto #0
-__all__ = ['column_fills', 'ListColumn', 'list_column', 'dataset_lengths', 'TokenRows', 'pad_rows', 'torch_dtype_array',
-           'by_column', 'without_padding', 'has_entries', 'PaddedCollator']
+__all__ = ['column_fills', 'row_length', 'dataset_lengths', 'TokenRows', 'pad_rows', 'torch_dtype_array', 'by_column',
+           'without_padding', 'has_entries', 'PaddedCollator']
 
 # %% ../../nbs/bucketing/collating.ipynb #13781992
-class ListColumn:
-    "A column of lists of numbers, read in place: `column[i]` is a numpy view."
-    def __init__(self,
-        chunked:pa.ChunkedArray, # of lists
-        picked:np.ndarray | None=None, # row numbers, of rows that were selected
-    ):
-        chunks = [chunk for chunk in chunked.chunks if len(chunk)]
-        offsets = [chunk.offsets.to_numpy().astype(np.int64) for chunk in chunks]
-        # one array of values per chunk: to join them would copy all tokens
-        self.values = [chunk.values.to_numpy(zero_copy_only=False) for chunk in chunks]
-        none = np.zeros(0, np.int64) # there may be no chunk
-        self.starts = np.concatenate([none, *(each[:-1] for each in offsets)])
-        self.lengths = np.concatenate([none, *map(np.diff, offsets)])
-        self.chunks = np.repeat(np.arange(len(chunks)), list(map(len, chunks)))
-        if picked is not None:
-            self.starts, self.lengths = self.starts[picked], self.lengths[picked]
-            self.chunks = self.chunks[picked]
+def _lengths_in_place(dataset, column) -> np.ndarray | None:
+    "Lengths from Arrow's memory; None where the rows have to be read."
+    if not hasattr(dataset, "data") or dataset.format["type"] == "custom":
+        return None
+    table, names = dataset.data, dataset.column_names
+    tokens = "attention_mask" if "attention_mask" in names else "input_ids"
+    if column in names:
+        lengths = table.column(column).to_numpy()
+    elif tokens in names and _is_list_of_numbers(table.column(tokens).type):
+        lists = table.column(tokens)
+        if tokens == "input_ids":
+            lengths = pc.list_value_length(lists).to_numpy()
+        else:
+            lengths = np.concatenate(list(map(_count_shown, lists.chunks)))
+    else:
+        return None
+    picked = picked_rows(dataset)
+    return lengths if picked is None else lengths[picked.column(0).to_numpy()]
 
-    def __len__(self):
-        return len(self.lengths)
-
-    def __getitem__(self, i:int) -> np.ndarray:
-        values, start = self.values[self.chunks[i]], self.starts[i]
-        return values[start:start + self.lengths[i]]
-
-    def rows(self, picked:np.ndarray) -> list[np.ndarray]:
-        "The rows of these numbers."
-        starts, chunks = self.starts[picked], self.chunks[picked].tolist()
-        ends = (starts + self.lengths[picked]).tolist()
-        return [self.values[c][s:e] for c, s, e in zip(chunks, starts.tolist(), ends)]
-
-# %% ../../nbs/bucketing/collating.ipynb #f141924a
-def list_column(
-    dataset: Any, # a `datasets.Dataset`
-    name:str, # of a column of lists of numbers
-) -> ListColumn:
-    "A column, read in place. Raises `TypeError` for columns of other types."
-    chunked, picked = dataset.data.column(name), picked_rows(dataset)
-    if pa.types.is_fixed_size_list(chunked.type): # without offsets: give it some
-        chunked = chunked.cast(pa.large_list(chunked.type.value_type))
-    kind = chunked.type
+def _is_list_of_numbers(kind: pa.DataType) -> bool:
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    if not is_list or not pa.types.is_primitive(kind.value_type):
-        raise TypeError(f"column {name!r} is of type {kind}; "
-                        "lists of numbers are needed")
-    return ListColumn(chunked, None if picked is None else picked.column(0).to_numpy())
+    is_list = is_list or pa.types.is_fixed_size_list(kind)
+    return is_list and pa.types.is_primitive(kind.value_type)
+
+def _count_shown(masks: pa.Array) -> np.ndarray:
+    "How many numbers of each row are not 0."
+    ends = np.cumsum(pc.list_value_length(masks).to_numpy())
+    shown = masks.flatten().to_numpy(zero_copy_only=False) != 0
+    return np.diff(np.append(0, np.cumsum(shown))[ends], prepend=0)
 
 # %% ../../nbs/bucketing/collating.ipynb #a40d91ed
-def dataset_lengths(
-    dataset: Any, # a `datasets.Dataset`, or what has `lengths`
-    column:str="length", # name of a column that holds lengths
-) -> np.ndarray: # shape (rows,), int64
-    """Tokens in each row: from `lengths`, the column, the masks, or `input_ids`.
+def row_length(
+    row: Mapping, # with `input_ids`, of any nesting
+) -> int:
+    "The tokens of a row that its attention mask does not hide."
+    mask = row.get("attention_mask")
+    if mask is not None:
+        return _count_numbers(mask, np.count_nonzero)
+    return _count_numbers(row["input_ids"], np.size)
 
-    Raises `ValueError` where none of them is there."""
+def _count_numbers(nest, count: Callable) -> int:
+    if isinstance(nest, (list, tuple)) and len(nest) and np.ndim(nest[0]):
+        return sum(_count_numbers(part, count) for part in nest)
+    return int(count(np.asarray(nest)))
+
+def dataset_lengths(
+    dataset: Any, # rows by number: a `datasets.Dataset`, a list of dicts, and others
+    column: str = "length", # name of a column that holds lengths
+    measure: Callable | None = None, # row -> tokens, for rows without `input_ids`
+) -> np.ndarray: # shape (rows,), int64
+    """Tokens in each row: from `lengths`, the column, or `input_ids` and their mask.
+
+    Raises `ValueError` where none of them is there, and for a row without tokens."""
     if getattr(dataset, "lengths", None) is not None:
         return as_lengths(dataset.lengths)
-    sized = hasattr(dataset, "__len__")
-    if sized and not len(dataset):
+    rows = range(len(dataset) if hasattr(dataset, "__len__") else 0)
+    if hasattr(dataset, "__len__") and not rows:
         raise ValueError("no rows: the data set is empty")
-    names = (getattr(dataset, "column_names", None) or ()) if sized else ()
+    lengths = _lengths_in_place(dataset, column) if rows else None
+    if lengths is not None:
+        return as_lengths(lengths)
+    names = dataset[0] if rows and isinstance(dataset[0], Mapping) else ()
     if column in names:
-        return as_lengths(np.asarray(dataset.with_format("numpy")[column]))
-    if "input_ids" in names:
-        present = [name for name in ("input_ids", "attention_mask") if name in names]
-        columns = [list_column(dataset, name) for name in present]
-        return as_lengths(_shown_lengths(*columns))
-    raise ValueError(
-        "the length of every row is needed, and this data set does not have it "
-        f"({type(dataset).__name__}): give it an attribute `lengths`, a column "
-        f"{column!r}, or a column 'input_ids' (an iterable data set has no lengths: "
-        "see StreamingBatches)")
-
-def _shown_lengths(ids, masks=None):
-    "Tokens in each row that its mask does not hide."
-    if masks is None or all(values.all() for values in masks.values):
-        return ids.lengths
-    return np.array([np.count_nonzero(masks[i]) for i in range(len(masks))])
+        measure = itemgetter(column)
+    elif "input_ids" in names:
+        measure = row_length
+    if not rows or measure is None:
+        raise ValueError(
+            "the length of every row is needed, and this data set does not have it "
+            f"({type(dataset).__name__}): give it an attribute `lengths`, a column "
+            f"{column!r}, or a column 'input_ids' (an iterable data set has no "
+            "lengths: see StreamingBatches)")
+    bar = tqdm(rows, desc="Reading lengths", disable=len(rows) < 10_000)
+    return as_lengths([measure(dataset[i]) for i in bar])
 
 # %% ../../nbs/bucketing/collating.ipynb #099b66a7
 class TokenRows:
-    "A `datasets.Dataset` that gives whole batches of numpy views, column by column."
+    "A `datasets.Dataset` that gives whole batches, column by column, as numpy arrays."
     def __init__(self,
-        dataset: Any, # columns of numbers or lists of numbers, without a transform
+        dataset: Any, # without a transform
     ):
         if dataset.format["type"] == "custom":
             raise TypeError("the data set has a transform: its columns cannot be "
                             "read in place")
-        self.columns = {name: _column(dataset, name) for name in _row_names(dataset)}
+        names = dataset.format["columns"] # those of `set_format`, where it chose some
+        if dataset.format["output_all_columns"]:
+            names = dataset.column_names
+        self.dataset = dataset.with_format("numpy", columns=names)
 
     @property
     def lengths(self) -> np.ndarray: # tokens in each row
-        return _shown_lengths(self.columns["input_ids"],
-                              self.columns.get("attention_mask"))
+        return dataset_lengths(self.dataset)
 
     def __len__(self):
-        return len(next(iter(self.columns.values())))
+        return len(self.dataset)
 
-    def __getitem__(self, i:int) -> dict:
-        return {name: column[i] for name, column in self.columns.items()}
+    def __getitem__(self, i: int) -> dict:
+        return self.dataset[i]
 
-    def __getitems__(self, picked:Sequence[int]) -> dict: # of lists and arrays
-        picked = np.asarray(picked)
-        return {name: column[picked] if isinstance(column, np.ndarray)
-                else column.rows(picked) for name, column in self.columns.items()}
-
-def _row_names(dataset):
-    "The columns that rows have: those of `set_format`, where it chose some."
-    if dataset.format["output_all_columns"]:
-        return dataset.column_names
-    return dataset.format["columns"]
-
-def _column(dataset, name):
-    if pa.types.is_nested(dataset.data.column(name).type):
-        return list_column(dataset, name)
-    return np.asarray(dataset.with_format("numpy", columns=[name])[:][name])
+    def __getitems__(self, picked: Sequence[int]) -> dict: # of columns
+        return self.dataset[list(picked)]
 
 # %% ../../nbs/bucketing/collating.ipynb #cfc64765
 def pad_rows(
@@ -157,7 +145,10 @@ def pad_rows(
 # %% ../../nbs/bucketing/collating.ipynb #2ef256fb
 def _collate_column(name, values, fill, side):
     "A column of a batch as a tensor, and the mask where it was padded."
-    if isinstance(values[0], str):
+    first = values[0]
+    while isinstance(first, (list, tuple, np.ndarray)) and len(first):
+        first = first[0]
+    if isinstance(first, str):
         advice = "give each class a number" if name == "labels" else "tokenize it"
         raise TypeError(f"column {name!r} holds text: {advice} or remove the column")
     if any(value is None for value in values):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -147,123 +147,82 @@ def cut_rows(
         ends = _ends_for_passes(longest_first, row_limits, pass_cost, passes)
     return np.split(order, ends[:-1])
 
-# %% ../../nbs/bucketing/cut.ipynb #26fca4a4
-def _runs_within(
-    longest_first: np.ndarray,  # shape (rows,), lengths in descending order
-    limits: np.ndarray,  # shape (limits,), tokens of a micro-batch
-    world_size: int,
-    row_limits: np.ndarray,  # from `rows_within`
-) -> np.ndarray:  # shape (rows, limits): where a pass ends that begins at this row
-    "Fill `world_size` micro-batches up to a limit, from each row on."
-    rows = len(longest_first)
-    length = np.append(longest_first, 1)  # beyond the last row
-    row_limits = np.append(row_limits, 1)
-    begin = np.arange(rows)[:, None]
-    end = np.repeat(begin, len(limits), axis=1)
-    for _ in range(world_size):
-        taken = np.clip(limits // length[end], 1, row_limits[end])
-        end = np.minimum(end + taken, rows)
-    # every pass should have a row for each process: leave as many for the last one
-    rest_is_short = (end < rows) & (end > rows - world_size)
-    can_leave = rows - world_size - begin >= world_size
-    return np.where(rest_is_short & can_leave, rows - world_size, end)
-
-# %% ../../nbs/bucketing/cut.ipynb #a4580988
-def _passes_together(
-    longest_first: np.ndarray,
-    row_limits: np.ndarray,  # from `rows_within`
-    world_size: int,
-    token_budget: int | None,
-    pass_cost: float,
-) -> list[int]:  # the row after the last one of each pass of all processes
-    "Where to cut sorted rows so that the slowest processes of all passes take least."
-    rows = len(longest_first)
-    largest = int(longest_first[0]) * -(-rows // world_size)  # all rows in one pass
-    if token_budget is not None:
-        largest = min(largest, token_budget)
-    smallest = min(largest, max(int(longest_first[-1]), int(pass_cost / 4)))
-    limits = np.unique(np.geomspace(smallest, largest, 64).astype(np.int64))
-    ends = _runs_within(longest_first, limits, world_size, row_limits)
-    price = np.maximum(limits, longest_first[:, None]) + pass_cost + 1e-6
-    # a pass with less rows than processes makes some of them wait: the last resort
-    price += 1e12 * (ends - np.arange(rows)[:, None] < min(world_size, rows))
-    least = np.zeros(rows + 1)
-    end_of = np.zeros(rows, np.int64)
-    for begin in range(rows - 1, -1, -1):
-        cost = price[begin] + least[ends[begin]]
-        cheapest = cost.argmin()
-        least[begin] = cost[cheapest]
-        end_of[begin] = ends[begin, cheapest]
-    passes = [int(end_of[0])]
-    while passes[-1] < rows:
-        passes.append(int(end_of[passes[-1]]))
-    return passes
+# %% ../../nbs/bucketing/cut.ipynb #e1339f5a
+def _largest_first(weights: np.ndarray, places: int) -> tuple[list, float]:
+    "Each item to the place that has least so far; the items and the most of a place."
+    items = [[] for _ in range(places)]
+    loads = [(0, place) for place in range(places)]  # a heap: the least first
+    heaviest_first = np.argsort(-weights, kind="stable")
+    weight_list = weights.tolist()  # faster to read one by one than an array
+    for item in heaviest_first.tolist():
+        load, place = loads[0]
+        items[place].append(item)
+        heapq.heapreplace(loads, (load + weight_list[item], place))
+    return items, max(loads)[0]
 
 # %% ../../nbs/bucketing/cut.ipynb #9cf33a3a
 def _level_ends(longest_first, row_limits, parts):
-    "Cut the rows of a pass into `parts` micro-batches whose largest is smallest."
+    "Cut into `parts` micro-batches whose largest is small; None: they cannot hold all."
     length, most = longest_first.tolist(), row_limits.tolist()
     rows = len(length)
     parts = min(parts, rows)
 
     def fill(limit):
         ends, start = [], 0
-        for after in range(parts - 1, -1, -1):  # parts that follow: a row for each
-            taken = min(max(1, limit // length[start]), most[start])
-            start = min(start + taken, rows - after)
+        for left in range(parts, 0, -1):  # parts that are left, this one included
+            # later rows are shorter, so no part has more than its share of the rows
+            share = -(-(rows - start) // left)
+            start += min(max(1, limit // length[start]), most[start], share)
             ends.append(start)
         return ends
 
-    limits = range(length[0] * rows)
-    return fill(bisect_left(limits, rows, key=lambda limit: fill(limit)[-1]))
-
-# %% ../../nbs/bucketing/cut.ipynb #9edcda00
-def _deal_equal(longest_first, row_limits, world_size, token_budget, pass_cost):
-    "Over processes, (start, end) of each pass."
-    processes = [[] for _ in range(world_size)]
-    begin = 0
-    together = _passes_together(
-        longest_first, row_limits, world_size, token_budget, pass_cost)
-    for number, end in enumerate(together):
-        part = slice(begin, end)
-        ends = _level_ends(longest_first[part], row_limits[part], world_size)
-        # turn by turn, so that no process always has the longest rows
-        order = processes if number % 2 == 0 else processes[::-1]
-        for process, start, stop in zip(order, [0, *ends], ends):
-            process.append((begin + start, begin + stop))
-        begin = end
-    return processes
-
-# %% ../../nbs/bucketing/cut.ipynb #e1339f5a
-def _largest_first(weights: np.ndarray, places: int) -> tuple[list, float]:
-    "Each item to the place that has least so far; the items and the most of a place."
-    items = [[] for _ in range(places)]
-    loads = [(0, place) for place in range(places)]  # a heap: the least first
-    for item in np.argsort(-weights, kind="stable").tolist():
-        load, place = loads[0]
-        items[place].append(item)
-        heapq.heapreplace(loads, (load + weights[item], place))
-    return items, max(loads)[0]
+    least = max(1, sum(length) // parts)
+    largest = length[0] * rows
+    number = 2 + int(200 * np.log(largest / least))  # half a percent apart
+    limits = np.geomspace(least, largest, number).round().astype(int).tolist()
+    found = bisect_left(limits, rows, key=lambda limit: fill(limit)[-1])
+    return fill(limits[found]) if found < len(limits) else None
 
 # %% ../../nbs/bucketing/cut.ipynb #a860b705
-def _deal_free(longest_first, row_limits, world_size, token_budget, pass_cost):
+def _cuts_to_deal(
+    longest_first: np.ndarray, row_limits: np.ndarray, world_size: int, pass_cost: float
+) -> Iterator[list[int]]:
+    "The ends of several cuts, the cheapest first."
+    ends = _cheapest_ends(longest_first, row_limits, pass_cost)
+    yield ends
+    passes = max(1, round(len(ends) / world_size))  # of one process
+    for number in range(max(1, passes - 1), passes + 2):
+        level = _level_ends(longest_first, row_limits, number * world_size)
+        if level is not None:
+            yield level
+    most = min(len(longest_first), (-(-len(ends) // world_size) + 1) * world_size)
+    # four cuts for each further pass of all processes
+    step = max(1, world_size // 4)
+    for parts in range(max(len(ends), world_size), most + 1, step):
+        ends = _split(longest_first, ends, parts)
+        yield ends
+
+# %% ../../nbs/bucketing/cut.ipynb #ffdd2e96
+def _deal(longest_first, row_limits, world_size, pass_cost):
     "Over processes, (start, end) of each micro-batch: the best of several cuts."
-    together = _deal_equal(
-        longest_first, row_limits, world_size, token_budget, pass_cost)
-    cuts = [[part for process in together for part in process]]
-    text = int(longest_first.sum()) // world_size + 1  # of one process
-    for limit in (token_budget, text, 2 * text // 3, text // 2, text // 3, text // 4):
-        rows = np.minimum(rows_within(longest_first, limit), row_limits)
-        ends = _cheapest_ends(longest_first, rows, pass_cost)
-        if len(ends) >= min(world_size, len(longest_first)):
-            cuts.append(list(zip([0, *ends], ends)))
-    deals = []
-    for parts in cuts:
-        starts, ends = np.array(parts).T
-        costs = longest_first[starts] * (ends - starts) + pass_cost
+    fewest = min(world_size, len(longest_first))  # a micro-batch for each process
+    best, least, bound = None, np.inf, None
+    for ends in _cuts_to_deal(longest_first, row_limits, world_size, pass_cost):
+        starts = [0, *ends[:-1]]
+        costs = longest_first[starts] * np.diff(ends, prepend=0) + pass_cost
+        if bound is None:  # the first cut is the cheapest
+            bound = costs.sum() / world_size
+        if len(ends) < fewest:
+            continue
         numbers, slowest = _largest_first(costs, world_size)
-        deals.append((slowest, [[parts[i] for i in mine] for mine in numbers]))
-    return min(deals, key=lambda deal: deal[0])[1]
+        if slowest < least:
+            least = slowest
+            best = [[(starts[i], ends[i]) for i in mine] for mine in numbers]
+        if least <= 1.005 * bound:
+            break
+    # the first process got the dearest micro-batch: in each step another one does
+    turn = int(longest_first[::2].sum()) % world_size if all(best) else 0
+    return best[turn:] + best[:turn]
 
 # %% ../../nbs/bucketing/cut.ipynb #b4ca9c46
 def deal_rows(
@@ -273,15 +232,11 @@ def deal_rows(
     token_budget: int | None = None,  # most tokens of a micro-batch, padding included
     *,
     pass_cost: float = 0,  # what a pass costs besides its tokens, in tokens
-    equal_passes: bool = False,  # sharded models: the same number for each
 ) -> list[list[np.ndarray]]:  # over processes: row numbers of each micro-batch
     """Cut the rows of one step and deal them, so that the slowest process ends soonest.
 
     Every process gets a row if there are as many rows as processes; with fewer, the
-    last ones get an empty list. With `equal_passes`, all get the same number of
-    micro-batches; where the rows do not allow it (five rows, each as long as the
-    budget, on four processes), some get one less. Raises `ValueError` for limits below
-    1."""
+    last ones get an empty list. Raises `ValueError` for limits below 1."""
     _check_limits(token_budget, pass_cost)
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1; got {world_size}")
@@ -289,11 +244,7 @@ def deal_rows(
     if len(order) == 0:
         return [[] for _ in range(world_size)]
     row_limits = rows_within(longest_first, token_budget)
-    if world_size == 1:
-        ends = _cheapest_ends(longest_first, row_limits, pass_cost)
-        return [np.split(order, ends[:-1])]
-    deal = _deal_equal if equal_passes else _deal_free
-    processes = deal(longest_first, row_limits, world_size, token_budget, pass_cost)
+    processes = _deal(longest_first, row_limits, world_size, pass_cost)
     return [[order[start:end] for start, end in parts] for parts in processes]
 
 # %% ../../nbs/bucketing/cut.ipynb #0b966a9e
@@ -339,10 +290,17 @@ def cut_packed_rows(
     pass_cost: float = 0,  # what a pass costs besides its tokens, in tokens
     passes: int | None = None,  # exactly so many micro-batches; None: the cheapest cut
 ) -> list[list[np.ndarray]]:  # micro-batches of packed rows of row numbers
-    "`cut_rows` of `pack_rows`. Raises what they raise."
+    """`cut_rows` of `pack_rows`. Raises what they raise.
+
+    Packed rows that fit into one pass with less than a tenth of padding are one."""
     packed = pack_rows(lengths, capacity)
-    cut = cut_rows(
-        _fills(packed, lengths), token_budget, pass_cost=pass_cost, passes=passes)
+    fills = _fills(packed, lengths)
+    in_one_pass = len(fills) * fills.max(initial=0)
+    fits = token_budget is None or in_one_pass <= token_budget
+    if passes is None and packed and fits and in_one_pass < 1.1 * fills.sum():
+        _check_limits(token_budget, pass_cost)
+        return [packed]
+    cut = cut_rows(fills, token_budget, pass_cost=pass_cost, passes=passes)
     return [[packed[place] for place in places] for places in cut]
 
 def deal_packed_rows(
@@ -353,11 +311,10 @@ def deal_packed_rows(
     token_budget: int | None = None,  # most tokens of a micro-batch, padding included
     *,
     pass_cost: float = 0,  # what a pass costs besides its tokens, in tokens
-    equal_passes: bool = False,  # sharded models: the same number for each
 ) -> list[list[list[np.ndarray]]]:  # over processes: micro-batches of packed rows
     "`deal_rows` of `pack_rows`. Raises what they raise."
     packed = pack_rows(lengths, capacity, multiple=world_size)
-    processes = deal_rows(_fills(packed, lengths), world_size, token_budget,
-                          pass_cost=pass_cost, equal_passes=equal_passes)
+    processes = deal_rows(
+        _fills(packed, lengths), world_size, token_budget, pass_cost=pass_cost)
     return [[[packed[place] for place in places] for places in cut]
             for cut in processes]

@@ -5,6 +5,7 @@
 # %% ../../nbs/bucketing/packing.ipynb #impopack
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -12,70 +13,15 @@ from itertools import chain
 import numpy as np
 import torch
 
-from prompt_packing.bucketing.batches import (
-    BatchPlan, as_lengths, check_longest, check_positive, check_rank, epoch_random,
-    stable_order)
-from .best_fit import pack_best_fit, split_rows
-from .collating import PaddedCollator
+from .best_fit import pack_sequences # noqa: F401
 from .packed_rows import (
-    PackedCollator, PackingWay, lay_out, pack_batch)
-from .plan import (
-    deal_batches, narrow_integers, sort_rows)
+    PackedCollator, PackingWay, lay_end_to_end, lay_out)
 from .varlen import is_fast_on
 from ..foundation.foreign import attention_of
 from ..foundation.mixins import in_eval_mode
 
 # %% auto #0
-__all__ = ['pack_sequences', 'packing_errors', 'way_to_pack', 'collator_for_packing']
-
-# %% ../../nbs/bucketing/packing.ipynb #5b998d06
-def pack_sequences(
-    lengths, # tokens in each sequence: integers of at least 1
-    capacity:int, # tokens in a packed row
-    *,
-    rows:int=1, # packed rows in a batch
-    seed:int=0, # the same seed and epoch give the same plan everywhere
-    epoch:int=0, # another epoch has other rows, and as many batches
-    rank:int=0, # index of this process
-    world_size:int=1, # number of processes; each gets the same number of batches
-    multiple:int=1, # batches of each rank are a multiple of this
-) -> BatchPlan: # of one rank, for one epoch; its costs count whole rows
-    """Plan packed batches: every sequence in one row of at most `capacity` tokens.
-
-    Raises `ValueError` for a sequence longer than the capacity, and for fewer sequences
-    than ranks need."""
-    lengths, capacity = as_lengths(lengths), check_positive("capacity", capacity)
-    check_longest(lengths, capacity, "capacity")
-    rows, multiple = check_positive("rows", rows), check_positive("multiple", multiple)
-    rank, world_size = check_rank(rank, world_size)
-    step, random = world_size * multiple, epoch_random(seed, epoch)
-    narrow = narrow_integers(lengths)
-    order = sort_rows(narrow, random)
-    where, most = pack_best_fit(narrow[order], capacity, random)
-    batches = -(-most // (rows * step)) * step
-    where = split_rows(where, max(batches, most if rows == 1 else 0))
-    if where is None:
-        raise _too_few(len(lengths), batches, step)
-    indices, offsets, computed = _cut_rows(order, where, batches, capacity, random)
-    plan = BatchPlan(indices, offsets, narrow, computed)
-    mine = deal_batches(plan.tokens, world_size, random)[:, rank]
-    return BatchPlan.from_batches(
-        [plan[batch] for batch in mine], lengths, computed[mine])
-
-# %% ../../nbs/bucketing/packing.ipynb #da8eb9d9
-def _cut_rows(order, where, batches, capacity, random):
-    "Packed rows in random order, cut into `batches` equal parts."
-    packed = random.permutation(where.max() + 1)
-    where = packed[where]
-    ends = np.cumsum(np.bincount(where))
-    parts = np.linspace(0, len(packed), batches + 1).round().astype(int)
-    offsets = np.concatenate([[0], ends])[parts]
-    return order[stable_order(where)], offsets, np.diff(parts) * capacity
-
-def _too_few(sequences, batches, step):
-    return ValueError(
-        f"{sequences} sequences cannot fill {batches} batches, a multiple of {step} "
-        "(ranks x multiple): use fewer ranks or more sequences")
+__all__ = ['packing_errors', 'way_to_pack', 'collator_for_packing', 'flattening_fault']
 
 # %% ../../nbs/bucketing/packing.ipynb #77d11160
 # what the forward of a model may raise at arguments that it does not expect
@@ -121,12 +67,16 @@ def _model_facts(
     rounding:float, # by how much equal logits may differ
 ) -> dict: # fields of `PackingWay`
     "What does not depend on packing."
-    alone = _logits(model, ids)
     pad = _padding_token(model)
     errors = {}
-    for first in sorted({0, pad + 1}):
-        places = torch.arange(first, first + len(ids))[None]
-        errors[first] = _distance(_logits(model, ids, position_ids=places), alone)
+    try:
+        alone = _logits(model, ids)
+        for first in sorted({0, pad + 1}):
+            places = torch.arange(first, first + len(ids))[None]
+            errors[first] = _distance(_logits(model, ids, position_ids=places), alone)
+    except _model_errors as error:
+        tried = {"a sequence alone, with position_ids": _first_line(error)}
+        raise _cannot_pack(model, tried) from error
     other_end = np.append(ids[:-1], ids[-1] - 1)
     causal = _distance(_logits(model, other_end)[:-1], alone[:-1]) <= rounding
     shifted = _ignores_first_label(model, ids, otherwise=causal)
@@ -167,12 +117,9 @@ def packing_errors(
 
 def _packed_logits(model, way, sequences, rows):
     "The logits of each sequence, in the order of the packed rows."
-    padded = PaddedCollator(pad_token_id=way.pad_token_id)(
-        [{"input_ids": ids} for ids in sequences])
-    lengths = np.array(list(map(len, sequences)))
-    packed = pack_batch(padded, rows, None, way, lengths=lengths)
-    logits = _run(model, packed).flatten(0, 1)
-    layout = lay_out(lengths, way.laid_rows(rows))
+    singles = [{"input_ids": torch.from_numpy(ids)[None]} for ids in sequences]
+    logits = _run(model, lay_end_to_end(singles, rows, way)).flatten(0, 1)
+    layout = lay_out(list(map(len, sequences)), way.laid_rows(rows))
     number = torch.from_numpy(layout.sequence).flatten().to(logits.device)
     return [logits[number == i] for i in chain.from_iterable(rows)]
 
@@ -210,7 +157,7 @@ def _possible_ways(model, facts, autocast):
     "What the attention implementation may take, the cheapest first."
     attention = attention_of(model.config) or "eager"
     kinds = {"eager": ["positions", "seq_idx", "float"],
-             "flex_attention": ["positions", "seq_idx", "flex"],
+             "flex_attention": ["positions", "seq_idx"],
              "sdpa": ["positions", "seq_idx", "bool"]}
     # what users registered may take boundaries, as flash attention does
     kinds = kinds.get(attention.removesuffix("_varlen"),
@@ -235,7 +182,6 @@ def _takes_sdpa_varlen(model, autocast):
 # %% ../../nbs/bucketing/packing.ipynb #5d2c33a3
 def way_to_pack(
     model:torch.nn.Module, # a transformers model with logits for each token
-    longest:int | None=None, # tokens in the longest sequence, where it is known
     autocast:torch.dtype | None=None, # of the training: torch.bfloat16 for bf16=True
 ) -> PackingWay:
     """The cheapest way to pack in which each sequence has the logits that it has alone.
@@ -247,53 +193,42 @@ def way_to_pack(
     draw, tolerances = _token_source(model), _tolerances(model, autocast)
     faults = {}
     with _trial_mode(model, autocast):
-        try:
-            facts = _model_facts(model, draw(12), rounding=tolerances[1])
-        except _model_errors as error:
-            tried = {"a sequence alone, with position_ids": _first_line(error)}
-            raise _cannot_pack(model, tried) from error
+        facts = _model_facts(model, draw(12), rounding=tolerances[1])
         for way in _possible_ways(model, facts, autocast):
             with _attention_of(way, model) as switch:
-                most, fault = _tried(model, way, draw, longest, tolerances)
+                most, fault = _tried(model, way, draw, tolerances)
                 if fault is None:
                     switch.pop_all() # the model keeps this attention
                     return replace(way, longest=most)
             faults[str(way)] = fault
-    raise _cannot_pack(model, faults, (
-        ", another attn_implementation, or shorter sequences if it has an attention "
-        "window"))
+    raise _cannot_pack(model, faults, ", or another attn_implementation")
 
 # %% ../../nbs/bucketing/packing.ipynb #9bcf2342
 _most_trial_tokens = 8_192
 
-def _tried(model, way, draw, longest, tolerances):
+def _tried(model, way, draw, tolerances):
     "The longest sequence that a way is right for (None: any), and what is wrong."
-    sequences = list(map(draw, _trial_lengths))
-    for rows in _trial_rows:
-        fault = _fault(model, way, sequences, rows, tolerances)
-        if fault is not None:
-            return None, fault
-    return _longest_packed(model, way, draw, longest, tolerances)
-
-def _longest_packed(model, way, draw, longest, tolerances):
-    "The same, for sequences that reach a limit of the model."
-    windows, dynamic = _attention_windows(model), _dynamic_rotary(model)
-    bounds = [dynamic] if dynamic else []
-    if way.kind in ("bool", "float", "flex"):
-        bounds += windows
+    fault = _fault_in_trial(model, way, draw, tolerances)
+    if fault is not None:
+        return None, fault
+    windows, bounds = _attention_windows(model), _dynamic_rotary(model)
+    if way.kind in ("bool", "float"): # a mask of ours has no window
+        bounds = bounds + windows
     if not bounds and not windows:
         return None, None
-    most = min(bounds) if bounds else max(windows) + 8
-    if bounds and longest is not None and longest > most:
-        return most, (f"right up to {most:,} tokens, where an attention window ends or "
-                      f"rotary frequencies change; there is a sequence of {longest:,}")
-    tried = min(longest or most, most, _positions(model) or most)
-    if tried > _most_trial_tokens and longest is None:
-        return min([*bounds, *windows]), None # shorter ones do not reach any limit
+    tried = min(bounds) if bounds else max(windows) + 8
+    tried = min(tried, _positions(model) or tried)
+    if tried > _most_trial_tokens:
+        return min(bounds + windows), None # shorter ones do not reach any limit
     fault = _fault(model, way, [draw(tried), draw(5)], [[0, 1]], tolerances)
-    if fault is None:
-        return most if bounds else longest, None
-    return None, f"with a sequence of {tried:,} tokens {fault}"
+    if fault is not None:
+        return None, f"with a sequence of {tried:,} tokens {fault}"
+    return min(bounds, default=None), None
+
+def _fault_in_trial(model, way, draw, tolerances):
+    sequences = list(map(draw, _trial_lengths))
+    faults = (_fault(model, way, sequences, rows, tolerances) for rows in _trial_rows)
+    return next(filter(None, faults), None)
 
 # %% ../../nbs/bucketing/packing.ipynb #681831d0
 _window_names = ("sliding_window", "attention_window", "local_attention", "window_size",
@@ -309,13 +244,14 @@ def _attention_windows(model):
     return [int(window) for window in windows if window and window > 0]
 
 def _dynamic_rotary(model):
-    "The length beyond which rotary frequencies follow the longest sequence; or None."
+    "A length beyond which rotary frequencies follow the longest sequence, if any."
     config = model.config.get_text_config()
     rotary = getattr(config, "rope_parameters", None) or {}
     by_layer = [each for each in rotary.values() if isinstance(each, dict)]
     for each in by_layer or [rotary]:
         if each.get("rope_type") in ("dynamic", "longrope"):
-            return each.get("original_max_position_embeddings") or _positions(model)
+            return [each.get("original_max_position_embeddings") or _positions(model)]
+    return []
 
 # %% ../../nbs/bucketing/packing.ipynb #c81831d1
 def _attention_of(way, model):
@@ -362,10 +298,29 @@ def _cannot_pack(model, faults, other_ways=""):
 def collator_for_packing(
     model:torch.nn.Module, # a transformers model with logits for each token
     capacity:int | None=None, # tokens in a packed row; None: one row
-    longest:int | None=None, # tokens in the longest sequence; None: `capacity`
     autocast:torch.dtype | None=None, # of the training: torch.bfloat16 for bf16=True
 ) -> PackedCollator: # its `way` says how it packs
     """The collator with which packed sequences have the logits that each has alone.
 
-    Raises `ValueError` that says what was tried if there is none."""
-    return PackedCollator(capacity, way_to_pack(model, longest or capacity, autocast))
+    Raises `ValueError` that says what was tried if there is none. It refuses sequences
+    longer than its way can keep apart."""
+    return PackedCollator(capacity, way_to_pack(model, autocast))
+
+# %% ../../nbs/bucketing/packing.ipynb #a600861f
+def flattening_fault(
+    model: torch.nn.Module, # a transformers model with logits for each token
+    batch: Mapping, # that others flattened; its columns and rows say how
+    autocast: torch.dtype | None = None, # of the training
+) -> str | None: # None: its sequences are kept apart
+    "What goes wrong with sequences that others laid end to end, in words."
+    kind = "varlen" if "cu_seq_lens_q" in batch else "positions"
+    try:
+        _check_takes_packed_rows(model)
+        draw, tolerances = _token_source(model), _tolerances(model, autocast)
+        with _trial_mode(model, autocast):
+            facts = _model_facts(model, draw(12), rounding=tolerances[1])
+            one_row = len(batch["input_ids"]) == 1
+            way = PackingWay(kind, one_row=one_row, **facts)
+            return _fault_in_trial(model, way, draw, tolerances)
+    except ValueError as error:
+        return f"it could not be tried: {error}"

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,7 @@ from prompt_packing.bucketing.batches import (
 from .cut import rows_within
 
 # %% auto #0
-__all__ = ['narrow_integers', 'sort_rows', 'deal_batches', 'default_window', 'plan_batches', 'ResumableSampler', 'UsedBatches',
-           'PlannedBatchSampler']
+__all__ = ['narrow_integers', 'sort_rows', 'deal_batches', 'default_window', 'plan_batches', 'PlannedBatchSampler']
 
 # %% ../../nbs/bucketing/plan.ipynb #2392f7ce
 def _batch_shapes(
@@ -187,99 +185,9 @@ def _check_sizes(lengths, token_budget, batch_size):
     if batch_size is not None:
         check_positive("batch_size", batch_size)
 
-# %% ../../nbs/bucketing/plan.ipynb #362e1099
-class ResumableSampler:
-    """A batch sampler with a position, an epoch and a place in it.
-
-    A subclass has `_first`, the place where an epoch begins, and `_batches(position)`,
-    which yields from there on the position after each batch, and its rows."""
-    _first: dict = {}
-    _drawn: deque | None = None  # positions of batches drawn, for `used`
-    _restored = False  # begin at `position`, not at the start of its epoch
-
-    @property
-    def epoch(self) -> int:
-        return self.position["epoch"]
-
-    def _start_of(self, epoch):
-        return {"epoch": epoch} | self._first
-
-    def __iter__(self) -> Iterator[list[int]]:
-        drawn, self._drawn = self._drawn, None
-        if not self._restored:
-            self.position = self._start_of(self.epoch)
-        self._restored = False
-        after_epoch = self._start_of(self.epoch + 1)
-        for position, rows in self._batches(self.position):
-            self.position = position
-            if drawn is not None:
-                drawn.append(position)
-            yield rows
-        self.position = after_epoch
-        if drawn is not None:
-            drawn.append(after_epoch)
-
-    def used(self, loader: Iterable) -> UsedBatches:
-        "Batches of a loader that draws from this sampler, counted when they are used."
-        return UsedBatches(self, loader)
-
-    def set_epoch(self, epoch: int) -> None:
-        "Go to the start of another epoch, as accelerate and transformers ask."
-        if epoch == self.epoch:
-            return
-        if self._restored:
-            warnings.warn(_restored_elsewhere.format(self.position, epoch))
-        self.position = self._start_of(int(epoch))
-        self._restored = False
-
-    def state_dict(self) -> dict:
-        "The position after the last batch drawn: a few numbers, fit for JSON."
-        return dict(self.position)
-
-    def load_state_dict(self, state: dict) -> None:
-        "Go on after the batch at which `state` was taken."
-        self.position = dict(state)
-        self._restored = True
-
-# %% ../../nbs/bucketing/plan.ipynb #e559feb6
-class UsedBatches:
-    "The batches of a loader, and the position after the last one that came out."
-
-    def __init__(
-        self,
-        sampler: ResumableSampler,
-        loader: Iterable,  # draws from the sampler, ahead of use or not
-    ):
-        self.sampler = sampler
-        self.loader = loader
-        self.position = sampler.state_dict()
-
-    def __iter__(self):
-        """One epoch of the loader.
-
-        Raises `ValueError` for a batch that was not drawn from the sampler."""
-        drawn = self.sampler._drawn = deque()
-        if hasattr(self.loader, "set_epoch"):
-            # accelerate's loaders count epochs themselves, from 0 after a restart
-            self.loader.set_epoch(self.sampler.epoch)
-        for batch in self.loader:
-            if not drawn:
-                raise ValueError(
-                    "the loader gave a batch that was not drawn from this sampler: "
-                    "give used() the loader whose batch_sampler it is")
-            self.position = drawn.popleft()
-            yield batch
-        if drawn:
-            self.position = drawn.pop()
-
-    def state_dict(self) -> dict:
-        "The position after the last batch used, for the sampler's `load_state_dict`."
-        return dict(self.position)
-
 # %% ../../nbs/bucketing/plan.ipynb #0a6c49b4
-class PlannedBatchSampler(ResumableSampler):
+class PlannedBatchSampler:
     "A `batch_sampler` for torch's `DataLoader`: one epoch's plan after another."
-    _first = {"batch": 0}
 
     def __init__(
         self,
@@ -293,7 +201,9 @@ class PlannedBatchSampler(ResumableSampler):
         self.lengths = as_lengths(lengths)
         self.planner = planner
         self.options = options
-        self.position = self._start_of(epoch)
+        self.epoch = epoch
+        self.batch = 0  # batches of the epoch that were drawn
+        self._restored = False  # go on at `batch`, not at the start of the epoch
         self._planned = (None, None)  # an epoch and its plan
 
     @property
@@ -307,13 +217,31 @@ class PlannedBatchSampler(ResumableSampler):
     def __len__(self) -> int:
         return len(self.plan)
 
-    def _batches(self, position):
+    def __iter__(self) -> Iterator[list[int]]:
         plan = self.plan
-        for batch in range(position["batch"], len(plan)):
-            yield position | {"batch": batch + 1}, plan[batch].tolist()
+        first = self.batch if self._restored else 0
+        self._restored = False
+        for number in range(first, len(plan)):
+            self.batch = number + 1
+            yield plan[number].tolist()
+        self.epoch, self.batch = self.epoch + 1, 0
 
-# %% ../../nbs/bucketing/plan.ipynb #6e9cbfec
-_restored_elsewhere = (
-    "the sampler was restored to {}, and before a batch was drawn it is sent to the "
-    "start of epoch {}: iterate over sampler.used(loader), or first call set_epoch of "
-    "the loader with the restored epoch")
+    def set_epoch(self, epoch: int) -> None:
+        "Go to the start of another epoch, as accelerate and transformers ask."
+        if epoch == self.epoch:
+            return
+        if self._restored:
+            warnings.warn(
+                f"the sampler was restored to {self.state_dict()}, and before a batch "
+                f"was drawn it is sent to the start of epoch {epoch}: first call "
+                "set_epoch of the loader with the restored epoch")
+        self.epoch, self.batch, self._restored = int(epoch), 0, False
+
+    def state_dict(self) -> dict:
+        "The position after the last batch drawn: an epoch and a number, fit for JSON."
+        return {"epoch": self.epoch, "batch": self.batch}
+
+    def load_state_dict(self, state: dict) -> None:
+        "Go on after the batch at which `state` was taken."
+        self.epoch, self.batch = state["epoch"], state["batch"]
+        self._restored = True

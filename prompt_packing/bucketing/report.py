@@ -6,43 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from .batches import (
     BatchPlan, as_lengths, check_longest, check_positive, epoch_random)
-from .packing import pack_sequences
+from .best_fit import pack_sequences
 from .plan import default_window, plan_batches
 from .steps import cut_steps, plan_steps, tenth_weights
 
 # %% auto #0
-__all__ = ['plot_lengths', 'compare_plans', 'plot_tradeoff', 'padding_report']
-
-# %% ../../nbs/bucketing/report.ipynb #7c81083d
-def plot_lengths(
-    lengths: Sequence[int] | np.ndarray,  # tokens in each row
-    ax: Any = None,  # matplotlib axes; None: a new figure
-):  # the axes
-    "Histogram of lengths, and the fraction of all tokens in rows up to each length."
-    import matplotlib.pyplot as plt
-
-    lengths = as_lengths(lengths)
-    if ax is None:
-        ax = plt.subplots(figsize=(6, 2.5))[1]
-    ax.hist(lengths, bins=min(100, int(lengths.max())))
-    ax.set(xlabel="tokens in a row", ylabel="rows",
-           title=f"{len(lengths):,} rows, mean {lengths.mean():.0f}, "
-                 f"longest {lengths.max():,}")
-    ax.yaxis.set_major_formatter("{x:,.0f}")
-    fraction = ax.twinx()
-    shortest_first = np.sort(lengths)
-    fraction.plot(shortest_first, np.cumsum(shortest_first) / lengths.sum(), color="C1")
-    fraction.set(ylim=(0, 1))
-    fraction.set_ylabel("fraction of tokens", color="C1")
-    return ax
+__all__ = ['shuffled_batches', 'compare_plans', 'plot_tradeoff', 'padding_report']
 
 # %% ../../nbs/bucketing/report.ipynb #85cadc2c
 def _in_order(order, lengths, rows) -> BatchPlan:
@@ -50,45 +25,39 @@ def _in_order(order, lengths, rows) -> BatchPlan:
     batches = np.split(np.asarray(order), range(rows, len(order), rows))
     return BatchPlan.from_batches(batches, lengths)
 
-def _shuffled(lengths, rows, seed, epoch) -> BatchPlan:
+def shuffled_batches(
+    lengths: np.ndarray,  # tokens in each row
+    rows: int = 32,  # in a batch
+    seed: int = 0,
+    epoch: int = 0,
+) -> BatchPlan:
+    "Batches of shuffled rows, as loaders make them by default."
     order = epoch_random(seed, epoch).permutation(len(lengths))
     return _in_order(order, lengths, rows)
 
 # %% ../../nbs/bucketing/report.ipynb #29eb4d1e
-def _group_by_length(lengths, rows, seed) -> BatchPlan:
-    from transformers.trainer_pt_utils import LengthGroupedSampler
-
-    generator = torch.Generator().manual_seed(seed)
-    sampler = LengthGroupedSampler(rows, lengths=lengths.tolist(), generator=generator)
-    return _in_order(list(sampler), lengths, rows)
-
-def _batch_rebalance(lengths, rows_per_step, micro_batches, seed, epoch):
-    "As `_step_plans`; empty without such a sampler."
-    from transformers import trainer_pt_utils
-
-    if not hasattr(trainer_pt_utils, "BatchRebalanceSampler"):  # older releases
-        return {}
-    sampler = trainer_pt_utils.BatchRebalanceSampler(
-        lengths.tolist(), rows_per_step, dp_size=1, grad_accum=micro_batches, seed=seed,
-        drop_last=False)
-    sampler.set_epoch(epoch)
-    batches = list(sampler)
-    steps = [sum(batches[i:i + micro_batches], [])
-             for i in range(0, len(batches), micro_batches)]
-    plan, steps = (BatchPlan.from_batches(each, lengths) for each in (batches, steps))
-    return {f"{rows_per_step} rows a step, batch_rebalance": (steps, lambda: plan)}
+def _group_by_length(order, lengths, rows) -> BatchPlan:
+    "The batches of transformers' `LengthGroupedSampler` for rows in this order."
+    window = rows * max(1, min(50, len(order) // (4 * rows)))
+    windows = np.split(order, range(window, len(order), window))
+    windows = [rows[np.argsort(-lengths[rows], kind="stable")] for rows in windows]
+    # the longest row of all comes first, so that a run that fails for memory fails soon
+    longest = int(np.argmax([lengths[rows[0]] for rows in windows]))
+    first, other = windows[0][0], windows[longest][0]
+    windows[0][0], windows[longest][0] = other, first
+    return _in_order(np.concatenate(windows), lengths, rows)
 
 # %% ../../nbs/bucketing/report.ipynb #f1bedd02
-def _batch_plans(lengths, token_budget, rows, capacity, seed, epoch) -> dict:
+def _uncut_plans(lengths, token_budget, rows, capacity, seed, epoch) -> dict:
     "By name, plans whose batches are optimizer steps."
     everything, window = len(lengths), default_window(len(lengths))
     budget, wide = f"{token_budget:,} tokens", 10 * rows
     draw = dict(seed=seed, epoch=epoch)
+    shuffled = shuffled_batches(lengths, rows, **draw)
     return {
         f"{rows} rows, file order":
             _in_order(np.arange(len(lengths)), lengths, rows),
-        f"{rows} rows, shuffled":
-            _shuffled(lengths, rows, **draw),
+        f"{rows} rows, shuffled": shuffled,
         f"{rows} rows, windows of {wide:,}":
             plan_batches(lengths, batch_size=rows, window=wide, **draw),
         f"{budget}, windows of {window:,} (default)":
@@ -99,41 +68,26 @@ def _batch_plans(lengths, token_budget, rows, capacity, seed, epoch) -> dict:
             pack_sequences(lengths, capacity, rows=max(1, token_budget // capacity),
                            **draw),
         f"{rows} rows, group_by_length":
-            _group_by_length(lengths, rows, seed + epoch)}
+            _group_by_length(shuffled.indices, lengths, rows)}
 
 # %% ../../nbs/bucketing/report.ipynb #f1bedd04
-def _step_plans(lengths, token_budget, rows, capacity, pass_cost, seed, epoch) -> dict:
-    "By name, steps and a function that makes their micro-batches."
-    draw = dict(seed=seed, epoch=epoch)
+def _steps_to_cut(lengths, token_budget, rows, seed, epoch) -> dict:
+    "By name, the steps that are cut: shuffled, and planned."
     step_rows = min(4 * rows, len(lengths))
-
-    def cut(steps, capacity=None):
-        return steps, partial(
-            cut_steps, steps, lengths, token_budget, pass_cost, capacity)
+    draw = dict(seed=seed, epoch=epoch)
 
     def planned(**size):
-        return BatchPlan.from_batches(plan_steps(lengths, **size, **draw), lengths)
+        steps = plan_steps(lengths, **size, **draw)
+        return BatchPlan.from_batches(steps, lengths)
 
-    by_tokens = planned(tokens_per_step=token_budget)
     return {
-        f"{rows} rows, shuffled, cut":
-            cut(_shuffled(lengths, rows, **draw)),
-        **_batch_rebalance(lengths, step_rows, -(-step_rows // rows), **draw),
-        f"{step_rows} rows a step, shuffled, cut":
-            cut(_shuffled(lengths, step_rows, **draw)),
-        f"rows_per_step={step_rows}, cut":
-            cut(planned(rows_per_step=step_rows)),
-        f"tokens_per_step={token_budget}, cut": cut(by_tokens),
-        f"tokens_per_step={token_budget}, packed": cut(by_tokens, capacity)}
+        f"{rows} rows, shuffled": shuffled_batches(lengths, rows, **draw),
+        f"{step_rows} rows a step, shuffled":
+            shuffled_batches(lengths, step_rows, **draw),
+        f"rows_per_step={step_rows}": planned(rows_per_step=step_rows),
+        f"tokens_per_step={token_budget}": planned(tokens_per_step=token_budget)}
 
 # %% ../../nbs/bucketing/report.ipynb #274baf45
-def _plans(lengths, token_budget, rows, capacity, pass_cost, seed, epoch) -> dict:
-    "By name, the steps of an epoch and a function that makes their micro-batches."
-    batches = _batch_plans(lengths, token_budget, rows, capacity, seed, epoch)
-    alike = {name: (plan, lambda plan=plan: plan) for name, plan in batches.items()}
-    return alike | _step_plans(
-        lengths, token_budget, rows, capacity, pass_cost, seed, epoch)
-
 _columns = {
     "padding": "fraction of computed tokens that are padding",
     "steps": "optimizer steps in an epoch",
@@ -148,17 +102,12 @@ _columns = {
     "new_mates": "fraction of a row's mates in its step that are others an epoch later"}
 
 def _line(steps, batches, next_steps):
-    "A plan in the table, from its first two epochs."
-    computed = batches.computed
+    "A plan in the table, from the steps of two epochs and the batches of the first."
     short, long = tenth_weights(list(steps), steps.lengths)
-    return {
-        "padding": batches.padding,
+    return batches.report() | {
         "steps": len(steps),
-        "batches": len(batches),
-        "largest": int(computed.max()),
-        "computed_tokens": int(computed.sum()),
-        "compute": float(computed.sum() / batches.tokens.sum()),
-        "cost_spread": float(computed.std() / computed.mean()),
+        "largest": int(batches.computed.max()),
+        "compute": float(batches.computed.sum() / batches.tokens.sum()),
         "long_row": long / short,
         "length_correlation": steps.length_correlation,
         "new_mates": steps.new_mates(next_steps)}
@@ -179,14 +128,20 @@ def compare_plans(
     import pandas as pd
 
     lengths = as_lengths(lengths)
-    batch_size = check_positive("batch_size", batch_size)
+    rows = min(check_positive("batch_size", batch_size), len(lengths))
     capacity = capacity or int(lengths.max())
     check_longest(lengths, check_positive("token_budget", token_budget), "token_budget")
-    plans, next_plans = (
-        _plans(lengths, token_budget, min(batch_size, len(lengths)), capacity,
-               pass_cost, seed, epoch) for epoch in range(2))
-    lines = {name: _line(steps, make_batches(), next_plans[name][0])
-             for name, (steps, make_batches) in plans.items()}
+    uncut, later_uncut = (
+        _uncut_plans(lengths, token_budget, rows, capacity, seed, epoch)
+        for epoch in range(2))
+    to_cut, later_to_cut = (
+        _steps_to_cut(lengths, token_budget, rows, seed, epoch) for epoch in range(2))
+    lines = {name: _line(plan, plan, later_uncut[name]) for name, plan in uncut.items()}
+    for name, steps in to_cut.items():
+        batches = cut_steps(steps, lengths, token_budget, pass_cost)
+        lines[f"{name}, cut"] = _line(steps, batches, later_to_cut[name])
+    batches = cut_steps(steps, lengths, token_budget, pass_cost, capacity)
+    lines[f"{name}, packed"] = _line(steps, batches, later_to_cut[name])
     bound = -(-int(lengths.sum()) // token_budget)
     lines[f"bound: tokens / {token_budget:,}"] = {
         "padding": 0.0, "steps": bound, "batches": bound, "largest": token_budget,
@@ -196,17 +151,6 @@ def compare_plans(
     whole = ["steps", "batches", "largest", "computed_tokens"]
     table.attrs["rows"] = len(lengths)
     return table.astype({name: int for name in whole})
-
-# %% ../../nbs/bucketing/report.ipynb #b261c996
-def _windows_to_try(rows):
-    "Windows from 100 rows to all of them, about 3 for each power of ten."
-    steps = 3 * max(1, len(str(rows)) - 2) + 1
-    return sorted({int(w) for w in np.geomspace(min(100, rows), rows, steps).round()})
-
-def _two_epochs(lengths, token_budget, window):
-    "The plans of two epochs, to compare."
-    return [plan_batches(lengths, token_budget=token_budget, window=window, epoch=epoch)
-            for epoch in range(2)]
 
 # %% ../../nbs/bucketing/report.ipynb #6c5c00d3
 def plot_tradeoff(
@@ -219,15 +163,20 @@ def plot_tradeoff(
     import matplotlib.pyplot as plt
 
     lengths = as_lengths(lengths)
-    windows = _windows_to_try(len(lengths))
-    plans = [_two_epochs(lengths, token_budget, window) for window in windows]
+    rows = len(lengths)
+    windows = np.unique(np.geomspace(min(100, rows), rows, 10).round().astype(int))
+    plans, later = [], []
+    for window in windows.tolist():
+        options = dict(token_budget=token_budget, window=window)
+        plans.append(plan_batches(lengths, **options))
+        later.append(plan_batches(lengths, epoch=1, **options))
     if ax is None:
         ax = plt.subplots(figsize=(6, 2.5))[1]
-    ax.plot(windows, [100 * plan.padding for plan, _ in plans], "o-", color="C3")
+    ax.plot(windows, [100 * plan.padding for plan in plans], "o-", color="C3")
     ax.set(xscale="log", xlabel="rows in a window", ylim=(0, None))
     ax.set_ylabel("padding, %", color="C3")
     other = ax.twinx()
-    mates = [100 * plan.new_mates(following) for plan, following in plans]
+    mates = [100 * plan.new_mates(next_plan) for plan, next_plan in zip(plans, later)]
     other.plot(windows, mates, "s--", color="C0")
     other.set_ylabel("new batch-mates, %", color="C0")
     other.set_ylim(0, 102)

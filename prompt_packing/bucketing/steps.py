@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from .batches import (
 from .cut import cut_packed_rows, cut_rows
 
 # %% auto #0
-__all__ = ['Permutation', 'StepPlan', 'plan_steps', 'cut_steps', 'tenth_weights']
+__all__ = ['Permutation', 'StepPlan', 'DealtRows', 'plan_steps', 'cut_steps', 'tenth_weights']
 
 # %% ../../nbs/bucketing/steps.ipynb #208f8da7
 def _stratum_edges(rows: int, steps: int, bands: int) -> np.ndarray:
@@ -76,25 +77,21 @@ class Permutation:
 
     def __init__(self, size: int, random: np.random.RandomState, rounds: int = 6):
         self.size = size
-        self.columns = math.isqrt(size - 1) + 1
-        self.rows = -(-size // self.columns)
-        self.tables = []
-        for number in range(rounds):
-            high, entries = self.rows, self.columns
-            if number % 2:
-                high, entries = entries, high
-            self.tables.append(random.randint(high, size=entries))
+        columns = math.isqrt(size - 1) + 1
+        self.shape = -(-size // columns), columns
+        # tables for rows and columns in turn, as long as the other side
+        self.tables = [random.randint(self.shape[number % 2],
+                                      size=self.shape[1 - number % 2])
+                       for number in range(rounds)]
 
     def _once(self, numbers):
-        row, column = np.divmod(numbers, self.columns)
+        place = list(np.divmod(numbers, self.shape[1]))  # row and column
         for number, table in enumerate(self.tables):
-            if number % 2 == 0:
-                row = row + table[column]
-                row -= self.rows * (row >= self.rows)  # faster than %
-            else:
-                column = column + table[row]
-                column -= self.columns * (column >= self.columns)
-        return row * self.columns + column
+            side = number % 2
+            moved = place[side] + table[place[1 - side]]
+            # faster than %
+            place[side] = moved - self.shape[side] * (moved >= self.shape[side])
+        return place[0] * self.shape[1] + place[1]
 
     def __call__(self, start: int, stop: int) -> np.ndarray:
         "What `start`, `start + 1`, ... `stop - 1` become."
@@ -160,7 +157,26 @@ class StepPlan(Sequence):
             self._window = number, self.steps_of_window(number)
         return self._window[1][i - int(self.first_step[number])]
 
+# %% ../../nbs/bucketing/steps.ipynb #f1af25bb
+class DealtRows(Sequence):
+    "Row numbers of one step on one process, dealt when they are first read."
 
+    def __init__(self, deal: Callable[[], Sequence[int]]):
+        self._deal = deal
+
+    @cached_property
+    def rows(self) -> list[int]:
+        return [int(row) for row in self._deal()]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int | slice) -> int | list[int]:
+        return self.rows[i]
+
+    def __reduce__(self):
+        # a worker process gets the numbers, not the plan that they come from
+        return list, (self.rows,)
 
 # %% ../../nbs/bucketing/steps.ipynb #adabe76d
 def plan_steps(
