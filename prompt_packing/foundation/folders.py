@@ -100,9 +100,9 @@ def _take(lock: FileLock, folder: Path, wait: bool) -> None:
         note = json.loads((folder / _NOTE_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         note = {}
-    who = "pid {}, writes here: {} ({}, started {})".format(
-        note.get("pid", "?"), folder, note.get("purpose", "?"), note.get("started", "?"))
-    message = f"another run, {who}. Wait for its end, or choose another folder"
+    message = (f"another run, pid {note.get('pid', '?')}, writes here: {folder} "
+               f"({note.get('purpose', '?')}, started {note.get('started', '?')}). "
+               "Wait for its end, or choose another folder")
     if not wait:
         raise FolderInUse(message)
     _logger.warning(f"Waiting: {message}")

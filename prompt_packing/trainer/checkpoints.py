@@ -71,7 +71,7 @@ def _keep_files(source: Path, target: Path) -> None:
 class OutputFolder:
     """The `output_dir` of a training, for the run that owns it.
 
-    `writing` once a checkpoint, then `seal`; `wait` before the next one and at the end."""
+    Once a checkpoint `writing`, then `seal`; at the end of the run `wait`."""
     def __init__(self,
         folder: str | os.PathLike,
         accelerator: Accelerator, # of the Trainer
@@ -93,7 +93,7 @@ class OutputFolder:
 
     @property
     def aside(self) -> Path:
-        "The folder in which the newest checkpoint is written; the same on all processes."
+        "Where the newest checkpoint is written; the same on all processes."
         return aside_path(self.path(self.step), unique=self.run)
 
     @contextmanager
@@ -145,16 +145,19 @@ class OutputFolder:
     def _say_what_is_whole(self, error: Exception) -> None:
         "Raise an `OSError` in words that help, if a checkpoint could not be written."
         # on a full disk torch names a position of a stream, and no file
-        from_torch = "PytorchStreamWriter" in str(error) or "iostream" in str(error)
-        if from_torch or not isinstance(error, RuntimeError):
-            whole = [path.name for path in checkpoints_in(self.folder).values()]
-            raise OSError(
-                f"checkpoint-{self.step} could not be written to {self.folder} "
-                f"({error}); whole: {', '.join(whole) or 'none'}. Make room, and train "
-                "again with resume_from_checkpoint=True") from error
+        words = ("PytorchStreamWriter", "inline_container", "iostream")
+        from_torch = any(word in str(error) for word in words)
+        if isinstance(error, RuntimeError) and not from_torch:
+            return
+        reason = "a file could not be written to its end" if from_torch else error
+        whole = [path.name for path in checkpoints_in(self.folder).values()]
+        raise OSError(
+            f"checkpoint-{self.step} could not be written to {self.folder} ({reason}); "
+            f"{', '.join(whole) or 'none'} is whole. Make room, and train again with "
+            "resume_from_checkpoint=True") from error
 
     def seal(self, best: int | None = None) -> None:
-        "Begin to seal the checkpoint that this process has put in place; older ones go."
+        "Begin to seal the checkpoint that this process has put in place."
         if self.state is Writing.IN_PLACE:
             self.state = Writing.SEALING
             self._sealing = self._thread.submit(self._seal, best)
@@ -195,14 +198,17 @@ class OutputFolder:
 # %% ../../nbs/trainer/checkpoints.ipynb #734ffe20
 @contextmanager
 def owned_output(
-    accelerator: Accelerator, folder: str | os.PathLike, limit: int | None = None,
+    accelerator: Accelerator, # of the Trainer
+    folder: str | os.PathLike, # where the checkpoints are
+    limit: int | None = None, # `save_total_limit`
+    locks: bool = True, # False for a run that saves nothing
 ) -> Iterator[OutputFolder]:
     """Lock the output folder of a training, and clear what killed runs have left.
 
     The main process locks it. Raises `FolderInUse` if another run writes there, and
     `OSError` if this one may not."""
     with ExitStack() as stack:
-        if accelerator.is_main_process:
+        if accelerator.is_main_process and locks:
             stack.enter_context(owned(folder, "training"))
         run, = broadcast_object_list([secrets.token_hex(4)])
         output = OutputFolder(folder, accelerator, run, limit)

@@ -10,20 +10,21 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import (
-    AbstractContextManager, ExitStack, contextmanager, nullcontext)
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
+from ..foundation.mixins import set_for_now
 from .checkpoints import (
     PLACE_FILE, OutputFolder, Writing, find_checkpoint, from_all, owned_output)
 from .place import StreamPlace
@@ -88,7 +89,7 @@ def _set_random_state(state: RandomState) -> None:
 
 @contextmanager
 def random_numbers(state: RandomState | None = None) -> Iterator[None]:
-    "Random numbers begin with `state`, if given, and are afterwards as they were before."
+    "Random numbers begin with `state`, if given, and are as before afterwards."
     before = random_state()
     try:
         if state is not None:
@@ -132,9 +133,10 @@ def _warn_of_other_run(output: OutputFolder, step: int) -> None:
     "A later resume would take the highest step, whichever run has written it."
     beyond = [f"checkpoint-{other}" for other in output.steps() if other > step]
     if beyond and output.accelerator.is_main_process:
-        _logger.warning(f"{output.folder} holds {', '.join(beyond)} of another run, and "
-                        f"this one begins at step {step}: resume_from_checkpoint=True "
-                        "takes the highest whole step. Delete them, or use another folder.")
+        _logger.warning(f"{output.folder} holds {', '.join(beyond)} of another run, "
+                        f"and this one begins at step {step}: "
+                        "resume_from_checkpoint=True takes the highest step. Delete "
+                        "them, or use another folder.")
 
 def _warn_of_callbacks(callbacks: Iterable[TrainerCallback]) -> None:
     "What a callback has counted is lost where it cannot say its state."
@@ -143,8 +145,8 @@ def _warn_of_callbacks(callbacks: Iterable[TrainerCallback]) -> None:
              if not isinstance(callback, ExportableState) and vars(callback)
              and type(callback).__module__.partition(".")[0] not in libraries]
     if names:
-        _logger.warning(f"{', '.join(names)}: what these callbacks have counted is not in "
-                        "the checkpoint. Derive them from transformers' "
+        _logger.warning(f"{', '.join(names)}: what these callbacks have counted is not "
+                        "in the checkpoint. Derive them from transformers' "
                         "ExportableState, and their state is restored.")
 
 def _has_ended(state: TrainerState, callbacks: Iterable[TrainerCallback]) -> bool:
@@ -176,19 +178,24 @@ class RunState:
     batches: int = 0 # of the epoch, that the loop has read or passed over
     open_step: int | None = None # the step whose batches are read and not yet trained
     saves_after_step: bool = False # a checkpoint was wanted in the middle of a step
-    pushes: bool = False # the checkpoint is to be pushed when it is in place
 
-    def take_over(self, checkpoint: str | None, rank: int, world_size: int) -> None:
+    @property
+    def is_aside(self) -> bool: # a checkpoint is being written
+        return self.output is not None and self.output.state is Writing.ASIDE
+
+    def take_over(self, checkpoint: str, args: TrainingArguments, callbacks: list):
         "Read what our checkpoint adds to transformers', and say what it lacks."
         self.checkpoint = checkpoint
-        if checkpoint is None or not os.path.isdir(checkpoint):
+        if not os.path.isdir(checkpoint):
             return # transformers says what is wrong
         _warn_of_optimizer(checkpoint)
+        _warn_of_callbacks(callbacks)
         path = Path(checkpoint, PLACE_FILE)
         if not path.is_file():
             return # of transformers' Trainer
         self.saved = json.loads(path.read_text(encoding="utf-8"))
-        self.losses = losses_of_process(self.saved["losses"], rank, world_size)
+        self.losses = losses_of_process(
+            self.saved["losses"], args.process_index, args.world_size)
 
     def place_in_passes(self, data: object, world_size: int) -> tuple[int, int] | None:
         "Epoch and batch of a stream whose length nobody knows; None for other data."
@@ -199,11 +206,12 @@ class RunState:
         batches = self.saved["batches"] * len(self.saved["losses"]) // world_size
         return self.saved["epoch"], batches
 
-    def begin_epoch(self, passed_over: int, is_stream: bool, load: Callable) -> None:
+    def begin_epoch(self, epoch: int, passed_over: int, is_stream: bool,
+                    load: Callable) -> None:
         """Let the collator begin with the numbers of a checkpoint amid an epoch.
 
         `load` is transformers' `_load_rng_state`."""
-        self.batches = passed_over
+        self.epoch, self.batches = epoch, passed_over
         if self.noted is None:
             return
         # a stream is read again, and collated, to be passed over
@@ -224,9 +232,17 @@ class RunState:
             load(self.checkpoint)
         self.random = RandomNumbers.RESTORED
 
-    def place_file(self, states: list[tuple], at_end: bool) -> str:
-        "What `data_place.json` says: place and losses of all processes."
-        epoch, batches = (self.epoch + 1, 0) if at_end else (self.epoch, self.batches)
+    def place_file(self,
+        accelerator: Accelerator, # of the Trainer
+        place: StreamPlace | None, # of this process
+        losses: dict, # of this process
+    ) -> str:
+        "What `data_place.json` says of all processes."
+        state = None if place is None else place.state_dict()
+        states = from_all(accelerator, (state, losses))
+        epoch, batches = self.epoch, self.batches
+        if accelerator.gradient_state.end_of_dataloader:
+            epoch, batches = epoch + 1, 0
         return json.dumps({"places": [place for place, _ in states],
                            "losses": [losses for _, losses in states],
                            "epoch": epoch, "batches": batches})
@@ -261,20 +277,15 @@ class ExactResumeMixin:
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         "Owns the output folder until training ends; finds and verifies the checkpoint."
-        trial = kwargs.get("trial", args[0] if args else None)
-        options, self._run = self.args, RunState()
-        run = self._run
-        with ExitStack() as stack:
-            if options.save_strategy != "no" or options.enable_jit_checkpoint:
-                run.output = stack.enter_context(owned_output(
-                    self.accelerator, self._get_output_dir(trial),
-                    options.save_total_limit))
-                stack.callback(setattr, run, "output", None)
+        run = self._run = RunState()
+        folder = self._get_output_dir(kwargs.get("trial", args[0] if args else None))
+        saves = self.args.save_strategy != "no" or self.args.enable_jit_checkpoint
+        with owned_output(self.accelerator, folder, self.args.save_total_limit,
+                          locks=saves) as output, set_for_now(run, output=output):
             checkpoint = find_checkpoint(
-                self.accelerator, options.output_dir, resume_from_checkpoint)
-            run.take_over(checkpoint, options.process_index, options.world_size)
+                self.accelerator, self.args.output_dir, resume_from_checkpoint)
             if checkpoint is not None:
-                _warn_of_callbacks(self.callback_handler.callbacks)
+                run.take_over(checkpoint, self.args, self.callback_handler.callbacks)
             return super().train(checkpoint, *args, **kwargs)
 
     def set_initial_training_values(self, args, dataloader, *rest):
@@ -292,7 +303,7 @@ class ExactResumeMixin:
     def _init_training_state(self, *args, **kwargs):
         "Epoch and batch that the run begins with."
         begin, run = super()._init_training_state(*args, **kwargs), self._run
-        if run.output is not None:
+        if self.args.save_strategy != "no":
             _warn_of_other_run(run.output, self.state.global_step)
         if run.checkpoint is None:
             return begin
@@ -305,18 +316,19 @@ class ExactResumeMixin:
     def _load_callback_state(self):
         "What callbacks have counted goes into those that are passed now."
         super()._load_callback_state() # by an option, into new callbacks
-        restore_callbacks(self.callback_handler.callbacks, self.state.stateful_callbacks)
+        restore_callbacks(self.callback_handler.callbacks,
+                          self.state.stateful_callbacks)
 
     def _run_epoch(self, *args, **kwargs):
         "Before the batches of an epoch are read."
         self._restore_losses()
-        run, run.epoch = self._run, kwargs["epoch"]
         if self._data_place is None: # a stream of ours draws its numbers itself
-            run.noted = noted_collator_of(kwargs["train_dataloader"])
-        is_first = run.epoch == kwargs["epochs_trained"]
-        run.begin_epoch(
-            kwargs["steps_trained_in_current_epoch"] if is_first else 0,
-            isinstance(self.train_dataset, IterableDataset), super()._load_rng_state)
+            self._run.noted = noted_collator_of(kwargs["train_dataloader"])
+        is_first = kwargs["epoch"] == kwargs["epochs_trained"]
+        passed_over = kwargs["steps_trained_in_current_epoch"] if is_first else 0
+        is_stream = isinstance(self.train_dataset, IterableDataset)
+        self._run.begin_epoch(
+            kwargs["epoch"], passed_over, is_stream, super()._load_rng_state)
         return super()._run_epoch(*args, **kwargs)
 
     def _restore_losses(self):
@@ -350,15 +362,13 @@ class ExactResumeMixin:
         if run.saves_after_step:
             self.control.should_save, run.saves_after_step = True, False
         super()._maybe_log_save_evaluate(*args, **kwargs)
-        if run.output is not None:
-            run.output.seal(self.state.best_global_step)
+        run.output.seal(self.state.best_global_step)
 
     def _save_checkpoint(self, model, trial):
         "transformers writes it aside; then all processes put it in place."
         run, step = self._run, self.state.global_step
         if run.output is None: # by hand, outside of a training
-            super()._save_checkpoint(model, trial)
-            return
+            return super()._save_checkpoint(model, trial)
         if run.open_step == step: # half a step cannot be resumed
             run.saves_after_step = True
             return
@@ -366,23 +376,19 @@ class ExactResumeMixin:
         with run.output.writing(step):
             self.state.stateful_callbacks |= _empty_states(callbacks)
             super()._save_checkpoint(model, trial)
-            states = from_all(self.accelerator, self._place_and_losses())
-            at_end = self.accelerator.gradient_state.end_of_dataloader
-            run.output.put_in_place(self.state, run.place_file(states, at_end))
-        if run.pushes:
-            run.pushes = False
+            place = run.place_file(self.accelerator, self._data_place, self._losses())
+            run.output.put_in_place(self.state, place)
+        if self.args.push_to_hub: # it was aside when transformers did
             super()._push_from_checkpoint(str(run.output.path(step)))
 
-    def _place_and_losses(self):
-        place = None if self._data_place is None else self._data_place.state_dict()
-        return place, {"unlogged": float(self._tr_loss), "logged": self._total_loss_scalar,
-                       "logged at": self._globalstep_last_logged}
+    def _losses(self):
+        return {"unlogged": float(self._tr_loss), "logged": self._total_loss_scalar,
+                "logged at": self._globalstep_last_logged}
 
     def _get_output_dir(self, trial):
         "Where transformers writes a checkpoint."
-        output = self._run.output
-        if output is not None and output.state is Writing.ASIDE:
-            return str(output.aside)
+        if self._run.is_aside:
+            return str(self._run.output.aside)
         return super()._get_output_dir(trial)
 
     def _save_rng_state(self, output_dir):
@@ -395,24 +401,20 @@ class ExactResumeMixin:
 
     def _push_from_checkpoint(self, checkpoint_folder):
         "What is pushed is the checkpoint in place."
-        output = self._run.output
-        if output is not None and output.state is Writing.ASIDE:
-            self._run.pushes = True
-        else:
+        if not self._run.is_aside:
             super()._push_from_checkpoint(checkpoint_folder)
 
     def _finalize_training(self, *args, **kwargs):
         "`train_loss` becomes that of all starts of the run."
-        run = self._run
-        if run.output is not None:
-            run.output.seal(self.state.best_global_step)
-            run.output.wait()
-        if run.saved:
+        self._run.output.seal(self.state.best_global_step)
+        self._run.output.wait()
+        if self._run.saved:
             self._restore_losses() # where no step was left to train
             # transformers divides by the steps of this start, after adding `_tr_loss`;
             # older versions divide by all
             steps = self.state.global_step - getattr(self, "_initial_global_step", 0)
             unlogged = float(self._tr_loss)
-            mean = (self._total_loss_scalar + unlogged) / self.state.global_step
-            self._total_loss_scalar = mean * max(steps, 0.001) - unlogged
+            share = max(steps, 0.001) / self.state.global_step
+            self._total_loss_scalar = (
+                (self._total_loss_scalar + unlogged) * share - unlogged)
         return super()._finalize_training(*args, **kwargs)
