@@ -84,10 +84,6 @@ class OutputFolder:
         self._thread = ThreadPoolExecutor(1)
         self._sealing: Future | None = None
 
-    def steps(self) -> list[int]:
-        "Steps of the checkpoints that are there, ascending."
-        return list(checkpoints_in(self.folder))
-
     def path(self, step: int) -> Path:
         return self.folder / f"checkpoint-{step}"
 
@@ -182,7 +178,8 @@ class OutputFolder:
     def rotate(self, step: int, best: int | None) -> None:
         "Delete the oldest checkpoints, by step, and never this one or the best."
         # steps beyond this one are of another run, which has ended
-        steps = sorted(self.steps(), key=lambda other: (other <= step, other))
+        steps = sorted(checkpoints_in(self.folder),
+                       key=lambda other: (other <= step, other))
         removable = [other for other in steps if other not in (step, best)]
         excess = len(steps) - (self.limit or len(steps))
         for other in removable[:max(excess, 0)]:

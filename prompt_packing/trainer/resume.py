@@ -25,8 +25,9 @@ from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
 from ..foundation.mixins import set_for_now
-from .checkpoints import (
-    PLACE_FILE, OutputFolder, Writing, find_checkpoint, from_all, owned_output)
+from prompt_packing.trainer.checkpoints import (
+    PLACE_FILE, OutputFolder, Writing, checkpoints_in, find_checkpoint, from_all,
+    owned_output)
 from .place import StreamPlace
 
 _logger = logging.get_logger(__name__)
@@ -121,17 +122,16 @@ def noted_collator_of(dataloader: object) -> NotedCollator | None:
 
 # %% ../../nbs/trainer/resume.ipynb #c68e5792
 def _warn_of_optimizer(checkpoint: str) -> None:
-    "transformers begins with a new optimizer without a word where a file is missing."
+    "transformers begins with a new optimizer without a word."
     names = " ".join(os.listdir(checkpoint))
-    missing = [word for word in ("optimizer", "scheduler") if word not in names]
-    if missing and "global_step" not in names: # DeepSpeed has a folder of that name
-        _logger.warning(f"{os.path.basename(checkpoint)} holds no "
-                        f"{' and no '.join(missing)} (save_only_model?): optimizer and "
-                        "schedule begin anew.")
+    if "optimizer" not in names and "global_step" not in names: # which is DeepSpeed's
+        _logger.warning(f"{os.path.basename(checkpoint)} holds no optimizer "
+                        "(save_only_model?): optimizer and schedule begin anew.")
 
 def _warn_of_other_run(output: OutputFolder, step: int) -> None:
     "A later resume would take the highest step, whichever run has written it."
-    beyond = [f"checkpoint-{other}" for other in output.steps() if other > step]
+    paths = checkpoints_in(output.folder)
+    beyond = [path.name for other, path in paths.items() if other > step]
     if beyond and output.accelerator.is_main_process:
         _logger.warning(f"{output.folder} holds {', '.join(beyond)} of another run, "
                         f"and this one begins at step {step}: "
