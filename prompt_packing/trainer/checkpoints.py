@@ -184,6 +184,7 @@ class OutputFolder:
         excess = len(steps) - (self.limit or len(steps))
         for other in removable[:max(excess, 0)]:
             remove(self.path(other))
+
     def close(self) -> None:
         "At the end of a run, also after an error, when other processes may be gone."
         self.seal()

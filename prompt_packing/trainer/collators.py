@@ -93,7 +93,10 @@ def find_collator_facts(
     return CollatorFacts(kind.__name__, ChosenBy.NOBODY, pads)
 
 def _padding_for(
-    model: nn.Module, processing_class: Any, kind: type = PaddedCollator, **options: Any,
+    model: nn.Module,
+    processing_class: Any,
+    kind: type = PaddedCollator,
+    **options: Any,
 ) -> PaddedCollator:
     pad = pad_token_id_of(processing_class, getattr(model, "config", None))
     side = getattr(processing_class, "padding_side", "right")

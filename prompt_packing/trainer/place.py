@@ -32,9 +32,9 @@ class StreamPlace:
                 yield batch
 
     def __getitem__(self, i: int):
-        if self.next is None:
+        if self.next is None: # in a resumed run transformers passes over what was read
             self.next = i
-        elif i == 0:
+        elif i == 0: # an epoch begins
             self.batches, self.next = None, 0
         if self.batches is None:
             self.batches = self._read()
@@ -60,7 +60,7 @@ class StreamPlace:
         else:
             raise ValueError(
                 f"the checkpoint was made by {len(places)} processes and there are "
-                f"{world_size}: {type(self.stream).__name__} has no load_state_dicts that "
-                "would deal its places out. Use as many processes, or "
+                f"{world_size}: {type(self.stream).__name__} has no load_state_dicts "
+                "that would deal its places out. Use as many processes, or "
                 "ignore_data_skip=True to begin anew")
         self.batches, self.next = None, None

@@ -173,6 +173,7 @@ class RunState:
     saved: dict = field(default_factory=dict) # its `data_place.json`
     losses: dict | None = None # of the checkpoint, until they are put back
     random: RandomNumbers = RandomNumbers.BY_TRANSFORMERS
+    place: StreamPlace | None = None # where a stream of ours is
     noted: NotedCollator | None = None # of the training batches, if it is called here
     epoch: int = 0
     batches: int = 0 # of the epoch, that the loop has read or passed over
@@ -200,7 +201,7 @@ class RunState:
     def place_in_passes(self, data: object, world_size: int) -> tuple[int, int] | None:
         "Epoch and batch of a stream whose length nobody knows; None for other data."
         is_stream = isinstance(data, IterableDataset) and not has_length(data)
-        if not is_stream or "epoch" not in self.saved:
+        if not is_stream or self.place is not None or "epoch" not in self.saved:
             return None
         # as many rows in all as the processes of the checkpoint have read
         batches = self.saved["batches"] * len(self.saved["losses"]) // world_size
@@ -217,6 +218,7 @@ class RunState:
         # a stream is read again, and collated, to be passed over
         self.noted.calls = 0 if is_stream else passed_over
         self.noted.around = {}
+        # at the begin of an epoch transformers restores them before it reads
         if passed_over and self.saved:
             self.noted.around[passed_over] = self._numbers_of_checkpoint(load)
             self.random = RandomNumbers.AT_COLLATOR
@@ -232,13 +234,9 @@ class RunState:
             load(self.checkpoint)
         self.random = RandomNumbers.RESTORED
 
-    def place_file(self,
-        accelerator: Accelerator, # of the Trainer
-        place: StreamPlace | None, # of this process
-        losses: dict, # of this process
-    ) -> str:
-        "What `data_place.json` says of all processes."
-        state = None if place is None else place.state_dict()
+    def place_file(self, accelerator: Accelerator, losses: dict) -> str:
+        "What `data_place.json` says of all processes; the losses are of this one."
+        state = None if self.place is None else self.place.state_dict()
         states = from_all(accelerator, (state, losses))
         epoch, batches = self.epoch, self.batches
         if accelerator.gradient_state.end_of_dataloader:
@@ -266,10 +264,9 @@ class ExactResumeMixin:
     * a checkpoint: `_save_checkpoint`, which calls `_get_output_dir`,
       `_save_rng_state` and `_push_from_checkpoint`;
     * once: `_finalize_training`."""
-    _data_place: StreamPlace | None = None # of `TokenBudgetMixin`, for its streams
 
     def __init__(self, *args, **kwargs):
-        self._run = RunState()
+        self._run_state = RunState()
         super().__init__(*args, **kwargs)
         # transformers makes the folder on the first process alone; a script that lists
         # it for its last checkpoint fails on another process that comes there first
@@ -277,7 +274,7 @@ class ExactResumeMixin:
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         "Owns the output folder until training ends; finds and verifies the checkpoint."
-        run = self._run = RunState()
+        run = self._run_state = RunState()
         folder = self._get_output_dir(kwargs.get("trial", args[0] if args else None))
         saves = self.args.save_strategy != "no" or self.args.enable_jit_checkpoint
         with owned_output(self.accelerator, folder, self.args.save_total_limit,
@@ -291,25 +288,27 @@ class ExactResumeMixin:
     def set_initial_training_values(self, args, dataloader, *rest):
         "A stream goes on where it was."
         values = super().set_initial_training_values(args, dataloader, *rest)
-        run, place = self._run, self._data_place
-        if run.checkpoint is None or place is None or args.ignore_data_skip:
+        run = self._run_state
+        run.place = getattr(self, "_data_place", None) # of `TokenBudgetMixin`
+        if run.checkpoint is None or run.place is None or args.ignore_data_skip:
             return values
         places = run.saved.get("places", [None])
         if None not in places: # otherwise transformers counts batches off
-            place.load_state_dict(places, args.process_index, args.world_size)
+            run.place.load_state_dict(places, args.process_index, args.world_size)
         run.random = RandomNumbers.BEFORE_READING
         return values
 
     def _init_training_state(self, *args, **kwargs):
         "Epoch and batch that the run begins with."
-        begin, run = super()._init_training_state(*args, **kwargs), self._run
+        run = self._run_state
+        begin = super()._init_training_state(*args, **kwargs)
         if self.args.save_strategy != "no":
             _warn_of_other_run(run.output, self.state.global_step)
         if run.checkpoint is None:
             return begin
         if _has_ended(self.state, self.callback_handler.callbacks):
             return sys.maxsize, 0 # no epoch is left; transformers trains a stream on
-        if self.args.ignore_data_skip or self._data_place is not None:
+        if self.args.ignore_data_skip:
             return begin
         return run.place_in_passes(self.train_dataset, self.args.world_size) or begin
 
@@ -322,17 +321,18 @@ class ExactResumeMixin:
     def _run_epoch(self, *args, **kwargs):
         "Before the batches of an epoch are read."
         self._restore_losses()
-        if self._data_place is None: # a stream of ours draws its numbers itself
-            self._run.noted = noted_collator_of(kwargs["train_dataloader"])
+        run = self._run_state
+        if run.place is None: # a stream of ours draws its numbers itself
+            # now, when others have wrapped the collator of the loader
+            run.noted = noted_collator_of(kwargs["train_dataloader"])
         is_first = kwargs["epoch"] == kwargs["epochs_trained"]
         passed_over = kwargs["steps_trained_in_current_epoch"] if is_first else 0
         is_stream = isinstance(self.train_dataset, IterableDataset)
-        self._run.begin_epoch(
-            kwargs["epoch"], passed_over, is_stream, super()._load_rng_state)
+        run.begin_epoch(kwargs["epoch"], passed_over, is_stream, super()._load_rng_state)
         return super()._run_epoch(*args, **kwargs)
 
     def _restore_losses(self):
-        losses, self._run.losses = self._run.losses, None
+        losses, self._run_state.losses = self._run_state.losses, None
         if losses is not None:
             self._tr_loss.fill_(losses["unlogged"])
             self._total_loss_scalar = losses["logged"]
@@ -340,16 +340,17 @@ class ExactResumeMixin:
 
     def _load_rng_state(self, checkpoint):
         "transformers' attempt, after it has read the first batches of a resumed epoch."
-        if self._run.random in (RandomNumbers.BY_TRANSFORMERS,
+        if self._run_state.random in (RandomNumbers.BY_TRANSFORMERS,
                                 RandomNumbers.AT_COLLATOR): # which got no batch
             super()._load_rng_state(checkpoint)
 
     def get_batch_samples(self, *args, **kwargs):
         "Before the batches of a step are read."
-        run = self._run
+        run = self._run_state
         if run.random is RandomNumbers.BEFORE_READING:
             super()._load_rng_state(run.checkpoint)
             run.random = RandomNumbers.RESTORED
+        # it stays the open one until callbacks have had `on_pre_optimizer_step`
         run.open_step = self.state.global_step
         batches, items = super().get_batch_samples(*args, **kwargs)
         run.batches += len(batches)
@@ -357,7 +358,7 @@ class ExactResumeMixin:
 
     def _maybe_log_save_evaluate(self, *args, **kwargs):
         "After a step; callbacks have had a new checkpoint in `on_save` at its end."
-        run = self._run
+        run = self._run_state
         run.open_step = None
         if run.saves_after_step:
             self.control.should_save, run.saves_after_step = True, False
@@ -366,7 +367,7 @@ class ExactResumeMixin:
 
     def _save_checkpoint(self, model, trial):
         "transformers writes it aside; then all processes put it in place."
-        run, step = self._run, self.state.global_step
+        run, step = self._run_state, self.state.global_step
         if run.output is None: # by hand, outside of a training
             return super()._save_checkpoint(model, trial)
         if run.open_step == step: # half a step cannot be resumed
@@ -376,39 +377,39 @@ class ExactResumeMixin:
         with run.output.writing(step):
             self.state.stateful_callbacks |= _empty_states(callbacks)
             super()._save_checkpoint(model, trial)
-            place = run.place_file(self.accelerator, self._data_place, self._losses())
+            place = run.place_file(self.accelerator, self._trained_losses())
             run.output.put_in_place(self.state, place)
         if self.args.push_to_hub: # it was aside when transformers did
             super()._push_from_checkpoint(str(run.output.path(step)))
 
-    def _losses(self):
+    def _trained_losses(self):
         return {"unlogged": float(self._tr_loss), "logged": self._total_loss_scalar,
                 "logged at": self._globalstep_last_logged}
 
     def _get_output_dir(self, trial):
         "Where transformers writes a checkpoint."
-        if self._run.is_aside:
-            return str(self._run.output.aside)
+        if self._run_state.is_aside:
+            return str(self._run_state.output.aside)
         return super()._get_output_dir(trial)
 
     def _save_rng_state(self, output_dir):
         "Also the numbers before a batch that was read ahead."
         super()._save_rng_state(output_dir)
-        noted = self._run.noted
-        if noted is not None and noted.calls > self._run.batches:
+        noted = self._run_state.noted
+        if noted is not None and noted.calls > self._run_state.batches:
             with random_numbers(noted.before):
                 super()._save_rng_state(os.path.join(output_dir, AHEAD))
 
     def _push_from_checkpoint(self, checkpoint_folder):
         "What is pushed is the checkpoint in place."
-        if not self._run.is_aside:
+        if not self._run_state.is_aside:
             super()._push_from_checkpoint(checkpoint_folder)
 
     def _finalize_training(self, *args, **kwargs):
         "`train_loss` becomes that of all starts of the run."
-        self._run.output.seal(self.state.best_global_step)
-        self._run.output.wait()
-        if self._run.saved:
+        self._run_state.output.seal(self.state.best_global_step)
+        self._run_state.output.wait()
+        if self._run_state.saved:
             self._restore_losses() # where no step was left to train
             # transformers divides by the steps of this start, after adding `_tr_loss`;
             # older versions divide by all
