@@ -34,9 +34,8 @@ from tqdm.auto import tqdm
 from .collating import ListColumn
 from .files import blocks, token_encoder
 from .sources import FileSource
-from prompt_packing.foundation.folders import (
-    DamagedFolder, aside_path, clean_leftovers, file_checksum, owned_in_turn,
-    sync_path, written)
+from ..foundation.folders import (
+    DamagedFolder, aside_path, file_checksum, owned, sync_path, written)
 from ..foundation.text_files import BadRows, file_texts, row_name
 
 # %% auto #0
@@ -297,8 +296,7 @@ def tokenize_corpus(
     digest = _tokenizer_digest(tokenizer, max_length)
     # read before the folder is locked: the processes of a training do it side by side
     contents = _contents_of(files)
-    with owned_in_turn(folder, "tokenizing a corpus"):
-        clean_leftovers(folder)
+    with owned(folder, "tokenizing a corpus", wait=True):
         records = _records(folder)
         _same_corpus(folder, records, files, column, digest)
         finished = _finished(records, files, contents)

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
 
-from ..foundation.hub import hub_answers
+from ..tasks.hub import hub_answers
 
 # %% ../../nbs/cli/options.ipynb #dff56492
 class Parser(argparse.ArgumentParser):

@@ -20,7 +20,7 @@ from transformers import (
     AutoModelForSequenceClassification, AutoTokenizer, Pipeline,
     TextClassificationPipeline, pipeline)
 
-from ..foundation.hub import no_foreign_code
+from ..foundation.foreign import no_foreign_code
 from .methods import METHODS
 from ..prompt_tuning import PromptForSequenceClassification
 from ..tasks.task import METRICS

@@ -5,7 +5,6 @@
 # %% ../../nbs/foundation/folders.ipynb #ddf15551
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
@@ -13,203 +12,35 @@ import re
 import secrets
 import shutil
 import socket
-import sys
 import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-import psutil
+from filelock import FileLock, Timeout
 from transformers.utils import logging
-
-try:
-    import fcntl
-except ImportError: # Windows
-    import msvcrt
-    fcntl = None
 
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['LOCK_NAME', 'MANIFEST_NAME', 'FolderInUse', 'owned', 'owned_in_turn', 'unique_name', 'aside_path', 'sync_path',
-           'written', 'DamagedFolder', 'file_checksum', 'write_manifest', 'verify', 'sync_folder', 'publish', 'remove',
-           'clean_leftovers']
-
-# %% ../../nbs/foundation/folders.ipynb #6bd4c9f6
-LOCK_NAME = "_owner.lock" # transformers uploads no file that begins with _
-
-class FolderInUse(OSError):
-    "Another run writes to the folder."
-
-def _try_lock(descriptor: int) -> bool:
-    "Lock an open file for this process; False if another one holds the lock."
-    try:
-        if fcntl is None:
-            # one byte far behind the text: Windows lets nobody read locked bytes
-            os.lseek(descriptor, 1 << 30, os.SEEK_SET)
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        else:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES, errno.EDEADLK):
-            return False
-        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP):
-            raise
-        _logger.warning_once("This file system has no locks: make sure yourself that "
-                             "no two runs write to one folder.")
-    return True
-
-# %% ../../nbs/foundation/folders.ipynb #41063eed
-def _take(path: Path) -> int | None:
-    "Descriptor of the locked file `path`, or None if another process holds it."
-    while True:
-        # O_NOFOLLOW: a link in the folder must not make us write somewhere else
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-        descriptor = os.open(path, flags, 0o666)
-        if not _try_lock(descriptor):
-            os.close(descriptor)
-            return None
-        try:
-            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                return descriptor
-        except FileNotFoundError:
-            pass
-        os.close(descriptor)
-
-# %% ../../nbs/foundation/folders.ipynb #fcec1300
-_descriptors: set[int] = set() # of the locks that this process holds
-
-def _close_inherited() -> None:
-    while _descriptors:
-        os.close(_descriptors.pop())
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_inherited)
-
-# %% ../../nbs/foundation/folders.ipynb #9d0cab77
-@contextmanager
-def owned(
-    folder: str | os.PathLike, # made if it does not exist
-    purpose: str, # what is written, for the message to others: "training"
-    run: str | None = None, # a name that processes which write together share
-) -> Iterator[Path]: # the folder
-    """Lock `folder` for as long as the `with` block lasts.
-
-    Raises `FolderInUse` if another process writes there, and `OSError` if this one
-    may not. The lock of a process that has ended, or was killed, does not count."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = _take(folder / LOCK_NAME)
-    end = time.monotonic() + 5
-    # a child that was forked just before its parent was killed lets go in a moment
-    while descriptor is None and _has_ended(_owner(folder)) and time.monotonic() < end:
-        time.sleep(0.05)
-        descriptor = _take(folder / LOCK_NAME)
-    if descriptor is None:
-        owner = _owner(folder)
-        if run is None or owner.get("run") != run:
-            raise FolderInUse(_in_use(folder, owner))
-        yield folder # the owner's lock protects this process too
-        return
-    _descriptors.add(descriptor)
-    try:
-        with _named(folder / LOCK_NAME):
-            _describe_owner(descriptor, purpose, run)
-        yield folder
-    finally:
-        # False in a child that was forked inside the block: the lock is its parent's
-        if descriptor in _descriptors:
-            _release(folder / LOCK_NAME, descriptor)
-
-# %% ../../nbs/foundation/folders.ipynb #eb80e43d
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    "Errors such as `No space left on device` get the name of the file."
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            error.filename = str(path)
-        raise
-
-# %% ../../nbs/foundation/folders.ipynb #cb80e43e
-def _describe_owner(descriptor: int, purpose: str, run: str | None) -> None:
-    "Write into the lock file who owns the folder."
-    started = time.localtime(psutil.Process().create_time())
-    owner = {"pid": os.getpid(), "host": socket.gethostname(), "purpose": purpose,
-             "process started": time.strftime("%Y-%m-%d %H:%M:%S", started), "run": run}
-    os.ftruncate(descriptor, 0)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    os.write(descriptor, json.dumps(owner).encode())
-
-def _owner(folder: Path, seconds: float = 1.0) -> dict:
-    "What the lock file says; {} if it says nothing within some time."
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            return dict(json.loads((folder / LOCK_NAME).read_text()))
-        except (OSError, ValueError): # the owner has just locked it, or left
-            time.sleep(0.02)
-    return {}
-
-def _has_ended(owner: dict) -> bool:
-    "Whether the owner was a process of this host that does not exist any more."
-    here = owner.get("host") == socket.gethostname()
-    return here and not psutil.pid_exists(owner["pid"])
-
-def _in_use(folder: Path, owner: dict) -> str:
-    return (f"another run, pid {owner.get('pid', '?')} on host "
-            f"{owner.get('host', '?')}, writes here: {folder} "
-            f"({owner.get('purpose', '?')}, started "
-            f"{owner.get('process started', '?')}). Wait for its end, or choose "
-            "another folder")
-
-def _release(path: Path, descriptor: int) -> None:
-    _descriptors.discard(descriptor)
-    try:
-        path.unlink() # while it is locked: see `_take`
-    except OSError:
-        pass # Windows removes no open file; a file without a lock does no harm
-    os.close(descriptor)
-
-# %% ../../nbs/foundation/folders.ipynb #efd23eb7
-@contextmanager
-def owned_in_turn(
-    folder: str | os.PathLike, # made if it does not exist
-    purpose: str, # what is written, for the message to others
-) -> Iterator[bool]: # whether another program had the folder before
-    "Lock `folder` as `owned` does, but wait for other programs that write there."
-    with ExitStack() as stack:
-        waited = False
-        while True:
-            try:
-                stack.enter_context(owned(folder, purpose))
-                break
-            except FolderInUse as error:
-                if not waited:
-                    _logger.warning(f"Waiting: {error}")
-                waited = True
-                time.sleep(0.2)
-        yield waited
+__all__ = ['LOCK_NAME', 'MANIFEST_NAME', 'aside_path', 'sync_path', 'written', 'FolderInUse', 'owned', 'DamagedFolder',
+           'file_checksum', 'write_manifest', 'verify', 'publish', 'remove']
 
 # %% ../../nbs/foundation/folders.ipynb #e93b7f33
-def unique_name() -> str:
-    "The number of this process and a random word: nobody else has it, here or there."
-    return f"{os.getpid()}-{secrets.token_hex(4)}"
-
 def aside_path(
     target: str | os.PathLike, # where the complete file or folder will be
     ending: str = "part", # "old" for what `publish` is about to delete
-    unique: str | None = None, # None: a new `unique_name`
+    unique: str | None = None, # 8 hexadecimal digits; None: drawn at random
 ) -> Path: # beside `target`; nothing has this name
     "A name for what is not complete yet. It begins with `_` and ends with `.part`."
     target = Path(target)
-    return target.with_name(f"_{target.name}.{unique or unique_name()}.{ending}")
+    return target.with_name(f"_{target.name}.{unique or secrets.token_hex(4)}.{ending}")
 
-_leftover = re.compile(r"_(?P<name>.+)\.\d+-[0-9a-f]{8}\.(?P<ending>part|old)")
+# versions before 0.2 put the number of the process before the digits
+_leftover = re.compile(r"_(?P<name>.+)\.(\d+-)?[0-9a-f]{8}\.(?P<ending>part|old)")
 
 def sync_path(
     path: str | os.PathLike,
@@ -233,20 +64,99 @@ def written(
     path: str | os.PathLike, # of the file; an older one is replaced
     mode: str = "w", # or "wb"
 ) -> Iterator[IO]: # the open file; `.name` is its path, for libraries that want one
-    "Write a file whole or not at all, by way of a name aside."
+    """Write a file whole or not at all, by way of a name aside.
+
+    Raises `OSError`, which names the file, where there is no room for it."""
     path, part = Path(path), aside_path(path)
     encoding = None if "b" in mode else "utf-8"
     try:
         # x: the file must be new, and a link of that name is not followed
-        new = open(part, mode.replace("w", "x"), encoding=encoding)
-        with _named(path), new as file:
+        with open(part, mode.replace("w", "x"), encoding=encoding) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
+        sync_path(path.parent)
+    except OSError as error:
+        # `No space left on device` comes without a name
+        error.filename = error.filename or str(path)
+        raise
     finally:
         part.unlink(missing_ok=True) # after an error; else it has its name by now
-    sync_path(path.parent)
+
+# %% ../../nbs/foundation/folders.ipynb #6bd4c9f6
+LOCK_NAME = "_owner.lock" # transformers uploads no file that begins with _
+_NOTE_NAME = "_owner.json"
+
+class FolderInUse(OSError):
+    "Another run writes to the folder."
+
+def _take(lock: FileLock, folder: Path, wait: bool) -> None:
+    "Acquire the lock, or raise `FolderInUse` that says who has it."
+    with suppress(Timeout):
+        lock.acquire(timeout=1) # a new owner may write its note meanwhile
+        return
+    try:
+        note = json.loads((folder / _NOTE_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        note = {}
+    message = (f"another run, pid {note.get('pid', '?')}, writes here: {folder} "
+               f"({note.get('purpose', '?')}, started {note.get('started', '?')}). "
+               "Wait for its end, or choose another folder")
+    if not wait:
+        raise FolderInUse(message)
+    _logger.warning(f"Waiting: {message}")
+    lock.acquire()
+
+# %% ../../nbs/foundation/folders.ipynb #9d0cab77
+@contextmanager
+def owned(
+    folder: str | os.PathLike, # made if it does not exist
+    purpose: str, # what is written, for the message to others: "training"
+    wait: bool = False, # for another program that writes there
+) -> Iterator[Path]: # the folder
+    """Lock `folder` for as long as the `with` block lasts; clear what killed runs left.
+
+    Raises `FolderInUse` if another process writes there, and `OSError` if this one
+    may not. The lock of a process that has ended, or was killed, does not count."""
+    folder, process = Path(folder), os.getpid()
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK_NAME)
+    _take(lock, folder, wait)
+    try:
+        started = time.strftime("%Y-%m-%d %H:%M:%S")
+        with written(folder / _NOTE_NAME) as file:
+            json.dump({"pid": f"{process} on host {socket.gethostname()}",
+                       "purpose": purpose, "started": started}, file)
+        _clear_leftovers(folder)
+        yield folder
+    finally:
+        # a child that was forked inside the block may end it: the lock is its parent's
+        if os.getpid() == process:
+            (folder / _NOTE_NAME).unlink(missing_ok=True)
+            with suppress(OSError): # Windows removes no open file; filelock does later
+                (folder / LOCK_NAME).unlink()
+            lock.release()
+
+# %% ../../nbs/foundation/folders.ipynb #bd6f85e3
+def _clear_leftovers(folder: Path) -> None:
+    "Delete what killed runs have left, and complete their `publish`."
+    for path in sorted(folder.iterdir()):
+        leftover = _leftover.fullmatch(path.name)
+        if leftover is None:
+            continue
+        target = folder / leftover["name"]
+        if leftover["ending"] == "old" and not target.exists():
+            os.rename(path, target) # killed between the two renames of `publish`
+        else:
+            _delete(path)
+
+def _delete(path: Path) -> None:
+    "Delete a file, a link, or a folder; what cannot be deleted stays, as a leftover."
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 # %% ../../nbs/foundation/folders.ipynb #3920d759
 MANIFEST_NAME = "manifest.json"
@@ -264,149 +174,84 @@ def file_checksum(
             total = zlib.crc32(memoryview(buffer)[:count], total)
     return f"{total:08x}"
 
-def _checksums(paths: list[Path]) -> list[str]:
-    "Checksums of files, several at a time: crc32 lets other threads run."
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
-        return list(threads.map(file_checksum, paths))
+def _entries(paths: list[Path]) -> list[dict]:
+    "What a manifest says of files; {} for one that is not there."
+    def entry(path):
+        if not path.is_file():
+            return {}
+        return {"bytes": path.stat().st_size, "crc32": file_checksum(path)}
+    with ThreadPoolExecutor(4) as threads: # crc32 lets other threads run
+        return list(threads.map(entry, paths))
 
-def _files(folder: Path) -> list[Path]:
-    "The files that a manifest lists, also in folders inside, sorted."
-    return sorted(path for path in folder.rglob("*") if path.is_file()
-                  and path.name not in (MANIFEST_NAME, LOCK_NAME)
-                  and not _leftover.fullmatch(path.name))
-
+# %% ../../nbs/foundation/folders.ipynb #766ebc49
 def write_manifest(
     folder: str | os.PathLike, # everything else in it is complete
+    checksums: bool = True, # False: sizes alone, which reads no file
 ) -> None:
-    "Write `manifest.json` with the size in bytes and the checksum of each file."
+    """Write `manifest.json` with the size in bytes and the checksum of each file.
+
+    With checksums, all files have reached the disk before."""
     folder = Path(folder)
-    paths = _files(folder)
-    entries = {path.relative_to(folder).as_posix():
-               {"bytes": path.stat().st_size, "crc32": checksum}
-               for path, checksum in zip(paths, _checksums(paths))}
+    not_listed = (MANIFEST_NAME, LOCK_NAME, _NOTE_NAME)
+    paths = sorted(path for path in folder.rglob("*")
+                   if path.is_file() and path.name not in not_listed)
+    if checksums:
+        for path in paths:
+            sync_path(path)
+        entries = _entries(paths)
+    else:
+        entries = [{"bytes": path.stat().st_size} for path in paths]
+    names = [path.relative_to(folder).as_posix() for path in paths]
     with written(folder / MANIFEST_NAME) as file:
-        json.dump({"files": entries}, file, indent=1)
+        json.dump({"files": dict(zip(names, entries))}, file, indent=1)
 
 # %% ../../nbs/foundation/folders.ipynb #0dae037c
 def verify(
     folder: str | os.PathLike,
-    checksums: bool = False, # False: compare sizes only, which reads no file
 ) -> None:
     """Compare the files of a folder with its manifest.
 
     Raises `DamagedFolder` that names the first file which is missing or different.
     Files that the manifest does not list may be there."""
-    folder = Path(folder)
-    entries = _read_manifest(folder)
-    paths = [folder / name for name in entries]
-    for path, (size, _) in zip(paths, entries.values()):
-        if not path.is_file():
-            raise DamagedFolder(f"{path} is missing")
-        if (bytes_now := path.stat().st_size) != size:
-            raise DamagedFolder(f"{path} has {bytes_now:,} bytes, and {size:,} were "
-                                "written")
-    if not checksums:
-        return
-    for path, checksum, (_, original) in zip(
-            paths, _checksums(paths), entries.values()):
-        if checksum != original:
-            raise DamagedFolder(f"{path} has changed since it was written: its "
-                                f"checksum is {checksum}, it was {original}")
-
-# %% ../../nbs/foundation/folders.ipynb #766ebc49
-def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
-    "Size and checksum by file name; `DamagedFolder` for what is no manifest."
-    path = folder / MANIFEST_NAME
+    folder, file = Path(folder), Path(folder, MANIFEST_NAME)
     try:
-        files = json.loads(path.read_bytes())["files"]
-        entries = {name: (entry["bytes"], entry["crc32"])
-                   for name, entry in files.items()}
+        files = json.loads(file.read_bytes())["files"]
+        noted = {folder / name: dict(entry) for name, entry in files.items()}
     except FileNotFoundError:
-        raise DamagedFolder(f"{path} is missing: the folder was not written to its "
+        raise DamagedFolder(f"{file} is missing: the folder was not written to its "
                             "end, or by another program") from None
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise DamagedFolder(f"{path} is damaged") from None
-    for name, (size, _) in entries.items():
-        outside = os.path.isabs(name) or ".." in Path(name).parts
-        if outside or type(size) is not int:
-            raise DamagedFolder(f"{path} is damaged")
-    return entries
+        raise DamagedFolder(f"{file} is damaged") from None
+    for path, now in zip(noted, _entries(list(noted))):
+        if not now:
+            raise DamagedFolder(f"{path} is missing, and {MANIFEST_NAME} lists it")
+        if now | noted[path] != now: # a manifest may hold sizes alone
+            raise DamagedFolder(f"{path} has changed since it was written: {now}, and "
+                                f"{MANIFEST_NAME} has {noted[path]}")
 
-# %% ../../nbs/foundation/folders.ipynb #8b232822
-def _exchange(one: Path, other: Path) -> bool:
-    "Exchange the names of two folders in one step; False where that is not possible."
-    if not sys.platform.startswith("linux"):
-        return False
-    rename = getattr(ctypes.CDLL(None), "renameat2", None)
-    if rename is None: # a C library from before 2018
-        return False
-    here, exchange = -100, 2 # AT_FDCWD, RENAME_EXCHANGE
-    return rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
-
-def sync_folder(
-    folder: str | os.PathLike,
-) -> None:
-    "Send all that is in a folder to the disk, and its own name."
-    folder = Path(folder)
-    for path in [*folder.rglob("*"), folder, folder.parent]:
-        sync_path(path)
-
+# %% ../../nbs/foundation/folders.ipynb #cb232823
 def publish(
     aside: str | os.PathLike, # a complete folder, named by `aside_path(target)`
     target: str | os.PathLike, # on the same file system; an older folder is replaced
 ) -> None:
     """Put a complete folder in place, after all of its bytes have reached the disk.
 
-    At no moment is there half a folder at `target`, and what was there is deleted
-    only when the new one is in place."""
+    At no moment is there half a folder at `target`. What was there is deleted only
+    when the new one is in place; who owns the folder next puts it back otherwise."""
     aside, target = Path(aside), Path(target)
-    sync_folder(aside)
-    old = None
-    if not target.exists():
-        os.rename(aside, target)
-    elif _exchange(aside, target):
-        old = aside
-    else:
-        old = aside_path(target, "old")
+    for path in [*aside.rglob("*"), aside]:
+        sync_path(path)
+    old = aside_path(target, "old")
+    if target.exists():
         os.rename(target, old)
-        os.rename(aside, target)
+    os.rename(aside, target)
     sync_path(target.parent)
-    if old is not None:
-        _delete(old)
+    _delete(old)
 
-# %% ../../nbs/foundation/folders.ipynb #cb232823
 def remove(
     folder: str | os.PathLike,
 ) -> None:
     "Delete a folder: a process that is killed meanwhile leaves no half of it."
-    aside = aside_path(folder, "part")
+    aside = aside_path(folder)
     os.rename(folder, aside)
     _delete(aside)
-
-def clean_leftovers(
-    folder: str | os.PathLike, # owned by this process
-) -> list[str]: # names that were removed
-    """Remove what killed runs have left in a folder, and complete their `publish`.
-
-    Call it only as the owner of the folder, before you write: names that end with
-    `.part` or `.old` are then left by processes that do not exist any more."""
-    folder, removed = Path(folder), []
-    for path in sorted(folder.iterdir()):
-        match = _leftover.fullmatch(path.name)
-        if match is None:
-            continue
-        target = folder / match["name"]
-        if match["ending"] == "old" and not target.exists():
-            os.rename(path, target) # killed between the two renames of `publish`
-            continue
-        _delete(path)
-        removed.append(path.name)
-    return removed
-
-# %% ../../nbs/foundation/folders.ipynb #bd6f85e3
-def _delete(path: Path) -> None:
-    "Delete a file, a link, or a folder; what cannot be deleted stays, as a leftover."
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)

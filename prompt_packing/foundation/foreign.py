@@ -5,6 +5,8 @@
 # %% ../../nbs/foundation/foreign.ipynb #f0e1a004
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from torch.utils import _pytree
 # %% auto #0
 __all__ = ['BatchNorm', 'tree_flatten', 'tree_map', 'tree_unflatten', 'IF_THERE', 'write_count', 'computed_buffers',
            'tensor_tables', 'input_shape', 'attention_of', 'set_attention_of', 'set_sync', 'plain_forward',
-           'forget_processes', 'is_prepared', 'picked_rows', 'inner_iterable', 'pinned']
+           'forget_processes', 'is_prepared', 'picked_rows', 'inner_iterable', 'pinned', 'no_foreign_code']
 
 # %% ../../nbs/foundation/foreign.ipynb #f0e1a007
 BatchNorm = nn.modules.batchnorm._BatchNorm # the base of `SyncBatchNorm` too
@@ -80,3 +82,17 @@ def pinned(batch: Any, device: Any = None) -> Any:
     "A nest of tensors in pinned memory, as a `DataLoader` pins its batches."
     from torch.utils.data._utils.pin_memory import pin_memory
     return batch if batch is None else pin_memory(batch, device)
+
+# %% ../../nbs/foundation/foreign.ipynb #1f0c7a11
+@contextmanager
+def no_foreign_code(
+    place: Any, # folder or name that is loaded with `trust_remote_code=False`
+) -> Iterator[None]:
+    "Raises `ValueError` in our words where transformers advises `trust_remote_code=True`."
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(f"{place} brings Python code of its own, and none is run here: "
+                         "use it with transformers itself if you trust it") from error

@@ -18,9 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME, cached_file
-from ..foundation.hub import no_foreign_code
 from ..foundation.folders import written
-from ..foundation.foreign import IF_THERE
+from ..foundation.foreign import IF_THERE, no_foreign_code
 from .facts import BackboneFacts, counted
 from .predicting import PROBLEM_TYPES, text_limit
 from ..tasks import backbones

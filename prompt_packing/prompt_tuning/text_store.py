@@ -20,9 +20,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from ..bucketing.plan import plan_batches
-from prompt_packing.foundation.folders import (
-    MANIFEST_NAME, DamagedFolder, clean_leftovers, owned_in_turn, verify,
-    write_manifest, written)
+from ..foundation.folders import (
+    MANIFEST_NAME, DamagedFolder, owned, verify, write_manifest, written)
 
 
 # %% ../../nbs/prompt_tuning/text_store.ipynb #5d6e16a4
@@ -193,11 +192,10 @@ def stored_parts(
     try:
         _check_identity(path, identity)
         if manifest.exists(): # needs no right to write
-            verify(path, checksums=True)
+            verify(path)
         else:
-            with owned_in_turn(path, "a text cache"):
+            with owned(path, "a text cache", wait=True):
                 _check_identity(path, identity)
-                clean_leftovers(path)
                 if not manifest.exists(): # nobody built while this one waited
                     _add_missing(path, identity, count, size, compute, progress)
         return [read_part(path, i) for i in range(count)]

@@ -24,8 +24,8 @@ from transformers import (
     AutoConfig, AutoModel, AutoTokenizer, LlamaForCausalLM, PreTrainedConfig,
     PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast)
 
-from ..foundation.hub import (
-    hub_answers, is_offline, no_foreign_code, only_cache)
+from ..foundation.foreign import no_foreign_code
+from .hub import hub_answers, is_offline, only_cache
 from .package_index import Package, cached, place_of
 
 _logger = logging.getLogger(__name__)

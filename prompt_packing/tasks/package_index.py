@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import constants
-from ..foundation.folders import (
-    aside_path, clean_leftovers, owned_in_turn, publish)
+from prompt_packing.foundation.folders import (
+    aside_path, owned, publish)
 from safetensors import SafetensorError
 from tqdm.auto import tqdm
 
@@ -136,10 +136,9 @@ def cached(
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with owned_in_turn(target.parent, f"making {name} ready"):
+    with owned(target.parent, f"making {name} ready", wait=True):
         if target.is_dir():
             return target # another process was first
-        clean_leftovers(target.parent)
         _make_whole(target, name, package, make)
     return target
 

@@ -6,77 +6,49 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from enum import Enum, auto
 from pathlib import Path
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object
+from safetensors import SafetensorError
 from transformers.trainer_callback import TrainerState
 from transformers.utils import logging
 
-from ..foundation.folders import (
-    MANIFEST_NAME, DamagedFolder, aside_path, clean_leftovers, owned, publish, remove,
-    sync_folder, unique_name, verify, write_manifest)
+from prompt_packing.foundation.folders import (
+    MANIFEST_NAME, DamagedFolder, aside_path, owned, publish, remove, verify,
+    write_manifest)
+
+_logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['STATE_FILE', 'PLACE_FILE', 'from_all', 'fail_together', 'do_for_all', 'on_each_host', 'checkpoints_in',
-           'OutputFolder', 'owned_output', 'correct_best', 'check_checkpoint', 'last_checkpoint', 'find_checkpoint']
+__all__ = ['STATE_FILE', 'PLACE_FILE', 'from_all', 'Writing', 'checkpoints_in', 'OutputFolder', 'owned_output',
+           'check_checkpoint', 'last_checkpoint', 'find_checkpoint']
 
 # %% ../../nbs/trainer/checkpoints.ipynb #201216de
-def from_all(
-    accelerator: Accelerator, # of the Trainer
-    value: object, # of this process; small
-) -> list: # in the order of the processes
-    "The values that all processes give."
-    if accelerator.num_processes == 1:
-        return [value]
+def from_all(accelerator: Accelerator, value: object) -> list:
+    "The values of all processes, in their order, when all have come here."
     if accelerator.distributed_type == DistributedType.XLA:
         accelerator.wait_for_everyone() # accelerate gathers no objects on a TPU
         return [value]
     return gather_object([value])
 
-def fail_together(
-    accelerator: Accelerator,
-    error: Exception | None, # of this process
-) -> None:
-    "Raise an error on all processes if one of them has one."
-    text = None if error is None else f"{type(error).__name__}: {error}"
-    errors = [text for text in from_all(accelerator, text) if text is not None]
-    if error is not None:
-        raise error
-    if errors:
-        raise RuntimeError(f"another process failed: {errors[0]}")
-
-def do_for_all(
-    accelerator: Accelerator,
-    is_mine: bool, # whether this process acts
-    action: Callable[[], object],
-) -> None:
-    "Call `action` on some processes; its error is raised on all."
-    error = None
-    if is_mine:
-        try:
-            action()
-        except (OSError, ValueError) as raised:
-            error = raised
-    fail_together(accelerator, error)
-
-# %% ../../nbs/trainer/checkpoints.ipynb #d0e05bfc
-def on_each_host(
-    accelerator: Accelerator,
-    action: Callable[[], object],
-) -> None:
-    "Call `action` on the main process, then on the first process of each other host."
-    main = accelerator.is_main_process
-    do_for_all(accelerator, main, action)
-    do_for_all(accelerator, accelerator.is_local_main_process and not main, action)
+# %% ../../nbs/trainer/checkpoints.ipynb #41d16885
+class Writing(Enum):
+    "How far the newest checkpoint of a run is."
+    NOTHING = auto() # none is written
+    ASIDE = auto() # transformers writes it into a folder that does not count
+    IN_PLACE = auto() # it is `checkpoint-<step>`; callbacks have it in `on_save`
+    SEALING = auto() # a thread writes its checksums, while training goes on
 
 # %% ../../nbs/trainer/checkpoints.ipynb #19acc3d0
 STATE_FILE = "trainer_state.json" # transformers writes it last
-_sentinel = "checkpoint-is-incomplete.txt" # of transformers' `enable_jit_checkpoint`
+PLACE_FILE = "data_place.json" # of `ExactResumeMixin`
 
 def checkpoints_in(folder: str | os.PathLike) -> dict[int, Path]:
     "Step and path of each `checkpoint-<step>`, ascending."
@@ -87,185 +59,182 @@ def checkpoints_in(folder: str | os.PathLike) -> dict[int, Path]:
             paths[int(step)] = path
     return dict(sorted(paths.items()))
 
-def _add_missing(source: Path, target: Path) -> None:
-    "Copy to `target` the files of `source` that it does not have."
-    def are_there(folder: str, names: list[str]) -> list[str]:
-        place = target / Path(folder).relative_to(source)
-        return [name for name in names if name == _sentinel or (place / name).exists()]
-    shutil.copytree(source, target, ignore=are_there, dirs_exist_ok=True)
+def _keep_files(source: Path, target: Path) -> None:
+    "Move to `target` what a user has written into a folder that is no checkpoint."
+    for path in source.iterdir():
+        # with this file transformers begins a checkpoint on SIGTERM
+        is_mark = path.name == "checkpoint-is-incomplete.txt"
+        if not is_mark and not (target / path.name).exists():
+            os.rename(path, target / path.name)
 
 # %% ../../nbs/trainer/checkpoints.ipynb #1e2e0319
 class OutputFolder:
-    "The `output_dir` of a training, for the run that owns it."
+    """The `output_dir` of a training, for the run that owns it.
+
+    Once a checkpoint `writing`, then `seal`; at the end of the run `wait`."""
     def __init__(self,
         folder: str | os.PathLike,
         accelerator: Accelerator, # of the Trainer
-        run: str, # a name that only the processes of this run have
+        run: str, # 8 hexadecimal digits that all processes of this run share
+        limit: int | None = None, # `save_total_limit`
     ):
-        self.folder, self.accelerator, self.run = Path(folder), accelerator, run
-        self._unsealed: Path | None = None # in place, published by this process
-        self._sealing: Future | None = None
+        self.folder, self.accelerator = Path(folder), accelerator
+        self.run, self.limit = run, limit
+        self.state, self.step = Writing.NOTHING, 0 # of the newest checkpoint
         self._thread = ThreadPoolExecutor(1)
-
-    def steps(self) -> list[int]:
-        "Steps of the checkpoints that are there, ascending."
-        return list(checkpoints_in(self.folder))
+        self._sealing: Future | None = None
 
     def path(self, step: int) -> Path:
         return self.folder / f"checkpoint-{step}"
 
-    def aside(self, step: int) -> Path:
-        "The folder in which `checkpoint-<step>` is written; the same on all processes."
-        return aside_path(self.path(step), unique=self.run)
+    @property
+    def aside(self) -> Path:
+        "Where the newest checkpoint is written; the same on all processes."
+        return aside_path(self.path(self.step), unique=self.run)
 
-    def publish(self,
-        step: int,
-        complete: Callable[[Path], None] = lambda folder: None, # writes the last files
-    ) -> None:
-        "Put a checkpoint in place that all processes have written."
-        on_each_host(self.accelerator, lambda: self._publish(step, complete))
+    @contextmanager
+    def writing(self, step: int) -> Iterator[Path]: # the checkpoint, aside
+        """All processes write a checkpoint in the block, and `put_in_place` at its end.
 
-    def _publish(self, step: int, complete: Callable[[Path], None]) -> None:
-        aside, target = self.aside(step), self.path(step)
-        part = aside / target.name
+        Raises `OSError`, which says what is whole, where there is no room for it."""
+        self.wait() # for the last checkpoint
+        self.state, self.step = Writing.ASIDE, step
+        try:
+            yield self.aside / self.path(step).name
+        except (OSError, RuntimeError, SafetensorError) as error:
+            self._say_what_is_whole(error)
+            raise
+        finally:
+            # another process has put it in place, or there was an error: make room
+            if self.state is Writing.ASIDE:
+                self.state = Writing.NOTHING
+                shutil.rmtree(self.aside, ignore_errors=True)
+
+    def put_in_place(self, state: TrainerState, place: str) -> None:
+        "The end of `writing`, when all processes have written; `place` is of them all."
+        best = state.best_global_step
+        if best and (best == self.step or self.path(best).is_dir()):
+            state.best_model_checkpoint = str(self.path(best)) # transformers: aside
+        with self.accelerator.main_process_first():
+            if self.accelerator.is_local_main_process:
+                self._publish(state, place)
+        self.accelerator.wait_for_everyone()
+
+    def _publish(self, state: TrainerState, place: str) -> None:
+        target = self.path(self.step)
+        part = self.aside / target.name
         if not part.is_dir():
-            return # it is in place: the hosts share a disk
-        complete(part)
+            return # the hosts share a disk, and the main process has done it
+        (part / PLACE_FILE).write_text(place, encoding="utf-8")
+        if (part / STATE_FILE).is_file():
+            state.save_to_json(str(part / STATE_FILE)) # with the best one's path
         if target.is_dir() and not (target / STATE_FILE).is_file():
-            _add_missing(target, part)
-        if target.exists() or not self._has_sealed():
-            write_manifest(part)
+            _keep_files(target, part)
+        write_manifest(part, checksums=target.exists())
+        if target.exists():
             publish(part, target)
         else:
             os.rename(part, target)
-        aside.rmdir()
-        self._unsealed = target
+        self.aside.rmdir()
+        self.state = Writing.IN_PLACE
 
-    def _has_sealed(self) -> bool:
-        "Whether there is a checkpoint to go back to."
-        paths = checkpoints_in(self.folder).values()
-        return any((path / MANIFEST_NAME).is_file() for path in paths)
+    def _say_what_is_whole(self, error: Exception) -> None:
+        "Raise an `OSError` in words that help, if a checkpoint could not be written."
+        # on a full disk torch names a position of a stream, and no file
+        words = ("PytorchStreamWriter", "inline_container", "iostream")
+        from_torch = any(word in str(error) for word in words)
+        if isinstance(error, RuntimeError) and not from_torch:
+            return
+        reason = "a file could not be written to its end" if from_torch else error
+        whole = [path.name for path in checkpoints_in(self.folder).values()]
+        raise OSError(
+            f"checkpoint-{self.step} could not be written to {self.folder} ({reason}); "
+            f"{', '.join(whole) or 'none'} is whole. Make room, and train again with "
+            "resume_from_checkpoint=True") from error
 
-    def seal(self,
-        limit: int | None, # `save_total_limit`
-        step: int, # just written
-        best: int | None, # step of the best checkpoint
-    ) -> None:
-        "Begin to seal the checkpoint that was published; older ones then go."
-        if self._unsealed is not None:
-            self._sealing = self._thread.submit(self._seal, limit, step, best)
+    def seal(self, best: int | None = None) -> None:
+        "Begin to seal the checkpoint that this process has put in place."
+        if self.state is Writing.IN_PLACE:
+            self.state = Writing.SEALING
+            self._sealing = self._thread.submit(self._seal, best)
 
-    def _seal(self, limit: int | None, step: int, best: int | None) -> None:
-        folder, self._unsealed = self._unsealed, None
-        if folder.is_dir(): # no callback has moved it elsewhere
-            sync_folder(folder)
-            write_manifest(folder)
-            self._remove_empty()
-            self.rotate(limit, step, best)
-
-    def _remove_empty(self) -> None:
-        "transformers makes a folder on SIGTERM, and the checkpoint is one step later."
+    def _seal(self, best: int | None) -> None:
+        folder = self.path(self.step)
+        if not folder.is_dir():
+            return # a callback has moved it elsewhere
+        write_manifest(folder)
         for path in checkpoints_in(self.folder).values():
-            with suppress(OSError): # it is not empty
+            with suppress(OSError): # transformers makes an empty one on SIGTERM
                 path.rmdir()
+        self.rotate(self.step, best)
 
     def wait(self) -> None:
-        "Until the checkpoint is sealed; raises what went wrong, on all processes."
+        "Until the checkpoint is sealed; raises what went wrong."
         sealing, self._sealing = self._sealing, None
-        error = None if sealing is None else sealing.exception()
-        fail_together(self.accelerator, error)
+        self.state = Writing.NOTHING
+        if sealing is not None:
+            sealing.result()
 
-    def rotate(self, limit: int | None, step: int, best: int | None) -> None:
+    def rotate(self, step: int, best: int | None) -> None:
         "Delete the oldest checkpoints, by step, and never this one or the best."
-        kept = {step, best}
         # steps beyond this one are of another run, which has ended
-        steps = sorted(self.steps(), key=lambda other: (other <= step, other))
-        removable = [other for other in steps if other not in kept]
-        excess = len(steps) - (limit or len(steps))
+        steps = sorted(checkpoints_in(self.folder),
+                       key=lambda other: (other <= step, other))
+        removable = [other for other in steps if other not in (step, best)]
+        excess = len(steps) - (self.limit or len(steps))
         for other in removable[:max(excess, 0)]:
             remove(self.path(other))
 
-    def discard(self, step: int) -> None:
-        "After an error: make room on a disk that may be full."
-        shutil.rmtree(self.aside(step), ignore_errors=True)
-
     def close(self) -> None:
         "At the end of a run, also after an error, when other processes may be gone."
+        self.seal()
         self._thread.shutdown()
         error = None if self._sealing is None else self._sealing.exception()
-        try:
-            if self._unsealed is not None: # an error came before `seal`
-                self._seal(None, 0, None)
-        except OSError as raised:
-            error = raised
         if error is not None:
             _logger.warning(f"The last checkpoint could not be sealed: {error}")
 
 # %% ../../nbs/trainer/checkpoints.ipynb #734ffe20
 @contextmanager
 def owned_output(
-    accelerator: Accelerator,
+    accelerator: Accelerator, # of the Trainer
     folder: str | os.PathLike, # where the checkpoints are
+    limit: int | None = None, # `save_total_limit`
+    locks: bool = True, # False for a run that saves nothing
 ) -> Iterator[OutputFolder]:
     """Lock the output folder of a training, and clear what killed runs have left.
 
-    Raises `FolderInUse` if another run writes there, and `OSError` if this one may not
-    write; on a process that does not lock, `RuntimeError` with the same message."""
-    run = [unique_name()]
-    if accelerator.num_processes > 1:
-        broadcast_object_list(run)
+    The main process locks it. Raises `FolderInUse` if another run writes there, and
+    `OSError` if this one may not."""
     with ExitStack() as stack:
-        def take() -> None:
-            stack.enter_context(owned(folder, "training", run[0]))
-        on_each_host(accelerator, take)
-        on_each_host(accelerator, lambda: clean_leftovers(folder))
-        output = OutputFolder(folder, accelerator, run[0])
+        if accelerator.is_main_process and locks:
+            stack.enter_context(owned(folder, "training"))
+        run, = broadcast_object_list([secrets.token_hex(4)])
+        output = OutputFolder(folder, accelerator, run, limit)
         stack.callback(output.close)
         yield output
 
-# %% ../../nbs/trainer/checkpoints.ipynb #50868831
-def correct_best(
-    state: TrainerState, # of this process
-    output: OutputFolder,
-    step: int, # just written, and still aside
-) -> None:
-    "Name the best checkpoint by its final path."
-    best = state.best_global_step
-    if best and (best == step or output.path(best).is_dir()):
-        state.best_model_checkpoint = str(output.path(best))
-
 # %% ../../nbs/trainer/checkpoints.ipynb #7518f24f
-PLACE_FILE = "data_place.json" # of `ExactResumeMixin`
-
-def check_checkpoint(
-    checkpoint: str | os.PathLike,
-) -> None:
+def check_checkpoint(checkpoint: str | os.PathLike) -> None:
     "Raise `DamagedFolder`, which names a file, if a checkpoint is not as written."
     checkpoint = Path(checkpoint)
     if (checkpoint / MANIFEST_NAME).exists() or (checkpoint / PLACE_FILE).exists():
-        verify(checkpoint, checksums=True)
+        verify(checkpoint)
     try:
         TrainerState.load_from_json(str(checkpoint / STATE_FILE))
-    except FileNotFoundError:
-        raise DamagedFolder(f"{checkpoint / STATE_FILE} is missing") from None
-    except (ValueError, TypeError) as error:
-        raise DamagedFolder(f"{checkpoint / STATE_FILE} is damaged") from error
+    except (OSError, ValueError, TypeError) as error:
+        raise DamagedFolder(f"{checkpoint / STATE_FILE} is missing or damaged. "
+                            "Resume from another checkpoint") from error
 
-def last_checkpoint(
-    folder: str | os.PathLike, # `output_dir` of a training
-) -> str: # path of the checkpoint of the highest step
+def last_checkpoint(folder: str | os.PathLike) -> str:
     "The newest good checkpoint; `ValueError` if there is none. Names what it skips."
     for path in reversed(checkpoints_in(folder).values()):
         try:
             check_checkpoint(path)
             return str(path)
         except (OSError, DamagedFolder) as reason:
-            _logger.warning(f"{path.name} is passed over: {reason}.")
+            _logger.warning(f"{path.name} is passed over: {reason}")
     raise ValueError(f"No valid checkpoint found in output directory ({folder}): "
                      "train without resume_from_checkpoint first")
-
-# %% ../../nbs/trainer/checkpoints.ipynb #2fba7629
-_logger = logging.get_logger(__name__)
 
 # %% ../../nbs/trainer/checkpoints.ipynb #0627123f
 def find_checkpoint(
@@ -279,25 +248,11 @@ def find_checkpoint(
     written, and `ValueError` for `True` if there is no good one."""
     if resume_from_checkpoint in (None, False):
         return None
-    chosen = [resume_from_checkpoint]
-
-    def choose() -> None:
-        if chosen[0] is True:
-            chosen[0] = last_checkpoint(folder)
-        elif os.path.isdir(chosen[0]): # otherwise transformers says what is wrong
-            _check_named(chosen[0])
-
-    main = accelerator.is_main_process
-    do_for_all(accelerator, main, choose)
-    if accelerator.num_processes > 1:
-        broadcast_object_list(chosen)
-        do_for_all(accelerator, accelerator.is_local_main_process and not main, choose)
-    return str(chosen[0])
-
-def _check_named(checkpoint: str) -> None:
-    try:
-        check_checkpoint(checkpoint)
-    except DamagedFolder as reason:
-        raise DamagedFolder(
-            f"{reason}. Resume from another checkpoint; if you have changed this one "
-            f"yourself, delete its {MANIFEST_NAME}") from None
+    chosen, is_verified = resume_from_checkpoint, False
+    if chosen is True and accelerator.is_main_process:
+        chosen, is_verified = last_checkpoint(folder), True
+    chosen, = broadcast_object_list([chosen])
+    # of what is no folder transformers says what is wrong
+    if accelerator.is_local_main_process and not is_verified and os.path.isdir(chosen):
+        check_checkpoint(chosen)
+    return str(chosen)

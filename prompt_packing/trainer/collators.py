@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,7 +33,8 @@ def pad_token_id_of(
     return 0
 
 # %% auto #0
-__all__ = ['is_default', 'StreamCollator', 'CollatorFacts', 'find_collator_facts', 'collator_for', 'predicts_next_token']
+__all__ = ['is_default', 'StreamCollator', 'ChosenBy', 'CollatorFacts', 'find_collator_facts', 'collator_for',
+           'predicts_next_token', 'PaddingWhereNeeded', 'padding_where_needed']
 
 # %% ../../nbs/trainer/collators.ipynb #c0976c97
 def is_default(collator) -> bool:
@@ -50,25 +53,30 @@ class StreamCollator(PaddedCollator):
             labels_from_ids=not has_labels)
         return plain(columns)
 
+class ChosenBy(Enum):
+    "Who chose the collator of a Trainer's batches."
+    YOU = "you"
+    DATA_SET = "the data set"
+    NOBODY = "nobody"
+
 @dataclass(frozen=True)
 class CollatorFacts:
     "What is known of the collator that makes a Trainer's batches; print it."
     name: str # of its class or function
-    chosen_by: str # "you", "the data set", or "nobody"
-    pad_token_id: int = 0 # these three where nobody chose
-    padding_side: str = "right"
-    labels_from_ids: bool = False # rows have no labels, and the model predicts tokens
+    chosen_by: ChosenBy
+    pads: PaddedCollator | None = None # the collator that is taken where nobody chose
 
     def __str__(self):
-        text = f"{self.name}, chosen by {self.chosen_by}"
-        if self.chosen_by != "nobody":
+        text = f"{self.name}, chosen by {self.chosen_by.value}"
+        if self.pads is None:
             return text
-        labels = "the ids are the labels" if self.labels_from_ids else \
-            "labels are those of the rows"
-        if self.name == StreamCollator.__name__:
+        labels = "labels are those of the rows"
+        if self.pads.labels_from_ids: # the model predicts tokens
+            labels = "the ids are the labels"
+        if isinstance(self.pads, StreamCollator):
             labels += " where rows bring none"
-        return (f"{text}: pads on the {self.padding_side} with {self.pad_token_id}, "
-                f"{labels}")
+        return (f"{text}: pads on the {self.pads.padding_side} with "
+                f"{self.pads.pad_token_id}, {labels}")
 
 def find_collator_facts(
     collator: Callable, # the Trainer's
@@ -81,18 +89,27 @@ def find_collator_facts(
     "Who chose the collator; if nobody did, what pads rows of different lengths."
     own = getattr(dataset, "data_collator", None)
     if not is_default(collator):
-        return CollatorFacts(_name_of(collator), "you")
+        return CollatorFacts(_name_of(collator), ChosenBy.YOU)
     if own is not None:
-        return CollatorFacts(_name_of(own), "the data set")
-    pad = pad_token_id_of(processing_class, getattr(model, "config", None))
+        return CollatorFacts(_name_of(own), ChosenBy.DATA_SET)
     has_labels = any("label" in name for name in names or ())
     are_ids = (names is not None or is_stream) and not has_labels and \
         predicts_next_token(model)
     if names and not are_ids:
         _say_labels_are_missing(model, names)
-    side = getattr(processing_class, "padding_side", "right")
     kind = StreamCollator if are_ids and is_stream else PaddedCollator
-    return CollatorFacts(kind.__name__, "nobody", pad, side, are_ids)
+    pads = _padding_for(model, processing_class, kind, labels_from_ids=are_ids)
+    return CollatorFacts(kind.__name__, ChosenBy.NOBODY, pads)
+
+def _padding_for(
+    model: nn.Module,
+    processing_class: Any,
+    kind: type = PaddedCollator,
+    **options: Any,
+) -> PaddedCollator:
+    pad = pad_token_id_of(processing_class, getattr(model, "config", None))
+    side = getattr(processing_class, "padding_side", "right")
+    return kind(pad_token_id=pad, padding_side=side, **options)
 
 def collator_for(
     facts: CollatorFacts, # of the next two
@@ -100,15 +117,11 @@ def collator_for(
     dataset, # of training or evaluation
 ) -> Callable: # rows -> batch
     "The collator that these facts name."
-    if facts.chosen_by == "you":
+    if facts.chosen_by is ChosenBy.YOU:
         return collator
-    if facts.chosen_by == "the data set":
+    if facts.chosen_by is ChosenBy.DATA_SET:
         return dataset.data_collator
-    in_stream = facts.name == StreamCollator.__name__
-    kind = StreamCollator if in_stream else PaddedCollator
-    return kind(
-        pad_token_id=facts.pad_token_id, padding_side=facts.padding_side,
-        labels_from_ids=facts.labels_from_ids)
+    return facts.pads
 
 def _name_of(collator: Callable) -> str:
     return getattr(collator, "__name__", type(collator).__name__)
@@ -149,3 +162,27 @@ def _say_labels_are_missing(model, names: list[str]):
         f"{', '.join(names)}. For a model that predicts the next token pass "
         "PaddedCollator(labels_from_ids=True), for masked words a collator that masks "
         "them (transformers' DataCollatorForLanguageModeling)")
+
+# %% ../../nbs/trainer/collators.ipynb #c0976c96
+@dataclass(frozen=True)
+class PaddingWhereNeeded:
+    "transformers' collator; rows that it cannot join are padded."
+    collate: Callable # rows -> batch
+    pad: PaddedCollator
+
+    def __call__(self, rows: list) -> dict:
+        try:
+            return self.collate(rows)
+        # of lists, arrays and tensors of different lengths
+        except (ValueError, TypeError, RuntimeError):
+            return self.pad(rows)
+
+def padding_where_needed(
+    collator: Callable, # the Trainer's
+    model: nn.Module,
+    processing_class: Any = None, # of the Trainer
+) -> Callable: # rows -> batch
+    "The collator that somebody chose, or one that pads where transformers' fails."
+    if not is_default(collator):
+        return collator
+    return PaddingWhereNeeded(collator, _padding_for(model, processing_class))

@@ -7,10 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from transformers.utils import logging
-
-_logger = logging.get_logger(__name__)
-
 # %% auto #0
 __all__ = ['StreamPlace']
 
@@ -36,9 +32,9 @@ class StreamPlace:
                 yield batch
 
     def __getitem__(self, i: int):
-        if self.next is None:
+        if self.next is None: # in a resumed run transformers passes over what was read
             self.next = i
-        elif i == 0:
+        elif i == 0: # an epoch begins
             self.batches, self.next = None, 0
         if self.batches is None:
             self.batches = self._read()
@@ -52,24 +48,19 @@ class StreamPlace:
     def state_dict(self) -> dict: # JSON-safe, after the last batch that was read
         return {"batches": self.next, "stream": self.stream.state_dict()}
 
-    def load_state_dict(self,
-        places: list[dict], # of all processes of the checkpoint, in order
-        rank: int, # of this process
-        world_size: int,
-    ):
-        """Go on after these places. Raises `ValueError` where a stream cannot be dealt to
-        another number of processes."""
+    def load_state_dict(self, places: list[dict], rank: int, world_size: int) -> None:
+        """Go on after the places of all processes of a checkpoint, in their order.
+
+        What they have not read is dealt to another number of processes. Raises
+        `ValueError` where a stream cannot do that."""
         if len(places) == world_size:
             self.stream.load_state_dict(places[rank]["stream"])
         elif hasattr(self.stream, "load_state_dicts"):
             self.stream.load_state_dicts([place["stream"] for place in places])
-            if rank == 0:
-                _logger.warning(f"The checkpoint was made by {len(places)} processes: what "
-                                f"they have not read is dealt to {world_size}.")
         else:
             raise ValueError(
                 f"the checkpoint was made by {len(places)} processes and there are "
-                f"{world_size}: {type(self.stream).__name__} has no load_state_dicts that "
-                "would deal its places out. Use as many processes, or "
+                f"{world_size}: {type(self.stream).__name__} has no load_state_dicts "
+                "that would deal its places out. Use as many processes, or "
                 "ignore_data_skip=True to begin anew")
         self.batches, self.next = None, None

@@ -10,58 +10,58 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import (
-    AbstractContextManager, ExitStack, contextmanager, nullcontext)
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from accelerate import Accelerator
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import EarlyStoppingCallback, TrainerCallback
-from transformers.trainer_callback import ExportableState
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
+from ..foundation.mixins import set_for_now
 from prompt_packing.trainer.checkpoints import (
-    PLACE_FILE, STATE_FILE, OutputFolder, correct_best, fail_together, find_checkpoint,
-    from_all, owned_output)
+    PLACE_FILE, OutputFolder, Writing, checkpoints_in, find_checkpoint, from_all,
+    owned_output)
+from .place import StreamPlace
 
 _logger = logging.get_logger(__name__)
 
 AHEAD = "rng_before_batch" # a folder in a checkpoint, for a batch that was read ahead
 
 # %% auto #0
-__all__ = ['AHEAD', 'RandomState', 'losses_of_process', 'restore_callbacks', 'empty_states', 'plain_state', 'changed_callbacks',
-           'random_state', 'random_numbers', 'NotedCollator', 'noted_collator_of', 'ExactResumeMixin']
+__all__ = ['AHEAD', 'RandomState', 'losses_of_process', 'restore_callbacks', 'random_state', 'random_numbers', 'NotedCollator',
+           'noted_collator_of', 'RandomNumbers', 'RunState', 'ExactResumeMixin']
 
 # %% ../../nbs/trainer/resume.ipynb #ab3303b2
-def losses_of_process(
-    saved: list[dict], # by the processes of the checkpoint, in order
-    rank: int, # of this process
-    world_size: int,
-) -> dict: # to go on with
-    "What a process goes on with: its own losses, or its share in those of others."
+def losses_of_process(saved: list[dict], rank: int, world_size: int) -> dict:
+    """What a process goes on with: its own losses, or its share in those of others.
+
+    `saved` are those of the processes of the checkpoint, in order."""
     if len(saved) == world_size:
         return saved[rank]
     unlogged = [losses["unlogged"] for losses in saved]
     return saved[0] | {"unlogged": sum(unlogged) / len(saved)}
 
 # %% ../../nbs/trainer/resume.ipynb #319ae96c
-def _exportable(callbacks: Iterable[object]) -> dict[str, list[ExportableState]]:
+def _by_class(callbacks: Iterable[object]) -> dict[str, list[ExportableState]]:
     "Callbacks that can say their state, by the name of their class."
-    by_name: dict[str, list[ExportableState]] = {}
+    groups: dict[str, list[ExportableState]] = {}
     for callback in callbacks:
         if isinstance(callback, ExportableState):
-            by_name.setdefault(type(callback).__name__, []).append(callback)
-    return by_name
+            groups.setdefault(type(callback).__name__, []).append(callback)
+    return groups
 
-def restore_callbacks(
-    callbacks: Iterable[TrainerCallback], # of the Trainer
-    states: dict, # `stateful_callbacks` of the checkpoint's trainer state
-) -> None:
-    "Put back what callbacks have counted; their arguments stay as they are given now."
-    for name, same_class in _exportable(callbacks).items():
+def restore_callbacks(callbacks: Iterable[TrainerCallback], states: dict) -> None:
+    """Put back what callbacks have counted; their arguments stay as they are given now.
+
+    `states` are the `stateful_callbacks` of the checkpoint's trainer state."""
+    for name, same_class in _by_class(callbacks).items():
         saved = states.get(name, [])
         saved = saved if isinstance(saved, list) else [saved]
         # transformers appends the states of several of a class at every checkpoint
@@ -69,43 +69,12 @@ def restore_callbacks(
             for attribute, value in state.get("attributes", {}).items():
                 setattr(callback, attribute, value)
 
-def empty_states(
-    callbacks: Iterable[object], # of the Trainer, and its control
-) -> dict: # by name of class: where transformers puts states, and appends them
-    "A place for the state of each callback, also of one that was added meanwhile."
-    by_name = _exportable(callbacks)
+def _empty_states(callbacks: Iterable[object]) -> dict:
+    """A place for the state of each callback, where transformers puts or appends it.
+
+    It makes none for a callback that was added for the resumed run, and fails."""
     return {name: [] if len(same_class) > 1 else {}
-            for name, same_class in by_name.items()}
-
-# %% ../../nbs/trainer/resume.ipynb #6d827662
-def plain_state(callback: object) -> dict:
-    "Numbers and texts among the attributes of a callback, and sizes of containers."
-    plain = {}
-    for name, value in getattr(callback, "__dict__", {}).items():
-        if value is None or isinstance(value, (bool, int, float, str)):
-            plain[name] = value
-        elif isinstance(value, (list, dict, set, tuple)):
-            plain[name] = len(value)
-    return plain
-
-def changed_callbacks(
-    callbacks: Iterable[TrainerCallback],
-    at_start: dict[int, dict], # by id of a callback: its `plain_state`
-) -> list[str]: # "Counter (.seen)"
-    "Callbacks that have changed since the start and cannot say their state."
-    changed = []
-    for callback in callbacks:
-        library = type(callback).__module__.partition(".")[0]
-        if isinstance(callback, ExportableState) or library in _libraries:
-            continue
-        before, now = at_start.get(id(callback), {}), plain_state(callback)
-        names = [f".{name}" for name in now if now[name] != before.get(name)]
-        if names:
-            changed.append(f"{type(callback).__name__} ({', '.join(names)})")
-    return changed
-
-# their own callbacks find out again at the start what they need
-_libraries = ("transformers", "prompt_packing")
+            for name, same_class in _by_class(callbacks).items()}
 
 # %% ../../nbs/trainer/resume.ipynb #22f9596c
 RandomState = tuple[tuple, tuple, torch.Tensor] # of python, numpy, torch
@@ -114,11 +83,14 @@ def random_state() -> RandomState:
     "The random numbers that a collator may draw from."
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
 
+def _set_random_state(state: RandomState) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+    torch.set_rng_state(state[2])
+
 @contextmanager
-def random_numbers(
-    state: RandomState | None = None, # None: go on with the present ones
-) -> Iterator[None]:
-    "Random numbers begin with `state`, and are afterwards as they were before."
+def random_numbers(state: RandomState | None = None) -> Iterator[None]:
+    "Random numbers begin with `state`, if given, and are as before afterwards."
     before = random_state()
     try:
         if state is not None:
@@ -127,22 +99,12 @@ def random_numbers(
     finally:
         _set_random_state(before)
 
-def _set_random_state(state: RandomState) -> None:
-    random.setstate(state[0])
-    np.random.set_state(state[1])
-    torch.set_rng_state(state[2])
-
 class NotedCollator:
     "A collator; the random numbers before its last batch are kept."
     def __init__(self, collate: Callable):
         self.collate = collate
         self.calls, self.before = 0, None # batches; the state before the last of them
         self.around: dict[int, AbstractContextManager] = {} # by number of the call
-
-    def __getattr__(self, name: str):
-        if name.startswith("__") or name == "collate": # while it is copied or pickled
-            raise AttributeError(name)
-        return getattr(self.collate, name)
 
     def __call__(self, rows: list) -> object:
         with self.around.pop(self.calls, nullcontext()):
@@ -159,53 +121,129 @@ def noted_collator_of(dataloader: object) -> NotedCollator | None:
     return loader.collate_fn
 
 # %% ../../nbs/trainer/resume.ipynb #c68e5792
-_unwritten = (OSError, SafetensorError, RuntimeError)
-
-def _cannot_write(error: Exception, output: OutputFolder, step: int) -> Exception:
-    "The error of a checkpoint that could not be written, in words; others as they are."
-    words = ("PytorchStreamWriter", "inline_container", "iostream")
-    from_torch = any(word in str(error) for word in words)
-    if isinstance(error, RuntimeError) and not from_torch:
-        return error
-    steps = [other for other in output.steps() if other != step]
-    last = f"checkpoint-{steps[-1]} is whole" if steps else "there is no earlier one"
-    reason = "the file could not be written to its end" if from_torch else str(error)
-    return OSError(f"checkpoint-{step} could not be written to {output.folder} "
-                   f"({reason}); {last}. Make room, and train again with "
-                   "resume_from_checkpoint=True")
-
 def _warn_of_optimizer(checkpoint: str) -> None:
-    "transformers begins with a new optimizer without a word where a file is missing."
-    names = os.listdir(checkpoint) if os.path.isdir(checkpoint) else ["global_step"]
-    if any(name.startswith("global_step") for name in names): # of DeepSpeed
-        return
-    missing = [word for word in ("optimizer", "scheduler")
-               if not any(word in name for name in names)]
-    if missing:
-        _logger.warning(f"{os.path.basename(checkpoint)} holds no "
-                        f"{' and no '.join(missing)} (save_only_model?): optimizer and "
-                        "schedule begin anew.")
-
-def _warn_of_callbacks(names: list[str]) -> None:
-    if names:
-        _logger.warning(f"{', '.join(names)}: these callbacks have counted before the "
-                        "checkpoint and begin anew. Derive them from transformers' "
-                        "ExportableState, and their state is restored.")
+    "transformers begins with a new optimizer without a word."
+    names = " ".join(os.listdir(checkpoint))
+    if "optimizer" not in names and "global_step" not in names: # which is DeepSpeed's
+        _logger.warning(f"{os.path.basename(checkpoint)} holds no optimizer "
+                        "(save_only_model?): optimizer and schedule begin anew.")
 
 def _warn_of_other_run(output: OutputFolder, step: int) -> None:
     "A later resume would take the highest step, whichever run has written it."
-    beyond = [f"checkpoint-{other}" for other in output.steps() if other > step]
+    paths = checkpoints_in(output.folder)
+    beyond = [path.name for other, path in paths.items() if other > step]
     if beyond and output.accelerator.is_main_process:
-        names = ", ".join(beyond)
-        _logger.warning(f"{output.folder} holds {names} of another run, and "
-                        f"this one begins at step {step}: resume_from_checkpoint=True "
-                        "takes the highest step. Delete them, or use another folder.")
+        _logger.warning(f"{output.folder} holds {', '.join(beyond)} of another run, "
+                        f"and this one begins at step {step}: "
+                        "resume_from_checkpoint=True takes the highest step. Delete "
+                        "them, or use another folder.")
 
-def _stopped_early(callbacks: Iterable[TrainerCallback]) -> bool:
-    "Whether the checkpoint was written when training had been stopped."
-    return any(callback.early_stopping_patience_counter
-               >= callback.early_stopping_patience
-               for callback in callbacks if isinstance(callback, EarlyStoppingCallback))
+def _warn_of_callbacks(callbacks: Iterable[TrainerCallback]) -> None:
+    "What a callback has counted is lost where it cannot say its state."
+    libraries = ("transformers", "prompt_packing") # theirs find out what they need
+    names = [type(callback).__name__ for callback in callbacks
+             if not isinstance(callback, ExportableState) and vars(callback)
+             and type(callback).__module__.partition(".")[0] not in libraries]
+    if names:
+        _logger.warning(f"{', '.join(names)}: what these callbacks have counted is not "
+                        "in the checkpoint. Derive them from transformers' "
+                        "ExportableState, and their state is restored.")
+
+def _has_ended(state: TrainerState, callbacks: Iterable[TrainerCallback]) -> bool:
+    "Whether nothing is left to train: all steps are, or early stopping has stopped."
+    stopped = any(callback.early_stopping_patience_counter
+                  >= callback.early_stopping_patience
+                  for callback in callbacks
+                  if isinstance(callback, EarlyStoppingCallback))
+    return stopped or state.global_step >= state.max_steps
+
+# %% ../../nbs/trainer/resume.ipynb #4ef7e68f
+class RandomNumbers(Enum):
+    "Who restores the random numbers of a checkpoint, and when."
+    BY_TRANSFORMERS = auto() # after the batches of the first step were read
+    BEFORE_READING = auto() # by us: a stream of ours reads no batch ahead
+    AT_COLLATOR = auto() # by us, around the first batch that the collator makes
+    RESTORED = auto() # by us; transformers' own attempt is passed over
+
+@dataclass
+class RunState:
+    "Where a run is, and what it has taken over from a checkpoint."
+    output: OutputFolder | None = None # owned, while training
+    checkpoint: str | None = None # to resume from
+    saved: dict = field(default_factory=dict) # its `data_place.json`
+    losses: dict | None = None # of the checkpoint, until they are put back
+    random: RandomNumbers = RandomNumbers.BY_TRANSFORMERS
+    place: StreamPlace | None = None # where a stream of ours is
+    noted: NotedCollator | None = None # of the training batches, if it is called here
+    epoch: int = 0
+    batches: int = 0 # of the epoch, that the loop has read or passed over
+    open_step: int | None = None # the step whose batches are read and not yet trained
+    saves_after_step: bool = False # a checkpoint was wanted in the middle of a step
+
+    @property
+    def is_aside(self) -> bool: # a checkpoint is being written
+        return self.output is not None and self.output.state is Writing.ASIDE
+
+    def take_over(self, checkpoint: str, args: TrainingArguments, callbacks: list):
+        "Read what our checkpoint adds to transformers', and say what it lacks."
+        self.checkpoint = checkpoint
+        if not os.path.isdir(checkpoint):
+            return # transformers says what is wrong
+        _warn_of_optimizer(checkpoint)
+        _warn_of_callbacks(callbacks)
+        path = Path(checkpoint, PLACE_FILE)
+        if not path.is_file():
+            return # of transformers' Trainer
+        self.saved = json.loads(path.read_text(encoding="utf-8"))
+        self.losses = losses_of_process(
+            self.saved["losses"], args.process_index, args.world_size)
+
+    def place_in_passes(self, data: object, world_size: int) -> tuple[int, int] | None:
+        "Epoch and batch of a stream whose length nobody knows; None for other data."
+        is_stream = isinstance(data, IterableDataset) and not has_length(data)
+        if not is_stream or self.place is not None or "epoch" not in self.saved:
+            return None
+        # as many rows in all as the processes of the checkpoint have read
+        batches = self.saved["batches"] * len(self.saved["losses"]) // world_size
+        return self.saved["epoch"], batches
+
+    def begin_epoch(self, epoch: int, passed_over: int, is_stream: bool,
+                    load: Callable) -> None:
+        """Let the collator begin with the numbers of a checkpoint amid an epoch.
+
+        `load` is transformers' `_load_rng_state`."""
+        self.epoch, self.batches = epoch, passed_over
+        if self.noted is None:
+            return
+        # a stream is read again, and collated, to be passed over
+        self.noted.calls = 0 if is_stream else passed_over
+        self.noted.around = {}
+        # at the begin of an epoch transformers restores them before it reads
+        if passed_over and self.saved:
+            self.noted.around[passed_over] = self._numbers_of_checkpoint(load)
+            self.random = RandomNumbers.AT_COLLATOR
+
+    @contextmanager
+    def _numbers_of_checkpoint(self, load: Callable) -> Iterator[None]:
+        "Around the first batch: the numbers before it, and those that were saved."
+        ahead = os.path.join(self.checkpoint, AHEAD)
+        was_ahead = os.path.isdir(ahead) # the batch had been read at the checkpoint
+        load(ahead if was_ahead else self.checkpoint)
+        yield
+        if was_ahead:
+            load(self.checkpoint)
+        self.random = RandomNumbers.RESTORED
+
+    def place_file(self, accelerator: Accelerator, losses: dict) -> str:
+        "What `data_place.json` says of all processes; the losses are of this one."
+        state = None if self.place is None else self.place.state_dict()
+        states = from_all(accelerator, (state, losses))
+        epoch, batches = self.epoch, self.batches
+        if accelerator.gradient_state.end_of_dataloader:
+            epoch, batches = epoch + 1, 0
+        return json.dumps({"places": [place for place, _ in states],
+                           "losses": [losses for _, losses in states],
+                           "epoch": epoch, "batches": batches})
 
 # %% ../../nbs/trainer/resume.ipynb #922392a9
 class ExactResumeMixin:
@@ -215,270 +253,169 @@ class ExactResumeMixin:
     `TokenBudgetMixin` the place in planned batches and in streams is part of the
     checkpoint. `train` raises `FolderInUse` if another run writes to `output_dir`,
     `DamagedFolder` for a checkpoint that is not as it was written, and `ValueError`
-    for one that was made with other batches."""
-    _output: OutputFolder | None = None # owned, while training
-    _aside: str | None = None # where a checkpoint is being written
-    _to_push = _saved_now = _save_after_step = False
-    _open_step: int | None = None # the step whose batches are read and not yet trained
-    _checkpoint: str | None = None # to resume from
-    _is_newest = False # it was chosen, not named
-    _saved: dict | None = None # its `data_place.json`
-    _losses: dict | None = None # still to be put back
-    _rng_is_ours = False # a place was found, so random numbers are loaded here
-    _rng_to_load = False
-    _callbacks_at_start: dict = {}
-    _noted: NotedCollator | None = None # of the training batches
-    _batches_used = 0 # of this epoch, as the collator counts
-    _pass = (0, 0) # epoch, and how many of its batches have been trained
+    for one that was made with other batches.
+
+    The moments of a run, in order:
+
+    * once: `train`, `set_initial_training_values`, `_init_training_state`, which calls
+      `_load_callback_state`;
+    * an epoch: `_run_epoch`, which calls `_load_rng_state` in a resumed epoch;
+    * a step: `get_batch_samples`, `_maybe_log_save_evaluate`;
+    * a checkpoint: `_save_checkpoint`, which calls `_get_output_dir`,
+      `_save_rng_state` and `_push_from_checkpoint`;
+    * once: `_finalize_training`."""
 
     def __init__(self, *args, **kwargs):
+        self._run_state = RunState()
         super().__init__(*args, **kwargs)
         # transformers makes the folder on the first process alone; a script that lists
         # it for its last checkpoint fails on another process that comes there first
         os.makedirs(self.args.output_dir, exist_ok=True)
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
-        trial = kwargs.get("trial", args[0] if args else None)
-        with ExitStack() as stack:
-            if self.args.save_strategy != "no":
-                folder = self._get_output_dir(trial)
-                self._output = stack.enter_context(
-                    owned_output(self.accelerator, folder))
-                stack.callback(setattr, self, "_output", None)
+        "Owns the output folder until training ends; finds and verifies the checkpoint."
+        run = self._run_state = RunState()
+        folder = self._get_output_dir(kwargs.get("trial", args[0] if args else None))
+        saves = self.args.save_strategy != "no" or self.args.enable_jit_checkpoint
+        with owned_output(self.accelerator, folder, self.args.save_total_limit,
+                          locks=saves) as output, set_for_now(run, output=output):
             checkpoint = find_checkpoint(
                 self.accelerator, self.args.output_dir, resume_from_checkpoint)
-            self._is_newest = resume_from_checkpoint is True
-            self._read_checkpoint(checkpoint)
+            if checkpoint is not None:
+                run.take_over(checkpoint, self.args, self.callback_handler.callbacks)
             return super().train(checkpoint, *args, **kwargs)
 
-    def _read_checkpoint(self, checkpoint):
-        "Read what the checkpoint adds to transformers'."
-        self._checkpoint, self._saved, self._losses = checkpoint, None, None
-        self._rng_is_ours = self._rng_to_load = self._save_after_step = False
-        self._noted = None
-        self._open_step, self._saved_now = None, False
-        self._callbacks_at_start = {id(callback): plain_state(callback)
-                                    for callback in self.callback_handler.callbacks}
-        if checkpoint is None:
-            return
-        _warn_of_optimizer(checkpoint)
-        path = Path(checkpoint, PLACE_FILE)
-        if path.is_file():
-            self._saved = json.loads(path.read_text(encoding="utf-8"))
-            self._losses = losses_of_process(
-                self._saved["losses"], self.args.process_index, self.args.world_size)
-            _warn_of_callbacks(self._saved["callbacks"])
+    def set_initial_training_values(self, args, dataloader, *rest):
+        "A stream goes on where it was."
+        values = super().set_initial_training_values(args, dataloader, *rest)
+        run = self._run_state
+        run.place = getattr(self, "_data_place", None) # of `TokenBudgetMixin`
+        if run.checkpoint is None or run.place is None or args.ignore_data_skip:
+            return values
+        places = run.saved.get("places", [None])
+        if None not in places: # otherwise transformers counts batches off
+            run.place.load_state_dict(places, args.process_index, args.world_size)
+        run.random = RandomNumbers.BEFORE_READING
+        return values
 
-    def _get_output_dir(self, trial):
-        return self._aside or super()._get_output_dir(trial)
+    def _init_training_state(self, *args, **kwargs):
+        "Epoch and batch that the run begins with."
+        run = self._run_state
+        begin = super()._init_training_state(*args, **kwargs)
+        if self.args.save_strategy != "no":
+            _warn_of_other_run(run.output, self.state.global_step)
+        if run.checkpoint is None:
+            return begin
+        if _has_ended(self.state, self.callback_handler.callbacks):
+            return sys.maxsize, 0 # no epoch is left; transformers trains a stream on
+        if self.args.ignore_data_skip:
+            return begin
+        return run.place_in_passes(self.train_dataset, self.args.world_size) or begin
 
-    def _push_from_checkpoint(self, checkpoint_folder):
-        if self._aside:
-            self._to_push = True
-        else:
-            super()._push_from_checkpoint(checkpoint_folder)
+    def _load_callback_state(self):
+        "What callbacks have counted goes into those that are passed now."
+        super()._load_callback_state() # by an option, into new callbacks
+        restore_callbacks(self.callback_handler.callbacks,
+                          self.state.stateful_callbacks)
+
+    def _run_epoch(self, *args, **kwargs):
+        "Before the batches of an epoch are read."
+        self._restore_losses()
+        run = self._run_state
+        if run.place is None: # a stream of ours draws its numbers itself
+            # now, when others have wrapped the collator of the loader
+            run.noted = noted_collator_of(kwargs["train_dataloader"])
+        is_first = kwargs["epoch"] == kwargs["epochs_trained"]
+        passed_over = kwargs["steps_trained_in_current_epoch"] if is_first else 0
+        is_stream = isinstance(self.train_dataset, IterableDataset)
+        run.begin_epoch(kwargs["epoch"], passed_over, is_stream, super()._load_rng_state)
+        return super()._run_epoch(*args, **kwargs)
+
+    def _restore_losses(self):
+        losses, self._run_state.losses = self._run_state.losses, None
+        if losses is not None:
+            self._tr_loss.fill_(losses["unlogged"])
+            self._total_loss_scalar = losses["logged"]
+            self._globalstep_last_logged = losses["logged at"]
+
+    def _load_rng_state(self, checkpoint):
+        "transformers' attempt, after it has read the first batches of a resumed epoch."
+        if self._run_state.random in (RandomNumbers.BY_TRANSFORMERS,
+                                RandomNumbers.AT_COLLATOR): # which got no batch
+            super()._load_rng_state(checkpoint)
+
+    def get_batch_samples(self, *args, **kwargs):
+        "Before the batches of a step are read."
+        run = self._run_state
+        if run.random is RandomNumbers.BEFORE_READING:
+            super()._load_rng_state(run.checkpoint)
+            run.random = RandomNumbers.RESTORED
+        # it stays the open one until callbacks have had `on_pre_optimizer_step`
+        run.open_step = self.state.global_step
+        batches, items = super().get_batch_samples(*args, **kwargs)
+        run.batches += len(batches)
+        return batches, items
+
+    def _maybe_log_save_evaluate(self, *args, **kwargs):
+        "After a step; callbacks have had a new checkpoint in `on_save` at its end."
+        run = self._run_state
+        run.open_step = None
+        if run.saves_after_step:
+            self.control.should_save, run.saves_after_step = True, False
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        run.output.seal(self.state.best_global_step)
 
     def _save_checkpoint(self, model, trial):
-        step = self.state.global_step
-        if self._open_step == step:
-            self._save_after_step = True
+        "transformers writes it aside; then all processes put it in place."
+        run, step = self._run_state, self.state.global_step
+        if run.output is None: # by hand, outside of a training
+            return super()._save_checkpoint(model, trial)
+        if run.open_step == step: # half a step cannot be resumed
+            run.saves_after_step = True
             return
-        with ExitStack() as stack:
-            output = self._output or stack.enter_context(
-                owned_output(self.accelerator, self._get_output_dir(trial)))
-            output.wait() # for the last checkpoint
-            self._write_checkpoint(model, trial, output)
-            self._saved_now = self._output is not None
-            if self._to_push:
-                super()._push_from_checkpoint(str(output.path(step)))
-
-    def _write_checkpoint(self, model, trial, output):
-        "Write a checkpoint aside, and put it in place when all processes have written."
-        step, error = self.state.global_step, None
-        self._aside, self._to_push = str(output.aside(step)), False
         callbacks = [*self.callback_handler.callbacks, self.control]
-        self.state.stateful_callbacks |= empty_states(callbacks)
-        try:
+        with run.output.writing(step):
+            self.state.stateful_callbacks |= _empty_states(callbacks)
             super()._save_checkpoint(model, trial)
-        except _unwritten as raised:
-            error = _cannot_write(raised, output, step)
-        finally:
-            self._aside = None
-        try:
-            fail_together(self.accelerator, error)
-            correct_best(self.state, output, step)
-            place = self._place_of_run()
-            def complete(folder):
-                Path(folder, PLACE_FILE).write_text(place, encoding="utf-8")
-                if Path(folder, STATE_FILE).is_file(): # with the best one's final path
-                    self.state.save_to_json(str(Path(folder, STATE_FILE)))
-            output.publish(step, complete)
-        except _unwritten as raised:
-            output.discard(step)
-            if raised is error:
-                raise
-            raise _cannot_write(raised, output, step) from raised
-
-    def _place_of_run(self):
-        "The places of all processes, their losses, and callbacks that are not saved."
-        place = getattr(self, "_data_place", None)
-        mine = {"place": None if place is None else place.state_dict(),
-                "losses": self._trained_losses()}
-        states = from_all(self.accelerator, mine)
-        callbacks = changed_callbacks(
-            self.callback_handler.callbacks, self._callbacks_at_start)
-        epoch, batches = self._pass
-        if self.accelerator.gradient_state.end_of_dataloader:
-            epoch, batches = epoch + 1, 0
-        return json.dumps({"places": [state["place"] for state in states],
-                           "epoch": epoch, "batches": batches,
-                           "losses": [state["losses"] for state in states],
-                           "callbacks": callbacks})
+            place = run.place_file(self.accelerator, self._trained_losses())
+            run.output.put_in_place(self.state, place)
+        if self.args.push_to_hub: # it was aside when transformers did
+            super()._push_from_checkpoint(str(run.output.path(step)))
 
     def _trained_losses(self):
-        "The losses of this process as plain numbers."
         return {"unlogged": float(self._tr_loss), "logged": self._total_loss_scalar,
                 "logged at": self._globalstep_last_logged}
 
-    def _restore_losses(self):
-        losses, self._losses = self._losses, None
-        if losses is None:
-            return
-        self._tr_loss.fill_(losses["unlogged"])
-        self._total_loss_scalar = losses["logged"]
-        self._globalstep_last_logged = losses["logged at"]
+    def _get_output_dir(self, trial):
+        "Where transformers writes a checkpoint."
+        if self._run_state.is_aside:
+            return str(self._run_state.output.aside)
+        return super()._get_output_dir(trial)
 
     def _save_rng_state(self, output_dir):
+        "Also the numbers before a batch that was read ahead."
         super()._save_rng_state(output_dir)
-        if self._noted is None or self._noted.calls <= self._batches_used:
-            return
-        with random_numbers(self._noted.before):
-            super()._save_rng_state(os.path.join(output_dir, AHEAD))
+        noted = self._run_state.noted
+        if noted is not None and noted.calls > self._run_state.batches:
+            with random_numbers(noted.before):
+                super()._save_rng_state(os.path.join(output_dir, AHEAD))
 
-    def _begin_reading(self, skipped):
-        "At the begin of an epoch; `skipped` batches of it were trained before."
-        if self._noted is None:
-            return
-        data = self.train_dataset
-        # batches of rows without numbers are read again, to be passed over
-        first = skipped if isinstance(data, IterableDataset) else 0
-        self._noted.calls, self._batches_used, self._noted.around = 0, first, {}
-        if skipped and self._saved is not None:
-            self._noted.around[first] = self._numbers_of_checkpoint()
-            self._rng_is_ours = True
-
-    @contextmanager
-    def _numbers_of_checkpoint(self):
-        "Around the first batch: random numbers before it, and those that were saved."
-        ahead = os.path.join(self._checkpoint, AHEAD)
-        was_ahead = os.path.isdir(ahead) # the batch had been read at the checkpoint
-        super()._load_rng_state(ahead if was_ahead else self._checkpoint)
-        yield
-        if was_ahead:
-            super()._load_rng_state(self._checkpoint)
-
-    def set_initial_training_values(self, args, dataloader, *rest):
-        values = super().set_initial_training_values(args, dataloader, *rest)
-        place = getattr(self, "_data_place", None)
-        # a stream with a place of its own draws the random numbers of its batches itself
-        self._noted = noted_collator_of(dataloader) if place is None else None
-        if self._checkpoint is None or place is None or args.ignore_data_skip:
-            return values
-        places = [] if self._saved is None else self._saved["places"]
-        if places and None not in places:
-            place.load_state_dict(places, args.process_index, args.world_size)
-        elif args.process_index == 0:
-            _logger.warning(f"{os.path.basename(self._checkpoint)} does not say where "
-                            "in the data it was made: batches are counted off instead.")
-        self._rng_is_ours = self._rng_to_load = True
-        return values
-
-    def _load_callback_state(self):
-        if self.args.restore_callback_states_from_checkpoint:
-            super()._load_callback_state()
-        else:
-            restore_callbacks(self.callback_handler.callbacks,
-                              self.state.stateful_callbacks)
-
-    def _init_training_state(self, *args, **kwargs):
-        epochs, batches = super()._init_training_state(*args, **kwargs)
-        if self._output is not None and not self._is_newest:
-            _warn_of_other_run(self._output, self.state.global_step)
-        if self._checkpoint is None:
-            return epochs, batches
-        ended = self.state.global_step >= self.state.max_steps
-        if ended or _stopped_early(self.callback_handler.callbacks):
-            return sys.maxsize, 0 # no epoch is left; transformers trains a stream on
-        if self._counts_passes():
-            return self._saved["epoch"], self._batches_of_pass()
-        return epochs, batches
-
-    def _counts_passes(self):
-        "Whether the checkpoint alone knows where a stream of unknown length was."
-        stream = isinstance(self.train_dataset, IterableDataset)
-        unknown = stream and not has_length(self.train_dataset)
-        return (unknown and not self.args.ignore_data_skip
-                and getattr(self, "_data_place", None) is None
-                and self._saved is not None and "epoch" in self._saved)
-
-    def _batches_of_pass(self):
-        "Batches of this process; as many rows in all as those of other processes were."
-        processes = len(self._saved["losses"])
-        return self._saved["batches"] * processes // self.args.world_size
-
-    def _run_epoch(self, *args, **kwargs):
-        self._restore_losses()
-        resumed = (kwargs["resume_from_checkpoint"] is not None
-                   and kwargs["epoch"] == kwargs["epochs_trained"]
-                   and not self.args.ignore_data_skip)
-        skipped = kwargs["steps_trained_in_current_epoch"] if resumed else 0
-        self._pass = kwargs["epoch"], skipped
-        self._begin_reading(skipped)
-        return super()._run_epoch(*args, **kwargs)
-
-    def get_batch_samples(self, *args, **kwargs):
-        if self._rng_to_load:
-            super()._load_rng_state(self._checkpoint)
-            self._rng_to_load = False
-        self._open_step = self.state.global_step
-        batches, items = super().get_batch_samples(*args, **kwargs)
-        self._batches_used += len(batches)
-        self._pass = self._pass[0], self._pass[1] + len(batches)
-        return batches, items
-
-    def _load_rng_state(self, checkpoint):
-        no_batch_was_left = self._noted is not None and self._noted.around
-        if no_batch_was_left or not self._rng_is_ours:
-            super()._load_rng_state(checkpoint)
-
-    def _maybe_log_save_evaluate(self, *args, **kwargs):
-        self._open_step = None
-        if self._save_after_step:
-            self.control.should_save, self._save_after_step = True, False
-        super()._maybe_log_save_evaluate(*args, **kwargs)
-        self._seal()
-
-    def _seal(self):
-        "Now that callbacks have had the checkpoint in `on_save`."
-        if self._saved_now:
-            self._output.seal(self.args.save_total_limit, self.state.global_step,
-                              self.state.best_global_step)
-        self._saved_now = False
+    def _push_from_checkpoint(self, checkpoint_folder):
+        "What is pushed is the checkpoint in place."
+        if not self._run_state.is_aside:
+            super()._push_from_checkpoint(checkpoint_folder)
 
     def _finalize_training(self, *args, **kwargs):
-        if self._output is not None:
-            self._seal()
-            self._output.wait()
-        if self._saved is not None:
+        "`train_loss` becomes that of all starts of the run."
+        self._run_state.output.seal(self.state.best_global_step)
+        self._run_state.output.wait()
+        if self._run_state.saved:
             self._restore_losses() # where no step was left to train
-            self._total_loss_scalar = self._sum_for_train_loss()
+            # transformers divides by the steps of this start, after adding `_tr_loss`;
+            # older versions divide by all
+            steps = self.state.global_step - getattr(self, "_initial_global_step", 0)
+            unlogged = float(self._tr_loss)
+            share = max(steps, 0.001) / self.state.global_step
+            self._total_loss_scalar = (
+                (self._total_loss_scalar + unlogged) * share - unlogged)
         return super()._finalize_training(*args, **kwargs)
-
-    def _sum_for_train_loss(self):
-        "transformers divides by the steps of this start, and adds `_tr_loss`."
-        unlogged = float(self._tr_loss)
-        first = getattr(self, "_initial_global_step", None)
-        if first is None: # an older version divides by all steps
-            return self._total_loss_scalar
-        mean = (self._total_loss_scalar + unlogged) / self.state.global_step
-        return mean * max(self.state.global_step - first, 0.001) - unlogged
