@@ -16,14 +16,12 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 from ..foundation.foreign import is_prepared
 from ..foundation.mixins import set_for_now
 
-
 # %% ../../nbs/packed_sequence/dispatch.ipynb #808651ac
 def _row_loader(loader):
     "A loader like `loader` that gives lists of rows."
     reader = copy.copy(loader)
     reader.collate_fn, reader.pin_memory = list, False
     return reader
-
 
 # %% ../../nbs/packed_sequence/dispatch.ipynb #dd0cdcd4
 class _RowsFromMain(IterableDataset):
@@ -65,7 +63,6 @@ class _RowsFromMain(IterableDataset):
             loader = self.accelerator.gradient_state.active_dataloader
             loader.remainder = self.rows_read % step
 
-
 # %% ../../nbs/packed_sequence/dispatch.ipynb #66317c4c
 def dispatch_rows(
     accelerator: Accelerator, # of a Trainer; changed in place
@@ -101,4 +98,3 @@ def _wants_dispatch(loader, asked):
     if loader.batch_size is None or is_prepared(loader):
         return False
     return isinstance(loader.dataset, IterableDataset) if asked is None else asked
-
