@@ -33,9 +33,8 @@ class TrainedWeights:
     def __init__(self, model: nn.Module): # before the first step
         self.hashes = {name: tensor_hash(tensor)
                        for name, tensor in trainable_tensors(model).items()}
-        self.steps = 0
-        self.rates: dict[str, float] = {} # the largest in the steps that were looked at
-        # names of tensors whose gradient was there, and of those where it was not zero
+        self.steps, self.rates = 0, {} # name -> largest learning rate that was seen
+        # names of tensors that had a gradient, and of those where it was not zero
         self.with_gradient, self.with_values = set(), set()
 
     def look(self, model: nn.Module, optimizer: torch.optim.Optimizer):
@@ -48,8 +47,7 @@ class TrainedWeights:
                  for parameter in group["params"]}
         for name, tensor in trainable_tensors(model).items():
             if id(tensor) in rates:
-                known = self.rates.get(name, 0.)
-                self.rates[name] = max(known, rates[id(tensor)])
+                self.rates[name] = max(self.rates.get(name, 0.), rates[id(tensor)])
             if tensor.grad is not None and name not in self.with_values:
                 self.with_gradient.add(name)
                 if tensor.grad.any():
@@ -59,12 +57,10 @@ class TrainedWeights:
         self, model: nn.Module, # as it is now
     ) -> dict[str, str]: # name -> cause; empty before the first step
         "Tensors that are what they were at the start, and why."
-        if not self.steps:
-            return {}
         tensors = trainable_tensors(model)
         return {name: self._cause(name, tensors[name].dtype)
-                for name, before in self.hashes.items()
-                if name in tensors and tensor_hash(tensors[name]) == before}
+                for name, was in self.hashes.items()
+                if self.steps and name in tensors and tensor_hash(tensors[name]) == was}
 
     def _cause(self, name, dtype):
         if name not in self.rates:
