@@ -16,7 +16,7 @@ from torch.utils import _pytree
 # %% auto #0
 __all__ = ['BatchNorm', 'tree_flatten', 'tree_map', 'tree_unflatten', 'IF_THERE', 'write_count', 'computed_buffers',
            'tensor_tables', 'input_shape', 'attention_of', 'set_attention_of', 'set_sync', 'plain_forward',
-           'forget_processes', 'is_prepared', 'picked_rows', 'inner_iterable', 'pinned', 'no_foreign_code']
+           'forget_processes', 'picked_rows', 'inner_iterable', 'pinned', 'no_foreign_code']
 
 # %% ../../nbs/foundation/foreign.ipynb #f0e1a007
 BatchNorm = nn.modules.batchnorm._BatchNorm # the base of `SyncBatchNorm` too
@@ -64,10 +64,6 @@ def forget_processes():
     "Let a forked process find out anew which of how many it is."
     from accelerate.state import AcceleratorState
     AcceleratorState._reset_state(reset_partial_state=True)
-
-def is_prepared(loader: Any) -> bool:
-    "Whether accelerate has a loader's batches dealt to processes already."
-    return hasattr(loader, "_is_accelerate_prepared")
 
 # %% ../../nbs/foundation/foreign.ipynb #f0e1a017
 def picked_rows(dataset: Any) -> Any:

@@ -7,9 +7,7 @@ __all__ = ['Fingerprint', 'FrozenWeightsCallback', 'changed_layers', 'compare_we
 
 # %% ../../nbs/frozen_weights/index.ipynb #999d20b3
 from .callback import FrozenWeightsCallback, freeze
-from .callback import WatchedWeights as WatchedWeights
 from .differences import changed_layers, compare_weights
-from .differences import unmoved_weights as unmoved_weights
 from .fingerprints import Fingerprint, fingerprint
 
 # %% ../../nbs/frozen_weights/index.ipynb #7fb46fe5

@@ -11,10 +11,9 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +30,7 @@ def tensor_bytes(
 ) -> Iterator[np.ndarray]: # uint8
     "The bytes of `tensor` in order, as views where it lies contiguous on the CPU."
     if tensor.is_meta:
-        raise ValueError("a tensor on the meta device has no values: load the model "
-                         "first")
+        raise ValueError("a tensor on the meta device has no values: load the model")
     flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
     for part in flat.split(max(1, piece // flat.element_size())):
         part = part.cpu().contiguous()
@@ -40,13 +38,10 @@ def tensor_bytes(
         yield part.as_strided(part.shape, (1,)).view(torch.uint8).numpy()
 
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #3df8715f
-_ALGORITHMS = ("crc32", "sha256")
-
-def check_algorithm(name: str):
+def check_algorithm(name: str) -> None:
     "Raises `ValueError` for the name of another one."
-    if name not in _ALGORITHMS:
-        raise ValueError(f"unknown algorithm {name!r}: allowed are "
-                         f"{' and '.join(_ALGORITHMS)}")
+    if name not in ("crc32", "sha256"):
+        raise ValueError(f"unknown algorithm {name!r}: allowed are crc32 and sha256")
 
 def tensor_hash(
     tensor: torch.Tensor, # any shape, dtype and device
@@ -97,8 +92,8 @@ def tensor_lines(
     "Each memory hashed once, on as many threads as torch uses."
     places = {_place(tensor): tensor for tensor, _ in tensors.values()}
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        hashes = dict(zip(places, threads.map(
-            partial(tensor_hash, algorithm=algorithm), places.values())))
+        found = threads.map(lambda t: tensor_hash(t, algorithm), places.values())
+        hashes = dict(zip(places, found))
     return {name: {"hash": hashes[_place(tensor)], **tensor_form(tensor), "kind": kind}
             for name, (tensor, kind) in tensors.items()}
 
@@ -115,8 +110,7 @@ class Fingerprint:
         rows = [(name, line["hash"], line["shape"], line["dtype"])
                 for name, line in sorted(self.tensors.items())
                 if line["kind"] != "computed"]
-        text = json.dumps([self.algorithm, rows])
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(json.dumps([self.algorithm, rows]).encode()).hexdigest()
 
     @property
     def values(self) -> int:
@@ -125,8 +119,7 @@ class Fingerprint:
 
     def to_dict(self) -> dict:
         "Ready for JSON."
-        return {"algorithm": self.algorithm, "digest": self.digest,
-                "tensors": self.tensors}
+        return dict(algorithm=self.algorithm, digest=self.digest, tensors=self.tensors)
 
     @classmethod
     def from_dict(cls, content: dict) -> "Fingerprint":
@@ -167,8 +160,12 @@ class Fingerprint:
 def fingerprint(
     model: nn.Module, # any module that is not on the meta device
     algorithm: str = "crc32", # or "sha256": slower, and proof against intent too
+    names: Iterable[str] | None = None, # of some tensors; what is gone is left out
 ) -> Fingerprint: # shared memory is hashed once, nothing is copied
     """Fingerprint of every parameter and every buffer of `model`.
 
     `ValueError`: an unknown algorithm, or a model on the meta device."""
-    return Fingerprint(tensor_lines(named_tensors(model), algorithm), algorithm)
+    tensors = named_tensors(model)
+    if names is not None:
+        tensors = {name: tensors[name] for name in names if name in tensors}
+    return Fingerprint(tensor_lines(tensors, algorithm), algorithm)

@@ -8,8 +8,6 @@ __all__ = ['PackedSequenceCollator', 'PackedSequenceMixin']
 # %% ../../nbs/packed_sequence/index.ipynb #5eaafcd6
 from .collator import PackedSequenceCollator
 from .mixin import PackedSequenceMixin
-from .nests import count_rows as count_rows
-from .nests import pad_nest as pad_nest
 
 # %% ../../nbs/packed_sequence/index.ipynb #28a9b554
 _all_ = ["PackedSequenceCollator", "PackedSequenceMixin"]

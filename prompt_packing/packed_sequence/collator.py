@@ -15,9 +15,9 @@ from torch.nn.utils.rnn import pack_sequence, pad_sequence
 def _tensor_of(row, key, number):
     "Feature `key` of row `number` as a tensor."
     if key not in row:
-        raise ValueError(f"Row {number} has no {key!r}, only {list(row)}: rows need the "
-                         "same features, text must be tokenized first, and the argument "
-                         "keys names what is packed.")
+        raise ValueError(f"Row {number} has no {key!r}, only {list(row)}: rows need "
+                         "the same features, text must be tokenized first, and the "
+                         "argument keys names what is packed.")
     try:
         return torch.as_tensor(row[key])
     except (TypeError, ValueError, RuntimeError) as error:
@@ -29,34 +29,22 @@ def _without_padding(row, key, number):
     "Feature `key` of a row as a tensor, without what its attention mask leaves out."
     values, mask = _tensor_of(row, key, number), row.get("attention_mask")
     if mask is not None:
-        mask = torch.as_tensor(mask).bool()
-        if len(mask) != len(values):
-            raise ValueError(
-                f"Row {number}: {key!r} has {len(values)} positions and "
-                f"'attention_mask' {len(mask)}; they must be as long as each other.")
-        values = values[mask]
+        values = values[torch.as_tensor(mask).bool()]
     if not len(values):
         raise ValueError(f"Row {number} of the batch is empty in {key!r}: "
                          "a PackedSequence cannot hold it, so filter such rows out.")
     return values
 
 # %% ../../nbs/packed_sequence/collator.ipynb #8c3ccf37
-def _check_lengths(packed, enforce_sorted):
-    "Refuse rows whose keys differ in length, and unsorted rows if they must be sorted."
+def _check_lengths(packed):
+    "`ValueError` for a row whose keys differ in length."
     main, *others = packed
-    lengths = [len(values) for values in packed[main]]
     for key in others:
-        for i, (values, n) in enumerate(zip(packed[key], lengths)):
-            if len(values) != n:
+        for i, (values, first) in enumerate(zip(packed[key], packed[main])):
+            if len(values) != len(first):
                 raise ValueError(
-                    f"Row {i}: {key!r} has {len(values)} tokens and {main!r} {n}; "
-                    "features packed together need equal lengths.")
-    for i in range(1, len(lengths)) if enforce_sorted else ():
-        if lengths[i] > lengths[i - 1]:
-            raise ValueError(
-                f"Row {i} is longer ({lengths[i]}) than row {i - 1} "
-                f"({lengths[i - 1]}): sort the rows by falling length, or leave "
-                "enforce_sorted=False.")
+                    f"Row {i}: {key!r} has {len(values)} tokens and {main!r} "
+                    f"{len(first)}; features packed together need equal lengths.")
 
 # %% ../../nbs/packed_sequence/collator.ipynb #ff2457ed
 def _one_dtype(tensors):
@@ -64,12 +52,12 @@ def _one_dtype(tensors):
     dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
     return [tensor.to(dtype) for tensor in tensors]
 
-def _stack_or_pad(key, features, batch_first):
+def _stack_or_pad(key, features):
     values = _one_dtype([_tensor_of(row, key, i) for i, row in enumerate(features)])
-    steps_first = not batch_first and values[0].dim() > 0
     if len({v.shape for v in values}) == 1:
-        return torch.stack(values, int(steps_first))
-    return pad_sequence(values, batch_first, -100 if "label" in key else 0)
+        return torch.stack(values)
+    return pad_sequence(values, batch_first=True,
+                        padding_value=-100 if "label" in key else 0)
 
 # %% ../../nbs/packed_sequence/collator.ipynb #025e92fd
 class PackedSequenceCollator:
@@ -78,31 +66,28 @@ class PackedSequenceCollator:
     Padded positions (0 in a row's `attention_mask`) are left out, and the mask too.
     Other features are stacked, or padded where lengths differ (labels with -100).
 
-    Raises `ValueError`, with the number of the row, for an empty row, a missing key,
-    keys of different lengths within a row, and unsorted rows under `enforce_sorted`;
-    `TypeError` for text."""
+    Raises `ValueError`, with the number of the row, for an empty row, a missing key and
+    keys of different lengths within a row; `TypeError` for text; and what PyTorch
+    raises for unsorted rows under `enforce_sorted`."""
     def __init__(self,
         keys:tuple=("input_ids",), # features to pack; add "labels" for a tagger
-        batch_first:bool=True, # other lists are (rows, steps); False: (steps, rows)
         enforce_sorted:bool=False, # rows come sorted by falling length
     ):
         self.keys = (keys,) if isinstance(keys, str) else tuple(keys)
-        self.batch_first, self.enforce_sorted = batch_first, enforce_sorted
+        self.enforce_sorted = enforce_sorted
 
     def __call__(self,
         features:list, # one mapping per row, of lists, arrays or tensors
     ) -> dict: # the batch
         "One batch of the rows in `features`."
-        if not features:
-            raise ValueError("There is no row to make a batch of.")
         batch = {k: [_without_padding(row, k, i) for i, row in enumerate(features)]
                  for k in self.keys}
-        _check_lengths(batch, self.enforce_sorted)
+        _check_lengths(batch)
         batch = {k: pack_sequence(_one_dtype(v), self.enforce_sorted)
                  for k, v in batch.items()}
         for key in features[0]:
             if key not in (*self.keys, "attention_mask"):
-                batch[key] = _stack_or_pad(key, features, self.batch_first)
+                batch[key] = _stack_or_pad(key, features)
         return {_RENAMED.get(key, key): values for key, values in batch.items()}
 
 # %% ../../nbs/packed_sequence/collator.ipynb #52da6a5e

@@ -12,17 +12,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils.rnn import PackedSequence, pad_sequence, unpack_sequence
-from torch.utils.data import DataLoader, IterableDataset
-from transformers.trainer_pt_utils import LabelSmoother
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from transformers.trainer_utils import has_length
+from transformers.utils import logging
 
 from ..foundation.rows import LazyBatch
 from ..foundation.mixins import check_order, set_for_now
 from .collator import PackedSequenceCollator
-from .dispatch import dispatch_rows
-from prompt_packing.packed_sequence.nests import (
-    copyable, flat_tokens, has_fields, map_fields, with_data, count_rows,
-    holds_packed, pad_nest)
+from .nests import (
+    count_rows, flat_tokens, holds_packed, pad_nest, parts_of, with_parts)
+
+_logger = logging.get_logger(__name__)
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #7fb22ae8
 def _pad_outputs(outputs):
@@ -34,18 +35,14 @@ def _pad_outputs(outputs):
 @contextmanager
 def _padded_outputs(trainer, model):
     "While it lasts, outputs of `trainer.compute_loss` and of `model` are padded."
-    compute_loss, inside = trainer.compute_loss, []
+    compute_loss = trainer.compute_loss
+    hook = model.register_forward_hook(lambda _, args, outputs: _pad_outputs(outputs))
 
     def padded_loss(*args, **kwargs):
-        inside.append(True)
-        try:
-            result = compute_loss(*args, **kwargs)
-        finally:
-            inside.pop()
+        hook.remove() # the loss is computed from what the model gives
+        result = compute_loss(*args, **kwargs)
         return tuple(map(_pad_outputs, result)) if type(result) is tuple else result
 
-    hook = model.register_forward_hook(
-        lambda module, args, outputs: outputs if inside else _pad_outputs(outputs))
     with set_for_now(trainer, compute_loss=padded_loss):
         try:
             yield
@@ -53,100 +50,40 @@ def _padded_outputs(trainer, model):
             hook.remove()
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #dc3499f4
-def _labels_in(
-    batch, # a mapping of inputs
-    wanted, # names that the Trainer found in the signature of `forward`
-    fixed=False, # the user gave these names in TrainingArguments
-): # names of the labels
-    "`wanted` if the batch has them all, otherwise its keys with `label` in their name."
-    if wanted and all(batch.get(name) is not None for name in wanted):
-        return wanted
-    names = [name for name in batch if "label" in name and batch[name] is not None]
-    return wanted if fixed or not names else names
+def _labels_in(batch, wanted, fixed=False):
+    """Names of the labels in a batch, empty where it has none.
 
-# %% ../../nbs/packed_sequence/mixin.ipynb #c1321a27
-def _require_labels(model, batch, names):
-    "ValueError if `batch` has none of its labels `names`."
-    if names and all(batch.get(name) is not None for name in names):
-        return
-    raise ValueError(
-        "evaluate() needs labels, and the batch has none of "
-        f"{names or 'the usual names'}: its keys are {list(batch)}. If one of them "
-        "holds the labels, pass TrainingArguments(label_names=[...]); columns that the "
-        f"forward of {type(model).__name__} does not name are dropped unless "
-        "remove_unused_columns=False. To run without labels, call predict().")
+    `wanted`, which the Trainer read off `forward`, if the batch has them all; otherwise
+    keys with `label` in their name, unless the user named the labels (`fixed`)."""
+    given = [name for name in batch if batch[name] is not None]
+    if wanted and all(name in given for name in wanted):
+        return wanted
+    return [] if fixed else [name for name in given if "label" in name]
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #4ebda90c
-def _pad_labels(batch):
+def _pad_labels(batch): # a mapping, or a list as a `TensorDataset` gives it
     "`batch` with labels padded, where they are packed."
-    if not isinstance(batch, Mapping):
-        return batch # as a `TensorDataset` gives them
-    packed = {name: pad_nest(batch[name]) for name in ("labels", "shift_labels")
-              if isinstance(batch.get(name), PackedSequence)}
-    return {**batch, **packed} if packed else batch
-
-class _PaddedLabelSmoother(LabelSmoother):
-    "Label smoothing of packed logits and labels."
-    def __call__(self, model_output, labels, *args, **kwargs):
-        outputs, labels = _pad_outputs(model_output), pad_nest(labels)
-        return super().__call__(outputs, labels, *args, **kwargs)
-
-def _for_packed(smoother):
-    "`smoother`, or one for packed logits where it is transformers' own."
-    if type(smoother) is not LabelSmoother:
-        return smoother
-    return _PaddedLabelSmoother(epsilon=smoother.epsilon)
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    packed = isinstance(labels, PackedSequence)
+    return {**batch, "labels": pad_nest(labels)} if packed else batch
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #a25ff1ab
 def _main_input(model): return getattr(model, "main_input_name", "input_ids")
 
-def _rows_to_generate_from(
-    model, # about to generate
-    inputs, # a batch
-): # as given, None; or padded rows, and by how many steps the labels of each moved
-    "`inputs` with a packed main input as padded rows and an `attention_mask`."
-    main = _main_input(model)
+def _to_generate_from(inputs, main): # `main`: name of the main input
+    "`inputs` with a packed main input as rows padded on the right, and their mask."
     if not isinstance(inputs.get(main), PackedSequence):
-        return inputs, None
-    config, rows = model.config, unpack_sequence(inputs[main])
-    side = "right" if config.is_encoder_decoder else "left"
-    mask = pad_sequence([torch.ones_like(row) for row in rows], True, padding_side=side)
-    padded = pad_sequence(rows, True, config.pad_token_id or 0, side)
-    batch, moved = {name: pad_nest(values) for name, values in inputs.items()}, None
-    if side == "left" and getattr(batch.get("labels"), "shape", None) == mask.shape:
-        moved = (mask == 0).sum(1)
-        batch["labels"] = _rolled(batch["labels"], moved)
-    return batch | {main: padded, "attention_mask": mask}, moved
-
-def _rolled(labels, by): # int64 (rows, steps), int64 (rows,)
-    "Each row moved to the right by so many steps, and what falls off put in front."
-    steps = torch.arange(labels.shape[1], device=labels.device)
-    where = (steps - by.to(labels.device)[:, None]) % labels.shape[1]
-    return labels.gather(1, where)
+        return inputs
+    rows, lengths = pad_packed_sequence(inputs[main], batch_first=True)
+    mask = torch.arange(rows.shape[1]) < lengths[:, None]
+    return {**pad_nest(inputs), main: rows, "attention_mask": mask.to(rows.device)}
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #52a6c810
-class _Evaluation:
-    "During one evaluation: whether it needs labels, and the rows so far."
-    def __init__(self, needs_labels): self.needs_labels, self.rows = needs_labels, 0
-
-    def num_samples(self, accelerator, dataset, counted):
-        "Rows of `dataset`; what transformers `counted` where it can count them."
-        has_length = hasattr(dataset, "__len__")
-        if has_length and not isinstance(dataset, IterableDataset):
-            return counted
-        dealt_from = getattr(dataset, "dataset", None) # where process 0 reads
-        if rows := getattr(dealt_from, "rows_read", 0):
-            return rows
-        rows = torch.tensor([self.rows], device=accelerator.device)
-        return int(accelerator.gather(rows).sum()) or counted
-
-# %% ../../nbs/packed_sequence/mixin.ipynb #a7639282
-def _refuse_data_parallel(n_gpu, inputs):
-    if n_gpu > 1 and holds_packed(inputs):
-        raise RuntimeError(
-            f"torch.nn.DataParallel over {n_gpu} GPUs cannot split a PackedSequence: "
-            "start one process per GPU with torchrun, or set CUDA_VISIBLE_DEVICES to a "
-            "single GPU.")
+def _note_last_rows(state, inputs): # accelerate's `GradientState`, a batch
+    "Where this is a stream's last batch, tell its loader how many rows it has."
+    is_last = state.in_dataloader and state.end_of_dataloader
+    if is_last and state.remainder < 0 and (rows := count_rows(inputs)):
+        state.active_dataloader.remainder = rows
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #8469886e
 class PackedSequenceMixin:
@@ -155,111 +92,100 @@ class PackedSequenceMixin:
     Put it before a Trainer: `class T(PackedSequenceMixin, transformers.Trainer)`.
     Batches may be nests of mappings, lists, tuples, namedtuples and dataclasses.
     Predictions, labels and inputs reach metrics as tensors padded on the right with
-    -100. With `dispatch_batches`, and for an `IterableDataset`, process 0 reads and
-    sends rows, and each process collates its own.
+    -100. `dispatch_batches` is turned off: on several processes each reads the whole
+    of an `IterableDataset` and collates its own rows, and one that is evaluated there
+    is read into a list.
 
-    Raises `ValueError` when `evaluate()` finds no labels in a packed batch,
-    `RuntimeError` under `torch.nn.DataParallel`, and `TypeError` for a class in which
-    a Trainer comes first."""
-    _evaluation = None
+    What is called when: `_get_dataloader` once for each loader; `_prepare_inputs`, and
+    `_prepare_input` for each of its parts, once a batch; `_get_num_items_in_batch` once
+    a step; the two counts of tokens once a batch of a training; `evaluation_loop` once
+    an evaluation or prediction, and in it `prediction_step` once a batch.
+
+    Raises `RuntimeError` under `torch.nn.DataParallel`, and `TypeError` for a class in
+    which a Trainer comes first."""
+    _packed_rows = 0 # of the evaluation that is running
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         check_order(cls, PackedSequenceMixin)
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.label_smoother = _for_packed(self.label_smoother)
-
-    def create_accelerator_and_postprocess(self):
-        super().create_accelerator_and_postprocess()
-        dispatch_rows(self.accelerator)
+    def _get_dataloader(self, dataset: Dataset, *args: Any, **kwargs: Any):
+        several = self.accelerator.num_processes > 1 and not kwargs.get("is_training")
+        # a `batch_size` of None: it has batches, and no rows to be dealt
+        of_rows = getattr(dataset, "batch_size", 0) is not None
+        if several and of_rows and isinstance(dataset, IterableDataset):
+            dataset = list(dataset) # only a length tells which rows were filled in
+        config = self.accelerator.dataloader_config
+        if config.dispatch_batches:
+            _logger.warning_once("dispatch_batches is not used: no PackedSequence can be "
+                                 "cut by position. Every process reads the data.")
+        with set_for_now(config, dispatch_batches=False):
+            return super()._get_dataloader(dataset, *args, **kwargs)
 
     def _set_signature_columns_if_needed(self):
         super()._set_signature_columns_if_needed()
-        if not isinstance(self.data_collator, PackedSequenceCollator):
-            return
-        if "attention_mask" not in self._signature_columns: # for the collator alone
-            self._signature_columns.append("attention_mask")
-
-    def _prepare_input(self, data):
-        if torch.is_tensor(data) or isinstance(data, Mapping):
-            return super()._prepare_input(data)
-        if isinstance(data, PackedSequence):
-            return with_data(data, super()._prepare_input(data.data))
-        if has_fields(data):
-            return map_fields(self._prepare_input, data)
-        return super()._prepare_input(data)
+        packs = isinstance(self.data_collator, PackedSequenceCollator)
+        if packs and "attention_mask" not in self._signature_columns:
+            self._signature_columns.append("attention_mask") # for the collator alone
 
     def _prepare_inputs(self, inputs):
-        _refuse_data_parallel(self.args.n_gpu, inputs)
+        if self.args.n_gpu > 1 and holds_packed(inputs):
+            raise RuntimeError("torch.nn.DataParallel cannot split a PackedSequence: "
+                               "start one process per GPU with torchrun, or set "
+                               "CUDA_VISIBLE_DEVICES to a single GPU.")
         return super()._prepare_inputs(inputs)
 
-    def _track_num_input_tokens(self, inputs):
-        if self.args.include_num_input_tokens_seen in (False, "no", None):
-            return None
-        return super()._track_num_input_tokens(
-            flat_tokens(inputs, _main_input(self.model)))
-
-    def floating_point_ops(self, inputs):
-        if isinstance(inputs, LazyBatch): # counted by its parts, which are made
-            return super().floating_point_ops(inputs)
-        return super().floating_point_ops(flat_tokens(inputs, _main_input(self.model)))
+    def _prepare_input(self, data):
+        if isinstance(data, PackedSequence):
+            moved = super()._prepare_input(data.data)
+            return data.to(moved.device)._replace(data=moved)
+        parts = parts_of(data)
+        if parts is None or isinstance(data, Mapping):
+            return super()._prepare_input(data)
+        return with_parts(data, {n: self._prepare_input(p) for n, p in parts.items()})
 
     def _get_num_items_in_batch(self, batch_samples, device):
         batches = [_pad_labels(batch) for batch in batch_samples]
         return super()._get_num_items_in_batch(batches, device)
 
-    def evaluation_loop(
-            self, dataloader: DataLoader, description: str, *args: Any, **kwargs: Any):
-        evaluation = _Evaluation(needs_labels=description == "Evaluation")
-        with set_for_now(self, _evaluation=evaluation):
-            output = super().evaluation_loop(dataloader, description, *args, **kwargs)
-        dataset = getattr(dataloader, "dataset", None)
-        rows = evaluation.num_samples(self.accelerator, dataset, output.num_samples)
-        return output._replace(num_samples=rows)
+    def _track_num_input_tokens(self, inputs):
+        if self.args.include_num_input_tokens_seen in (False, "no", None):
+            return None # and a batch of a step that is cut is not collated for it
+        flat = flat_tokens(inputs, _main_input(self.model))
+        return super()._track_num_input_tokens(flat)
+
+    def floating_point_ops(self, inputs: Mapping):
+        if not isinstance(inputs, LazyBatch): # that of a cut step counts its parts
+            inputs = flat_tokens(inputs, _main_input(self.model))
+        return super().floating_point_ops(inputs)
+
+    def evaluation_loop(self, dataloader: DataLoader, *args: Any, **kwargs: Any):
+        self._packed_rows = 0
+        output = super().evaluation_loop(dataloader, *args, **kwargs)
+        if not self._packed_rows or has_length(dataloader.dataset):
+            return output
+        return output._replace(num_samples=self._packed_rows) # it counted tokens
 
     def prediction_step(
             self, model: nn.Module, inputs: Mapping, prediction_loss_only: bool,
             *args: Any, **kwargs: Any):
-        names = _label_names(self, inputs)
-        step, moved = inputs, None
+        step, settings, main = inputs, {}, _main_input(self.model)
+        if holds_packed(inputs):
+            self._packed_rows += count_rows(inputs)
+            fixed = self.args.label_names is not None
+            names = _labels_in(inputs, self.label_names, fixed)
+            if names: # transformers cannot copy packed labels, so it is told of none
+                settings = dict(label_names=[], can_return_loss=True)
         generates = getattr(self.args, "predict_with_generate", False)
         if generates and not prediction_loss_only:
-            step, moved = _rows_to_generate_from(self.model, inputs)
-        _note_last_rows(self.accelerator, inputs)
-        with set_for_now(self, label_names=names), _padded_outputs(self, model):
+            step = _to_generate_from(inputs, main)
+        _note_last_rows(self.accelerator.gradient_state, inputs)
+        with set_for_now(self, **settings), _padded_outputs(self, model):
             loss, logits, labels = super().prediction_step(
-                model, copyable(step, names), prediction_loss_only, *args, **kwargs)
-        if "inputs" in self.args.include_for_metrics:
-            _pad_main_input(self.model, inputs)
-        if moved is not None and torch.is_tensor(labels):
-            labels = _rolled(labels, -moved)
+                model, step, prediction_loss_only, *args, **kwargs)
+        if settings and isinstance(labels, tuple) and not labels:
+            labels = self._prepare_input(tuple(inputs[name] for name in names))
+            labels = labels if len(labels) > 1 else labels[0]
+        if "inputs" in self.args.include_for_metrics and holds_packed(inputs.get(main)):
+            inputs[main] = pad_nest(inputs[main]) # the Trainer reads it from this dict
         return loss, pad_nest(logits), pad_nest(labels)
-
-# %% ../../nbs/packed_sequence/mixin.ipynb #b87ba1f1
-def _label_names(trainer, inputs):
-    "The keys of the labels in a packed batch, whose rows are counted."
-    if not holds_packed(inputs):
-        return trainer.label_names
-    given_by_user = trainer.args.label_names is not None
-    names = _labels_in(inputs, trainer.label_names, given_by_user)
-    if evaluation := trainer._evaluation:
-        evaluation.rows += count_rows(inputs)
-        if evaluation.needs_labels and not trainer.can_return_loss:
-            _require_labels(trainer.model, inputs, names)
-    return names
-
-def _pad_main_input(model, inputs):
-    "Pad the packed main input, in place."
-    main = _main_input(model)
-    if holds_packed(inputs.get(main)):
-        inputs[main] = pad_nest(inputs[main])
-
-def _note_last_rows(accelerator, inputs):
-    "Rows of the last batch of a stream, which its loader cannot know."
-    state = accelerator.gradient_state
-    is_last = state.in_dataloader and state.end_of_dataloader
-    if is_last and state.remainder < 0 and accelerator.num_processes == 1:
-        if rows := count_rows(inputs):
-            state.active_dataloader.remainder = rows

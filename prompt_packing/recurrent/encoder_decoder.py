@@ -7,7 +7,6 @@ __all__ = ['RecurrentEncoderDecoder']
 
 # %% ../../nbs/recurrent/encoder_decoder.ipynb #b87853cf
 import copy
-import math
 from typing import Any
 
 import torch
@@ -15,86 +14,58 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import BaseModelOutputWithPast, Seq2SeqLMOutput
-from transformers.utils.generic import can_return_tuple
-from .generation import (
-    StateGenerationMixin, unseen_mask, unseen_steps)
+from .generation import StateGenerationMixin, state_in, unseen_steps
 from .heads import token_loss
-from .layers import RecurrentLayers, layout_of
-from .layout import Layout
-from .model import (
+from .layers import CELLS, RecurrentLayers
+from .layout import Layout, on_tokens, refuse
+from prompt_packing.recurrent.model import (
     RecurrentConfig, RecurrentModel, RecurrentPreTrainedModel, RecurrentState,
-    embedded_layout, one_input, new_state, wants_states)
+    new_state, packing_forward)
 
 # %% ../../nbs/recurrent/encoder_decoder.ipynb #9a5b25d0
 class _Attention(nn.Module):
     "Attention of decoder outputs over the encoder outputs of the same row."
-    def __init__(self, query_size, memory_size, output_size):
+    def __init__(self, config):
         super().__init__()
-        self.score = nn.Linear(query_size, memory_size, bias=False)
-        self.combine = nn.Linear(query_size + memory_size, output_size)
+        query_size = config.projection_size or config.hidden_size
+        self.score = nn.Linear(query_size, config.output_size, bias=False)
+        self.combine = nn.Linear(query_size + config.output_size, config.embedding_size)
 
     def forward(self, query, memory, real):
         # (rows, steps, size), (rows, source steps, size), bool (rows, source steps)
-        scores = self.score(query) @ memory.transpose(1, 2)
-        weights = scores.masked_fill(~real[:, None], float("-inf")).softmax(-1)
-        return torch.tanh(self.combine(torch.cat([weights @ memory, query], -1)))
+        context = nn.functional.scaled_dot_product_attention(
+            self.score(query), memory, memory, attn_mask=real[:, None], scale=1.)
+        return torch.tanh(self.combine(torch.cat([context, query], -1)))
 
 # %% ../../nbs/recurrent/encoder_decoder.ipynb #35e027cf
 class _FirstState(nn.Linear):
     "The decoder's first state from the mean encoder output of each row."
     def __init__(self, config):
-        parts = 2 if config.cell == "lstm" else 1
-        sizes = parts, config.num_layers, config.hidden_size
-        super().__init__(config.output_size, math.prod(sizes))
-        self.sizes = sizes
+        parts = len(CELLS[config.cell].parts)
+        self.sizes = parts, config.num_layers, config.hidden_size
+        super().__init__(config.output_size, torch.Size(self.sizes).numel())
 
     def forward(self, memory, real):
         mean = (memory * real[..., None]).sum(1) / real.sum(1, keepdim=True)
         states = torch.tanh(super().forward(mean)).unflatten(1, self.sizes)
         states = states.permute(1, 2, 0, 3).contiguous() # parts, layers, rows, size
-        return RecurrentState(tuple(states) if len(states) == 2 else states[0])
+        return RecurrentState(tuple(states) if len(states) > 1 else states[0])
 
 # %% ../../nbs/recurrent/encoder_decoder.ipynb #9d1d9e5d
-def _memory_rows(memory, attention_mask=None, input_lengths=None):
+def _memory_rows(memory, attention_mask=None):
     "Encoder outputs as padded rows, and which of their positions are real."
     if isinstance(memory, PackedSequence):
         memory, lengths = pad_packed_sequence(memory, batch_first=True)
-        real = torch.arange(memory.shape[1]) < lengths[:, None]
-        return memory, real.to(memory.device)
-    layout = layout_of(memory, attention_mask, input_lengths)
-    ones = torch.ones(memory.shape[:2], dtype=torch.bool, device=memory.device)
-    return memory, layout.restore(layout.pack(ones))
+        attention_mask = torch.arange(memory.shape[1]) < lengths[:, None]
+    if attention_mask is None:
+        attention_mask = torch.ones(memory.shape[:2])
+    return memory, attention_mask.bool().to(memory.device)
 
 # %% ../../nbs/recurrent/encoder_decoder.ipynb #aebda2af
-def _one_step_late(labels, start, pad):
-    late = torch.cat([labels.new_full((labels.shape[0], 1), start), labels[:, :-1]], 1)
-    return late.masked_fill(late == -100, pad)
-
 def _up_to_last_target(labels):
     "A mask that ends with each row's last label that counts, or after one step."
     steps = torch.arange(1, labels.shape[1] + 1, device=labels.device)
-    last = (steps * (labels != -100)).amax(1).clamp(min=1)
-    return steps <= last[:, None]
-
-# %% ../../nbs/recurrent/encoder_decoder.ipynb #e5de48fc
-def _checked_seq2seq(config):
-    "A copy of `config` for an encoder-decoder, or `ValueError` for an id it lacks."
-    config = copy.deepcopy(config)
-    config.is_encoder_decoder = True
-    for name in ("decoder_start_token_id", "pad_token_id"):
-        if getattr(config, name) is None:
-            raise ValueError(f"RecurrentEncoderDecoder needs config.{name}.")
-    return config
-
-def _check_targets(sources, targets):
-    if sources == targets:
-        return
-    raise ValueError(f"{sources} source rows have {targets} target rows.")
-
-def _refuse_no_target(labels):
-    if labels is None:
-        raise ValueError("The decoder needs labels or "
-                                        "decoder_input_ids.")
+    return steps <= (steps * (labels != -100)).amax(1, keepdim=True).clamp(min=1)
 
 # %% ../../nbs/recurrent/encoder_decoder.ipynb #5e1badbd
 class RecurrentEncoderDecoder(RecurrentPreTrainedModel, StateGenerationMixin):
@@ -102,101 +73,70 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, StateGenerationMixin):
 
     The encoder reads in one or two directions, the decoder in one. Both share one
     vocabulary and its embeddings. `ValueError` without `config.decoder_start_token_id`
-    and `config.pad_token_id`."""
+    and `config.pad_token_id`, and for rows without targets."""
     base_model_prefix = "encoder" # so that an encoder's checkpoint fits
     _tied_weights_keys = {"lm_head.weight": "encoder.embed_tokens.weight"}
 
     def __init__(self, config: RecurrentConfig):
-        config = _checked_seq2seq(config)
+        refuse(None in (config.decoder_start_token_id, config.pad_token_id),
+               "The config needs a decoder_start_token_id and a pad_token_id.")
+        config = copy.deepcopy(config)
+        config.is_encoder_decoder = True # what generate() asks
         super().__init__(config)
         self.encoder = RecurrentModel(config)
         self.decoder = RecurrentLayers(config, bidirectional=False)
         self.first_state = _FirstState(config)
-        self.attention = _Attention(config.projection_size or config.hidden_size,
-                                    config.output_size, config.embedding_size)
+        self.attention = _Attention(config)
         self.lm_head = nn.Linear(config.embedding_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def get_encoder(self, *args: Any, **kwargs: Any): return self.encoder
-    def get_input_embeddings(self): return self.encoder.embed_tokens
-    def set_input_embeddings(self, value: nn.Embedding):
-        self.encoder.embed_tokens = value
-
-    @can_return_tuple # also takes `return_dict`
+    @packing_forward
     def forward(self,
         # source: int64 (rows, steps) or a `PackedSequence`
         input_ids: torch.Tensor | PackedSequence | None = None,
         # (rows, steps) of the source: 1 for tokens, 0 for padding
         attention_mask: torch.Tensor | None = None,
-        # int (rows,): tokens per source, for padding on the right
-        input_lengths: torch.Tensor | None = None,
         # int64 (rows, target steps); made from labels if None
         decoder_input_ids: torch.Tensor | None = None,
-        # (rows, target steps) of the decoder's input
-        decoder_attention_mask: torch.Tensor | None = None,
         # (rows, target steps), not shifted; -100 does not count
-        labels: torch.Tensor | PackedSequence | None = None,
+        labels: torch.Tensor | None = None,
         # what `encoder` returned; the source is then not read
         encoder_outputs: BaseModelOutputWithPast | None = None,
         # the decoder's `RecurrentState`; from the source if None
         past_key_values: RecurrentState | None = None,
         use_cache:bool=None, # return the decoder's state; `config.use_cache` if None
-        # (rows, steps, embedding_size), for `input_ids`
-        inputs_embeds: torch.Tensor | None = None,
-        decoder_inputs_embeds: torch.Tensor | None = None, # for `decoder_input_ids`
-        output_hidden_states:bool=None, # embeddings and the outputs of each layer too
         token_type_ids: torch.Tensor | None = None, # ignored
     ):
-        show, loss = wants_states(self, output_hidden_states), None
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(
-                input_ids, attention_mask, input_lengths, inputs_embeds,
-                use_cache=False, output_hidden_states=show, return_dict=True)
-        memory, real = _memory_rows(encoder_outputs[0], attention_mask, input_lengths)
-        if decoder_input_ids is None and decoder_inputs_embeds is None:
-            _refuse_no_target(labels)
-            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-            decoder_attention_mask = _up_to_last_target(labels)
-        x = one_input(decoder_input_ids, decoder_inputs_embeds)
-        _check_targets(memory.shape[0], x.shape[0])
-        layout, before = layout_of(x, decoder_attention_mask), past_key_values
-        if before is None:
-            before = self.first_state(memory, real)
-        outputs, hidden, shown = self.decoder(
-            embedded_layout(layout, self.encoder.embed_tokens, decoder_input_ids,
-                      decoder_inputs_embeds),
-            before.hidden, layout if show else None)
-        attended = self.attention(layout.restore(outputs), memory, real)
-        logits = self.lm_head(attended)
+            encoder_outputs = self.encoder(input_ids, attention_mask, use_cache=False)
+        memory, real = _memory_rows(encoder_outputs[0], attention_mask)
+        x, mask, loss = decoder_input_ids, None, None
+        if x is None:
+            refuse(labels is None, "The decoder needs labels or decoder_input_ids.")
+            x = self.prepare_decoder_input_ids_from_labels(labels)
+            mask = _up_to_last_target(labels)
+        refuse(len(memory) != len(x), f"{len(memory)} sources have {len(x)} targets.")
+        layout = Layout(x, mask)
+        before = past_key_values or self.first_state(memory, real)
+        embedded = on_tokens(self.encoder.embed_tokens, layout.pack(x))
+        outputs, hidden = self.decoder(embedded, before.hidden)
+        logits = self.lm_head(self.attention(layout.restore(outputs), memory, real))
         if labels is not None:
-            loss = token_loss(self, Layout(logits), logits, labels.flatten(),
-                               labels=labels)
-        return Seq2SeqLMOutput(
-            loss, logits, new_state(self, hidden, x, before, use_cache),
-            decoder_hidden_states=tuple(shown) if shown else None,
-            encoder_last_hidden_state=memory,
-            encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None))
+            loss = token_loss(self, Layout(logits), logits, labels.flatten(), labels)
+        state = new_state(self, hidden, x, before, use_cache)
+        return Seq2SeqLMOutput(loss, logits, state, encoder_last_hidden_state=memory)
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor):
         "Labels one step later, after `decoder_start_token_id`; -100 becomes padding."
-        return _one_step_late(labels, self.config.decoder_start_token_id,
-                              self.config.pad_token_id)
+        start = torch.full_like(labels[:, :1], self.config.decoder_start_token_id)
+        late = torch.cat([start, labels[:, :-1]], 1)
+        return late.masked_fill(late == -100, self.config.pad_token_id)
 
-    def prepare_inputs_for_generation(
-            self, input_ids: torch.Tensor | PackedSequence | None,
-            past_key_values: RecurrentState | None = None,
-            attention_mask: torch.Tensor | None = None,
-            encoder_outputs: BaseModelOutputWithPast | None = None,
-            decoder_attention_mask: torch.Tensor | None = None,
-            use_cache: bool | None = None, cache: RecurrentState | None = None,
-            **kwargs: Any):
-        if past_key_values is None: # transformers 5.24 calls it `cache`
-            past_key_values = cache
-        new = unseen_steps(input_ids, past_key_values)
-        mask = unseen_mask(decoder_attention_mask, new, past_key_values)
-        return {"decoder_input_ids": new, "decoder_attention_mask": mask,
-                "past_key_values": past_key_values, "attention_mask": attention_mask,
-                "input_lengths": kwargs.get("input_lengths"), "use_cache": use_cache,
-                "encoder_outputs": encoder_outputs}
+    def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any):
+        state = state_in(**kwargs)
+        passed = "attention_mask", "use_cache", "encoder_outputs"
+        return {name: kwargs.get(name) for name in passed} | {
+            "decoder_input_ids": unseen_steps(input_ids, state),
+            "past_key_values": state}
 
 AutoModelForSeq2SeqLM.register(RecurrentConfig, RecurrentEncoderDecoder, exist_ok=True)

@@ -13,12 +13,10 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from transformers import AutoModelForTokenClassification
 from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 from transformers.modeling_outputs import TokenClassifierOutput
-from transformers.utils.generic import can_return_tuple
-from .layers import layout_of
-from .layout import Layout, on_tokens
+from .layout import Layout, on_tokens, refuse
 from prompt_packing.recurrent.model import (
     RecurrentConfig, RecurrentModel, RecurrentPreTrainedModel, RecurrentState,
-    one_input, value_or_default)
+    one_input, packing_forward)
 
 # %% ../../nbs/recurrent/heads.ipynb #8776e587
 def _top_state(state, bidirectional):
@@ -36,10 +34,8 @@ def _add_classifier(model):
 
 # %% ../../nbs/recurrent/heads.ipynb #5fe90bc0
 def _check_row_labels(labels, rows): # how many of each
-    if labels == rows:
-        return
-    raise ValueError(f"{rows} rows have {labels} labels: row "
-                     f"{min(rows, labels)} is the first without its partner.")
+    refuse(labels != rows, f"{rows} rows have {labels} labels: row {min(rows, labels)} "
+                           "is the first without its partner.")
 
 # %% ../../nbs/recurrent/heads.ipynb #31b5d430
 class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
@@ -52,14 +48,12 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
         super().__init__(config)
         _add_classifier(self)
 
-    @can_return_tuple # also takes `return_dict`
+    @packing_forward
     def forward(self,
         # int64 (rows, steps), or a `PackedSequence` of token ids
         input_ids: torch.Tensor | PackedSequence | None = None,
         # (rows, steps): 1 for tokens, 0 for padding on either side
         attention_mask: torch.Tensor | None = None,
-        # int (rows,): tokens per row, for padding on the right
-        input_lengths: torch.Tensor | None = None,
         # (rows, steps, embedding_size), in the place of `input_ids`
         inputs_embeds: torch.Tensor | None = None,
         # int64 (rows,); for several labels and regression float (rows, n)
@@ -67,11 +61,11 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
         # `RecurrentState` to start from; zeros if None
         past_key_values: RecurrentState | None = None,
         use_cache:bool=None, # return the state; `config.use_cache` if None
-        output_hidden_states:bool=None, # embeddings and the outputs of each layer too
         token_type_ids: torch.Tensor | None = None, # ignored
     ):
-        out = self.model(input_ids, attention_mask, input_lengths, inputs_embeds,
-                         past_key_values, True, output_hidden_states, return_dict=True)
+        # the state is needed here, even where it is not returned
+        out = self.model(input_ids, attention_mask, inputs_embeds, past_key_values,
+                         use_cache=True, return_dict=True)
         state = out.past_key_values
         pooled = _top_state(state, self.config.bidirectional)
         logits, loss = self.classifier(self.model.layers.finish(pooled)), None
@@ -79,9 +73,8 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
             _check_row_labels(labels.shape[0], logits.shape[0])
             loss = self.loss_function(labels=labels, pooled_logits=logits,
                                       config=self.config)
-        if not value_or_default(use_cache, self.config.use_cache):
-            state = None
-        return SequenceClassifierOutputWithPast(loss, logits, state, out.hidden_states)
+        keep = self.config.use_cache if use_cache is None else use_cache
+        return SequenceClassifierOutputWithPast(loss, logits, state if keep else None)
 
 AutoModelForSequenceClassification.register(
     RecurrentConfig, RecurrentForSequenceClassification, exist_ok=True)
@@ -107,14 +100,13 @@ def _as_rows(x):
 
 def token_loss(
         model: PreTrainedModel, layout: Layout, logits: torch.Tensor | PackedSequence,
-        targets: torch.Tensor | None, **labels: torch.Tensor | None):
-    "The mean over `targets`, or what `config.loss_type` names, of rows of `labels`."
+        targets: torch.Tensor, labels: torch.Tensor | PackedSequence):
+    "The mean over flat `targets`, or what `config.loss_type` names, of `labels`."
     if model.loss_type == model.default_loss:
         return _mean_loss(logits, targets)
-    rows = {name: _as_rows(given) for name, given in labels.items()}
     return model.loss_function(
-        logits=_as_rows(layout.restore(logits)), config=model.config,
-        vocab_size=model.config.vocab_size, **rows)
+        logits=_as_rows(layout.restore(logits)), labels=_as_rows(labels),
+        config=model.config, vocab_size=model.config.vocab_size)
 
 # %% ../../nbs/recurrent/heads.ipynb #521fd885
 class RecurrentForTokenClassification(RecurrentPreTrainedModel):
@@ -125,34 +117,29 @@ class RecurrentForTokenClassification(RecurrentPreTrainedModel):
         super().__init__(config)
         _add_classifier(self)
 
-    @can_return_tuple # also takes `return_dict`
+    @packing_forward
     def forward(self,
         # int64 (rows, steps), or a `PackedSequence` of token ids
         input_ids: torch.Tensor | PackedSequence | None = None,
         # (rows, steps): 1 for tokens, 0 for padding on either side
         attention_mask: torch.Tensor | None = None,
-        # int (rows,): tokens per row, for padding on the right
-        input_lengths: torch.Tensor | None = None,
         # (rows, steps, embedding_size), in the place of `input_ids`
         inputs_embeds: torch.Tensor | None = None,
         # as `input_ids`: rows or a `PackedSequence`; -100 does not count
         labels: torch.Tensor | PackedSequence | None = None,
         # `RecurrentState` to start from; zeros if None
         past_key_values: RecurrentState | None = None,
-        output_hidden_states:bool=None, # embeddings and the outputs of each layer too
         token_type_ids: torch.Tensor | None = None, # ignored
     ):
-        x, loss = one_input(input_ids, inputs_embeds), None
-        layout = layout_of(x, attention_mask, input_lengths)
+        layout = Layout(one_input(input_ids, inputs_embeds), attention_mask)
         out = self.model(
             input_ids, inputs_embeds=inputs_embeds, past_key_values=past_key_values,
-            use_cache=False, output_hidden_states=output_hidden_states,
-            return_dict=True, layout=layout)
-        logits = on_tokens(self.classifier, out.last_hidden_state)
+            use_cache=False, return_dict=True, layout=layout)
+        logits, loss = on_tokens(self.classifier, out.last_hidden_state), None
         if labels is not None:
             targets = layout.targets(labels)
-            loss = token_loss(self, layout, logits, targets, labels=labels)
-        return TokenClassifierOutput(loss, layout.restore(logits), out.hidden_states)
+            loss = token_loss(self, layout, logits, targets, labels)
+        return TokenClassifierOutput(loss, layout.restore(logits))
 
 AutoModelForTokenClassification.register(
     RecurrentConfig, RecurrentForTokenClassification, exist_ok=True)
