@@ -58,7 +58,7 @@ def run(fname, until, skip_flags, force, keep, compare, log, temp):
     multiprocessing.set_start_method("fork", force=True)  # as scripts have it; a forkserver would import all again for a DataLoader's workers
     os.environ.update(IN_TEST="1", TMPDIR=temp)
     tempfile.tempdir = temp
-    sys.path.insert(0, str(root))
+    sys.path[:0] = [str(root), str(fname.parent)]  # a page may import a file beside it, as in Jupyter
     os.chdir(fname.parent)
     processed = NBProcessor(fname, procs=FrontmatterProc, process=True).nb
     front = {key: str(value).lower() == "true" for key, value in getattr(processed, "frontmatter_", {}).items()}
