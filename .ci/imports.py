@@ -58,12 +58,11 @@ def page_of(module):
 
 
 def affected_pages(changed):
-    "The pages that export one of these modules, then those that import what uses one."
-    affected = set(changed)
-    while more := {name for name, used in modules().items() if used & affected} - affected:
-        affected |= more
+    "The pages that export one of these modules, then those that import one, or its chapter."
+    chapters = {name.rpartition(".")[0] for name in changed}
+    affected = changed | {name for name in chapters if modules().get(name, set()) & changed}
     names = "|".join(map(re.escape, sorted(affected)))
-    uses = re.compile(rf"^\s*(?:from|import) (?:{names})\b", re.M)
+    uses = re.compile(rf"^\s*(?:from|import) (?:{names})(?![\w.])", re.M)
     own = [page_of(name) for name in sorted(changed)]
     others = [page for page, (_, code) in pages().items() if names and uses.search(code)]
     return list(dict.fromkeys(filter(None, own + others)))
