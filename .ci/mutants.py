@@ -9,6 +9,7 @@ own page is run, and if that passes, the pages that import the module, at most t
 import argparse
 import ast
 import copy
+import os
 import random
 import shutil
 import subprocess
@@ -52,14 +53,9 @@ def finds(copied, pages):
     "Whether one of these pages fails in the copy."
     names = [str(page.relative_to(root)) for page in pages]
     command = [sys.executable, ".ci/notebooks.py", "--limit", "300", *names]
-    env = dict(PYTHONPATH=f"{copied}:{copied}/.ci")
-    done = subprocess.run(command, cwd=copied, capture_output=True, env={**environment(), **env})
+    env = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=f"{copied}:{copied}/.ci")
+    done = subprocess.run(command, cwd=copied, capture_output=True, env=env)
     return bool(names) and done.returncode != 0
-
-
-def environment():
-    import os
-    return dict(os.environ, OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
 
 
 def who_finds(copied, file, node, fault):
@@ -85,7 +81,8 @@ def main():
     args = parser.parse_args()
     every = list(candidates(args.folder))
     outcomes = []
-    for file, node, code, fault in random.Random(args.seed).sample(every, min(args.number, len(every))):
+    drawn = random.Random(args.seed).sample(every, min(args.number, len(every)))
+    for file, node, code, fault in drawn:
         with tempfile.TemporaryDirectory() as folder:
             copied = Path(folder, "copy")
             shutil.copytree(root, copied, symlinks=True, ignore=shutil.ignore_patterns(
