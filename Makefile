@@ -10,7 +10,7 @@ export PYTHONPATH := $(CURDIR):$(CURDIR)/.ci
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo compare test run docs prepare ci clean
+.PHONY: help install demo compare test run docs update prepare mutants ci clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -40,8 +40,8 @@ demo: $(VENV)/package  ## five problems on real text, today and here; words and 
 compare: $(VENV)/package  ## a head, a prompt and fine-tuning compared, three seeds each (ARGS=...: further options)
 	$(BIN)/prompt-packing compare $(REVIEWS) --train-rows 512 --eval-rows 400 --output-dir runs/compare --plot runs/compare.png $(ARGS)
 
-test: install  ## tests and printed numbers of chapters and modules (ALL=1: the reliability pages too; NB=nbs/a/page.ipynb[::cell id])
-	OMP_NUM_THREADS=1 $(BIN)/python .ci/notebooks.py --workers $(WORKERS) $(COMPARE) $(or $(NB),$(if $(ALL),,--without reliability))
+test: install  ## tests and printed numbers of chapters and modules (CHANGED=1: of what changed; ALL=1: reliability too; NB=nbs/a/page.ipynb[::cell id])
+	OMP_NUM_THREADS=1 $(BIN)/python .ci/notebooks.py --workers $(WORKERS) $(COMPARE) $(if $(CHANGED),--changed,$(or $(NB),$(if $(ALL),,--without reliability)))
 
 run: install  ## execute notebooks and keep their outputs (NB=...; ALL=1: slow cells, stories and benchmarks too)
 	OMP_NUM_THREADS=1 $(BIN)/python .ci/notebooks.py --keep --workers $(if $(ALL),1 --flags slow --force --limit 36000,$(WORKERS)) $(NB)
@@ -49,10 +49,16 @@ run: install  ## execute notebooks and keep their outputs (NB=...; ALL=1: slow c
 docs: install  ## build the site into _docs
 	$(BIN)/python .ci/docs.py
 
+update: install  ## carry edits of changed modules back into their notebooks
+	git diff --name-only HEAD -- 'prompt_packing/*.py' | grep -v _modidx | xargs -r -n1 $(BIN)/nbdev_update --fname
+
 prepare: install  ## export the modules, clean the notebooks, write README.md
 	$(BIN)/nbdev_export
 	$(BIN)/nbdev_clean
 	$(BIN)/python .ci/docs.py --readme
+
+mutants: install  ## draw 20 small faults in a folder and see which page finds them (FOLDER=bucketing)
+	OMP_NUM_THREADS=1 $(BIN)/python .ci/mutants.py $(FOLDER) $(ARGS)
 
 ci:  ## all that the continuous integration checks
 	bash .ci/run

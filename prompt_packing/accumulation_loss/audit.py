@@ -5,31 +5,107 @@
 # %% ../../nbs/accumulation_loss/audit.ipynb #a2a8a1ae
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import inspect
+import math
+from collections.abc import Mapping
 from copy import copy
+from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from tempfile import gettempdir
 
 import pandas as pd
 import torch
 import transformers
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
-from transformers import PretrainedConfig, TrainingArguments
-from transformers.trainer_callback import PrinterCallback
+from transformers import AutoConfig, PretrainedConfig, TrainingArguments
 
-from .asking import Answer, ask_loss, undisturbed
-from .conformance import compare_gradients
+from .asking import undisturbed
 from .exact import ExactLossMixin
-from .facts import Examiner, LossFacts, examine
 from ..foundation.foreign import set_sync
-from ..foundation.mixins import set_for_now
-from ..foundation.rows import (
-    join_rows, pad_token_id_of, row_count, row_lengths, take_rows)
+from ..foundation.mixins import in_eval_mode
 
 # %% auto #0
-__all__ = ['HEADS', 'taken_gradient', 'simulated_step', 'audit_loss', 'quiet_trainer', 'audit_head', 'random_batch']
+__all__ = ['HEADS', 'StepReader', 'compare_gradients', 'cut_batch', 'taken_gradient', 'step_in_parts', 'step_at_once',
+           'audit_loss', 'audited', 'audit_head', 'random_batch', 'reads_count', 'CheckpointAudit', 'audit_checkpoint']
+
+# %% ../../nbs/accumulation_loss/audit.ipynb #fd5e7c08
+class StepReader:
+    "Copies the gradient of a model at every optimizer step, whatever loop takes it."
+    def __init__(self, model: nn.Module): # the model that is trained, not wrapped
+        # ids and not names: a wrapper renames parameters, and keeps the objects
+        self.names = {id(p): name for name, p in model.named_parameters()}
+        self.gradients: list[dict[str, torch.Tensor]] = [] # by step, then by name
+
+    def __enter__(self) -> "StepReader":
+        self.handle = register_optimizer_step_post_hook(self.read)
+        return self
+
+    def __exit__(self, *error):
+        self.handle.remove()
+
+    def read(self, optimizer: torch.optim.Optimizer, args, kwargs):
+        "Called by torch after each step of each optimizer."
+        gradient = {}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                name = self.names.get(id(parameter))
+                if name is not None and parameter.grad is not None:
+                    gradient[name] = parameter.grad.detach().cpu().clone()
+        if gradient:
+            self.gradients.append(gradient)
+
+# %% ../../nbs/accumulation_loss/audit.ipynb #20da50ff
+def compare_gradients(
+    right: dict[str, torch.Tensor], # the gradient that should be, by parameter
+    other: dict[str, torch.Tensor], # the gradient that is
+) -> dict[str, float]: # ratio of lengths, cosine, length of the difference
+    "Two gradients compared; a parameter that one of them lacks counts as zero."
+    right_square = other_square = product = gap_square = 0.0
+    for name, tensor in {**right, **other}.items():
+        none = tensor.new_zeros(())
+        a, b = (gradient.get(name, none).cpu().double() for gradient in (right, other))
+        right_square += float(a.square().sum())
+        other_square += float(b.square().sum())
+        product += float((a * b).sum())
+        gap_square += float((a - b).square().sum())
+    length = math.sqrt(right_square) or 1.0 # there may be no gradient at all
+    return dict(
+        ratio=math.sqrt(other_square) / length,
+        cosine=product / (math.sqrt(right_square * other_square) or 1.0),
+        error=math.sqrt(gap_square) / length,
+    )
+
+# %% ../../nbs/accumulation_loss/audit.ipynb #d1e0a004
+def cut_batch(
+    batch: Mapping, # tensors and lists of one length; numbers and truths that all share
+    parts: int, # micro-batches
+) -> DataLoader: # of them
+    "`TypeError`: this is no batch; `ValueError`: its values have different lengths."
+    # a row as a data set has it holds lists
+    if not isinstance(batch, Mapping) or not any(map(torch.is_tensor, batch.values())):
+        raise TypeError(
+            "audit_loss needs batches, each a dict of tensors as a collator makes it; "
+            "for rows, pass a DataLoader: trainer.get_train_dataloader()")
+    rows = {name: len(value) for name, value in batch.items()
+            if isinstance(value, (list, tuple)) or torch.is_tensor(value) and value.dim()}
+    if len(set(rows.values())) != 1:
+        raise ValueError("audit_loss cuts a batch by its rows, and its values have "
+                         f"different numbers of them: {rows}")
+
+    def entries(numbers: list[int]) -> dict:
+        picked = dict(batch)
+        for name in rows:
+            is_tensor = torch.is_tensor(batch[name])
+            values = batch[name][numbers] if is_tensor else [batch[name][n] for n in numbers]
+            picked[name] = values
+        return picked
+
+    number = max(rows.values())
+    cuts = torch.arange(number).tensor_split(min(parts, number))
+    return DataLoader(range(number), batch_sampler=cuts, collate_fn=entries)
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #11c8eb55
 def taken_gradient(
@@ -42,201 +118,96 @@ def taken_gradient(
     model.zero_grad(set_to_none=True)
     return gradient
 
-def simulated_step(
+def step_in_parts(
     trainer: transformers.Trainer,
-    batches: list, # micro-batches of all processes
-    accumulation: int, # micro-batches of one process
-    processes: int, # that the Trainer is told of
-) -> tuple: # loss, gradient by parameter, `num_items_in_batch`
-    "One optimizer step; several processes take their turns in this one."
+    batches: DataLoader, # micro-batches
+) -> tuple[float, dict]: # loss, gradient by parameter
+    "One optimizer step of a Trainer, without its optimizer."
     accelerator, loss = trainer.accelerator, 0.0
-    # the loader and the count of other processes: all batches, in one place
-    found, items = trainer.get_batch_samples(iter(batches), len(batches),
-                                             trainer.args.device)
-    with set_for_now(accelerator.state, num_processes=processes):
-        for number, batch in enumerate(found):
-            set_sync(accelerator, number == len(found) - 1)
-            trainer.current_gradient_accumulation_steps = accumulation
-            loss += float(trainer.training_step(trainer.model, batch, items))
-    set_sync(accelerator, True)
+    taken, items = trainer.get_batch_samples(
+        iter(batches), len(batches), trainer.args.device)
+    trainer.current_gradient_accumulation_steps = len(taken)
+    for number, batch in enumerate(taken):
+        set_sync(accelerator, number == len(taken) - 1)
+        loss += trainer.training_step(trainer.model, batch, items).item()
     scaler = accelerator.scaler
-    scale = processes * (scaler.get_scale() if scaler else 1)
-    return loss / processes, taken_gradient(trainer.model, scale), items
+    return loss, taken_gradient(trainer.model, scaler.get_scale() if scaler else 1)
 
-# %% ../../nbs/accumulation_loss/audit.ipynb #6c6ac108
-def _rebalanced(whole, number: int) -> list | None:
-    "These rows in so many micro-batches, by transformers' own sampler."
-    sampler_class = getattr(transformers.trainer_pt_utils, "BatchRebalanceSampler", None)
-    rows = row_count(whole)
-    if sampler_class is None or rows % number:
-        return None
-    sampler = sampler_class(
-        lengths=row_lengths(whole).tolist(), effective_batch_size=rows, dp_size=1,
-        grad_accum=number, rank=0, drop_last=False)
-    return [take_rows(whole, index, trim=True) for index in sampler]
-
-def _settings(batches: list, whole) -> Iterator[tuple]:
-    "(words, micro-batches, accumulation, processes) of each row of an audit."
-    number = len(batches)
-    yield f"{number} micro-batches", batches, number, 1
-    if number % 2 == 0:
-        words = f", {number // 2} micro-batches each" if number > 2 else ""
-        yield "2 processes" + words, batches, number // 2, 2
-    rebalanced = _rebalanced(whole, number)
-    if rebalanced is not None and number > 1:
-        yield "batch_rebalance", rebalanced, number, 1
-
-# %% ../../nbs/accumulation_loss/audit.ipynb #790c289c
-def _look_at_loss(
+def step_at_once(
     trainer: transformers.Trainer,
-    batches: list,
-    items, # `num_items_in_batch` of these batches
-) -> LossFacts:
-    "What two looks at these batches say of a loss; nothing is logged."
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    def ask(batch, count, **options) -> Answer:
-        def loss_of(batch):
-            made = trainer.compute_loss(model, dict(batch), num_items_in_batch=count)
-            return made[0] if isinstance(made, tuple) else made
-        return ask_loss(loss_of, model, batch, **options)
-    facts = LossFacts()
-    examiner = Examiner(model, ask, items, lambda batch: [batch])
-    with set_for_now(transformers.utils.logging.get_logger("prompt_packing"), level=50):
-        for _ in range(2):
-            facts = examine(examiner, facts, batches)
-    return facts
-
-def _size_of_error(ratio: float, cosine: float) -> str:
-    size = f"gradients are {max(ratio, 1 / max(ratio, 1e-9)):.2f} times too "
-    size += "large" if ratio > 1 else "small"
-    return size + (" and point elsewhere" if cosine < 0.99 else "")
-
-def _cause(facts: LossFacts, items, processes: int) -> str:
-    "Why a gradient of transformers' Trainer is wrong, in words."
-    mean = f"a mean over {facts.mean_over}" if facts.mean_over else "not divided by it"
-    if facts.way in ("chunks", "rows"):
-        return "the loss couples the rows of a batch"
-    if items is None:
-        return "no num_items_in_batch, so each micro-batch weighs the same"
-    if not facts.takes_count:
-        return f"the loss ignores num_items_in_batch ({mean})"
-    if processes > 1:
-        return "the loss is divided by the items of all processes, and averaged"
-    return f"{int(items)} items are counted, and that is not what is summed"
+    batch: Mapping, # all rows of the step
+) -> tuple: # loss, gradient by parameter, whether a count is given, and used
+    "The loss of one batch, as the Trainer computes it. `ValueError`: it has no target."
+    # a copy, because a Trainer of ours begins a step when its batches are taken
+    items = copy(trainer).get_batch_samples(iter([batch]), 1, trainer.args.device)[1]
+    has_count = items is not None
+    if has_count: # a loss that uses it gives it a gradient
+        items = torch.tensor(float(items), device=trainer.args.device, requires_grad=True)
+    trainer.model.train()
+    with trainer.compute_loss_context_manager():
+        made = trainer.compute_loss(trainer.model, trainer._prepare_inputs(dict(batch)),
+                                    num_items_in_batch=items)
+    loss = made[0] if isinstance(made, tuple) else made
+    loss.backward()
+    gradient = taken_gradient(trainer.model)
+    if loss.isnan() or not any(bool(g.any()) for g in gradient.values()):
+        raise ValueError(
+            f"{type(trainer.model).__name__}: no batch has a target (labels that are "
+            "-100 are ignored), or the loss does not depend on the model")
+    return loss.item(), gradient, has_count, has_count and items.grad is not None
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #4c0aa647
 def audit_loss(
     trainer_or_model, # any Trainer, trained or not, or a model, under transformers' own
-    batches=None, # micro-batches, dicts with targets; or a `DataLoader`: its first ones
-    steps: int | None = None, # micro-batches of a `DataLoader`; None: those of the run
+    batches=None, # a batch, several, or a `DataLoader`; None: the Trainer's own rows
+    steps: int | None = None, # micro-batches of a step; None: those of the run, 4 or more
 ) -> pd.DataFrame: # columns setting, ratio, cosine, relative_error, loss_ratio, cause
     """How a Trainer's gradient differs from that of the same rows as one batch.
 
-    `ratio` is of gradient norms, `loss_ratio` of the loss that would be logged. Nothing
-    is trained; gradients that the model holds are dropped. Without `batches`, those of
-    the Trainer's own training data are taken, in its own order, as many as it
-    accumulates and at least 4. Raises `TypeError` where batches are not mappings of
-    tensors, `ValueError` where they cannot be joined or have no target."""
+    Each batch, a dict with targets, is a step, which is cut into micro-batches; the
+    index says which. With a Trainer alone, or a `DataLoader`, its collator makes one
+    batch of its first rows, as many as `steps` batches have. `ratio` is of gradient norms,
+    `loss_ratio` of the loss that would be logged. Nothing is trained. Raises `TypeError`
+    where batches are not mappings of tensors, `ValueError` where one cannot be cut or
+    has no target."""
     if isinstance(trainer_or_model, transformers.Trainer):
         trainer = copy(trainer_or_model)
         batches = trainer.get_train_dataloader() if batches is None else batches
     else:
-        trainer = quiet_trainer(trainer_or_model)
-    steps = steps or max(4, trainer.args.gradient_accumulation_steps)
-    batches = _taken_batches(batches, steps)
-    trainer.model.zero_grad(set_to_none=True)
-    set_sync(trainer.accelerator, True)
-    with _eval_mode_stays(trainer.model):
-        return _audit(trainer, [trainer._prepare_inputs(b) for b in batches])
+        on_cpu = next(trainer_or_model.parameters()).device.type == "cpu"
+        trainer = transformers.Trainer(trainer_or_model, TrainingArguments(
+            gettempdir(), report_to="none", use_cpu=on_cpu))
+    parts = steps or max(4, trainer.args.gradient_accumulation_steps)
+    # modes, gradients and random numbers come back
+    with in_eval_mode(trainer.model), undisturbed(trainer.model):
+        if isinstance(batches, DataLoader):
+            number = parts * (batches.batch_size or 4)
+            # datasets and streams can be iterated, whatever their sampler is
+            batches = batches.collate_fn(list(islice(iter(batches.dataset), number)))
+        if isinstance(batches, Mapping) or not batches:
+            batches = [batches]
+        rows = [audited(trainer, batch, cut_batch(batch, parts)) for batch in batches]
+    return pd.DataFrame(rows).rename_axis("batch")
 
-def quiet_trainer(
-    model: nn.Module,
-    trainer_class: type = transformers.Trainer, # or one derived from it
-    collator: Callable | None = None, # rows -> batch
-    rows: Sequence[dict] | None = None, # all of them are one step
-    **arguments, # of `TrainingArguments`
-) -> transformers.Trainer:
-    "A Trainer that takes one step, changes no weight and writes no file."
-    args = TrainingArguments(
-        gettempdir(), max_steps=1, learning_rate=0.0, optim="sgd", max_grad_norm=0.0,
-        save_strategy="no", logging_strategy="no", report_to="none",
-        use_cpu=next(model.parameters()).device.type == "cpu", disable_tqdm=True,
-        log_level="error", remove_unused_columns=False, prediction_loss_only=True,
-        **arguments)
-    trainer = trainer_class(
-        model, args, data_collator=collator, train_dataset=rows, eval_dataset=rows)
-    trainer.remove_callback(PrinterCallback)
-    return trainer
-
-def _taken_batches(batches, steps: int) -> list:
-    "`TypeError` where these are no batches."
-    if isinstance(batches, DataLoader):
-        batches = islice(batches, steps)
-    batches = [] if batches is None else list(batches)
-    if batches and all(map(_is_batch, batches)):
-        return batches
-    raise TypeError(
-        "audit_loss needs batches, each a dict of tensors as a collator makes it; "
-        "for rows, pass a DataLoader: trainer.get_train_dataloader()")
-
-def _is_batch(batch) -> bool:
-    "Whether this may come from a collator: a row as a data set has it holds lists."
-    return isinstance(batch, Mapping) and any(
-        not isinstance(v, (list, str, int, float)) for v in batch.values())
-
-@contextmanager
-def _eval_mode_stays(model: nn.Module) -> Iterator[None]:
-    "Without dropout, so that a batch has one gradient; modes are as before."
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        with undisturbed(model):
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        model.zero_grad(set_to_none=True)
-
-def _reference(trainer: transformers.Trainer, batches: list) -> tuple:
-    "Micro-batches as one, its loss, its gradient, and the error of that by rounding."
-    pad = pad_token_id_of(trainer.data_collator, trainer.processing_class,
-                          getattr(trainer.model, "config", None))
-    whole = join_rows(batches, pad)
-    loss, right, _ = simulated_step(trainer, [whole], 1, 1)
-    _check_targets(trainer.model, right, loss)
-    # the same rows in another order: every sum rounds differently
-    backwards = take_rows(whole, range(row_count(whole) - 1, -1, -1))
-    _, again, _ = simulated_step(trainer, [backwards], 1, 1)
-    return whole, loss, right, compare_gradients(right, again)["error"]
-
-def _audit(trainer: transformers.Trainer, batches: list) -> pd.DataFrame:
-    "A row for each setting; what is known of the loss is found out if one is wrong."
-    whole, right_loss, right, rounding = _reference(trainer, batches)
-    settings, facts, rows = _settings(batches, whole), None, []
-    is_exact = isinstance(trainer, ExactLossMixin)
-    if is_exact: # processes add up their weights: one process cannot play two
-        settings = islice(settings, 1)
-    for words, parts, accumulation, processes in settings:
-        loss, gradient, items = simulated_step(trainer, parts, accumulation, processes)
-        found, cause = compare_gradients(right, gradient), "right"
-        if found["error"] >= max(1e-4, 2 * rounding):
-            cause = _size_of_error(found["ratio"], found["cosine"])
-            if is_exact:
-                cause = "; ".join(trainer.loss_facts.messages) or cause
-            else:
-                facts = _look_at_loss(trainer, batches, items) if facts is None else facts
-                cause = f"{_cause(facts, items, processes)}: {cause}"
-        rows.append(dict(
-            setting=words, ratio=found["ratio"], cosine=found["cosine"],
-            relative_error=found["error"], loss_ratio=loss / (right_loss or 1e-30),
-            cause=cause))
-    return pd.DataFrame(rows)
-
-def _check_targets(model: nn.Module, gradient: dict, loss: float):
-    "`ValueError` for a loss without a gradient."
-    if any(bool(g.any()) for g in gradient.values()) and loss == loss:
-        return
-    raise ValueError(f"{type(model).__name__}: no batch has a target (labels that "
-                     "are -100 are ignored), or the loss does not depend on the model")
+def audited(trainer: transformers.Trainer, batch: Mapping, parts: DataLoader) -> dict:
+    "A row of the table."
+    right_loss, right, has_count, uses_count = step_at_once(trainer, batch)
+    loss, gradient = step_in_parts(trainer, parts)
+    found = compare_gradients(right, gradient)
+    ratio, cause = found["ratio"], "right"
+    if found["error"] >= 1e-3: # rounding of deep networks is below
+        cause = f"gradients are {max(ratio, 1 / max(ratio, 1e-9)):.2f} times too "
+        cause += "large" if ratio > 1 else "small"
+        cause += " and point elsewhere" if found["cosine"] < 0.99 else ""
+        if isinstance(trainer, ExactLossMixin):
+            cause = "; ".join(map(str, trainer.loss_facts.messages)) or cause
+        elif not has_count:
+            cause = f"no num_items_in_batch, so each micro-batch weighs the same: {cause}"
+        elif not uses_count:
+            cause = f"the loss ignores num_items_in_batch: {cause}"
+    return dict(setting=f"{len(parts)} micro-batches", ratio=ratio,
+                cosine=found["cosine"], relative_error=found["error"],
+                loss_ratio=loss / right_loss, cause=cause)
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #38fc5203
 HEADS = {head.replace(" ", "-").lower(): "".join(head.split()) for head in (
@@ -247,27 +218,20 @@ HEADS = {head.replace(" ", "-").lower(): "".join(head.split()) for head in (
 def audit_head(
     model, # a name on the hub, a folder, a config, or a model with this head
     head: str, # one of `HEADS`
-    gradient_accumulation_steps: int = 4, # micro-batches a step
-    batches: list | None = None, # micro-batches; None: random ones of 4 x 12 tokens
-    seed: int = 0, # of random weights and random batches
+    gradient_accumulation_steps: int = 4, # micro-batches a step, of 4 random rows each
 ) -> pd.DataFrame: # as `audit_loss` returns it
-    """What transformers' own Trainer makes of a model's head.
-
-    Raises `ValueError` for a head that is not in `HEADS`, and for no micro-batch."""
+    "What transformers' own Trainer makes of a model's head. `ValueError`: no such head."
     if head not in HEADS:
         raise ValueError(f"head {head!r} is not known: choose one of {', '.join(HEADS)}")
-    steps = gradient_accumulation_steps
-    if steps < 1:
-        raise ValueError(f"gradient_accumulation_steps is {steps}: it must be 1 or more")
     auto = getattr(transformers, f"AutoModelFor{HEADS[head]}")
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         if isinstance(model, PretrainedConfig):
             model = auto.from_config(model)
         elif not isinstance(model, nn.Module):
             model = auto.from_pretrained(model)
-        batches = batches or [random_batch(model.config, head) for _ in range(steps)]
-    return audit_loss(model, batches)
+        batch = random_batch(model.config, head, 4 * gradient_accumulation_steps)
+    return audit_loss(model, batch, gradient_accumulation_steps)
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #ec9175b5
 def random_batch(
@@ -289,3 +253,75 @@ def random_batch(
     two = head in ("multiple-choice", "next-sentence-prediction")
     size = (rows, tokens) if head == "token-classification" else (rows,)
     return batch | dict(labels=torch.randint(2 if two else config.num_labels, size))
+
+# %% ../../nbs/accumulation_loss/audit.ipynb #d1e0a011
+def reads_count(
+    model_class: type, # of transformers
+    config: PretrainedConfig, # of any size: its model gets no weights
+    head: str, # one of `HEADS`
+    device: str = "meta", # and "cpu" for models whose code needs numbers
+) -> bool | None: # None: it is handed none
+    "Whether the loss of a model uses `num_items_in_batch`."
+    parameters = inspect.signature(model_class.forward).parameters.values()
+    takes_any = any(each.kind == each.VAR_KEYWORD for each in parameters)
+    try:
+        with torch.random.fork_rng(), torch.device(device):
+            batch = random_batch(config, head, rows=1)
+            if not getattr(model_class, "accepts_loss_kwargs", takes_any) or (
+                    "labels" not in batch):
+                return None
+            del batch["attention_mask"] # models look at its values
+            count = torch.ones((), requires_grad=True)
+            model = model_class(config).eval()
+            loss = model(**batch, num_items_in_batch=count)["loss"]
+    except Exception: # code of hundreds of authors, on tensors that it has never seen
+        if device == "cpu":
+            raise
+        return reads_count(model_class, config, head, device="cpu")
+    return torch.autograd.grad(loss, count, allow_unused=True)[0] is not None
+
+# %% ../../nbs/accumulation_loss/audit.ipynb #d1e0a014
+@dataclass(frozen=True)
+class CheckpointAudit:
+    "By what factor the gradients of a run were too long; print it."
+    model: str # its class
+    factor: int | None # None: the accumulation of the run is not known
+    words: str
+
+    def __str__(self) -> str:
+        return (f"{self.model} {self.words}. How your rows were weighed, and a loss of your "
+                "own, are measured by audit_loss(trainer).")
+
+def audit_checkpoint(
+    folder: str | Path, # a checkpoint of transformers' Trainer
+    gradient_accumulation_steps: int | None = None, # of the run; None: not known
+    processes: int | None = None, # of the run; None: by the random states in the folder
+) -> CheckpointAudit: # print it
+    """By what factor the gradients of a finished run were too long.
+
+    `FileNotFoundError`: no config.json; `ValueError`: its model is none of transformers'
+    with one of `HEADS`; `OSError`: it is damaged."""
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(
+            f"{folder} holds no config.json: give a checkpoint of transformers' Trainer, "
+            "such as runs/mine/checkpoint-500; of an adapter, use audit_loss(trainer)")
+    config = AutoConfig.from_pretrained(folder)
+    name = (config.architectures or ["no class"])[0]
+    usual = name.replace("LMHeadModel", "ForCausalLM")
+    usual = usual.replace("ForConditionalGeneration", "ForSeq2SeqLM")
+    heads = [head for head in HEADS if usual.endswith(f"For{HEADS[head]}")]
+    if not heads or not hasattr(transformers, name):
+        raise ValueError(f"{folder} holds a {name}, which is no model of transformers for "
+                         f"{', '.join(HEADS)}: use audit_loss(trainer)")
+    processes = processes or len(list(folder.glob("rng_state*.pth"))) or 1
+    steps = gradient_accumulation_steps
+    is_exact = (folder / "loss_facts.json").is_file() # `ExactLossMixin` left its facts
+    if is_exact or steps == processes == 1 or (
+            reads_count(getattr(transformers, name), config, heads[0]) is not False):
+        return CheckpointAudit(name, 1, "had gradients of the right length")
+    return CheckpointAudit(
+        name, steps and steps * processes, "ignores num_items_in_batch: gradients and the "
+        f"logged loss were accumulation ({steps or 'pass gradient_accumulation_steps'}) x "
+        f"processes ({processes}) times too large. Adam hides a constant factor; SGD "
+        "learned faster by it, and clipping began too early by it")

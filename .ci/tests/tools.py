@@ -1,0 +1,63 @@
+"""Tests of what the pages cannot test: `python .ci/tests/tools.py`."""
+import ast
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from asserts import BothSides
+from docs_renderer import targets, without_inner_links
+from outputs import difference
+
+
+def test_links():
+    "A name prefers its own page, then its folder; of namesakes elsewhere none is linked."
+    symbols = {f"lib.{module}": {f"lib.{module}.{name}": () for name in names} for module, names in {
+        "a.one": ["verify", "One"], "a.two": ["verify"], "b.three": ["verify", "_own"],
+        "cli.run": ["One"]}.items()}
+    assert targets("a/two", symbols)["verify"] == "lib.a.two.verify"
+    assert targets("b/index", symbols) == {
+        "verify": "lib.b.three.verify", "One": "lib.a.one.One"}
+    assert set(targets("guides/x", symbols)) == {"One"}
+    assert without_inner_links("[see [`a`](u)](v) [`b`](w)") == "[see `a`](v) [`b`](w)"
+
+
+def test_asserts():
+    "What a failing assertion says."
+    def said(code):
+        tree = ast.fix_missing_locations(BothSides().visit(ast.parse(code)))
+        try:
+            exec(compile(tree, "cell", "exec"), {})
+        except AssertionError as error:
+            return str(error)
+
+    assert said("assert 1 + 1 == 2 and 1 < 2 < 3") is None
+    assert said("x = 3\nassert x - 1 == 5") == "x - 1 == 5, with 2 and 5"
+    assert said("def f():\n    assert 0 < 7 < 5\nf()") == "0 < 7 < 5, with 0 and 7 and 5"
+    assert said("assert 'a' in 'a' and 'b' in 'a'") == "'b' in 'a', with 'b' and 'a'"
+    assert said("assert 1 == 2, 'mine'") == "mine"
+    calls = "n = []\ndef f():\n    n.append(1)\n    return len(n)\nassert f() == 2"
+    assert said(calls) == "f() == 2, with 1 and 2" # computed once
+
+
+def test_outputs():
+    "What may differ, and what may not."
+    def said(text):
+        return [dict(output_type="stream", name="stdout", text=[text])]
+    alike = [("loss 0.6931", "loss 0.6934"), ("error 3e-08", "error 9.1e-07"), ("0.04 of 1,000", "0.05 of 1,005"),
+             ("<f at 0x7f3a91b2c0>", "<f at 0x5512ab3400>"), ("a.py#L12", "a.py#L14"), ("a   b\n----", "a b\n--------"),
+             ("10^-6", "10^-7"), ("{'train_runtime': '0.03', 'loss': '1'}", "{'train_runtime': '0.07', 'loss': '1'}")]
+    apart = [("padding 0.048%", "padding 1.97%"), ("9.37%", "5.70%"), ("5 rows", "6 rows"), ("100 rows", "103 rows"),
+             ("exact", "not exact"), ("a", "a b"), ("error 1e-06", "error 1e-03"), ("bfloat16", "float16"), ("x -1.0", "x 1.0"), ("10^-6", "10^-3"), ("sha 3e12345", "sha 4e12345")]
+    for a, b in alike:
+        assert difference(said(a), said(b)) is None, (a, b, difference(said(a), said(b)))
+    for a, b in apart:
+        assert difference(said(a), said(b)) and difference(said(b), said(a)), (a, b)
+    warning = [dict(output_type="stream", name="stderr", text=["a warning"])]
+    assert difference([], warning) is None and difference(said("a"), []) is not None
+    print(len(alike) + len(apart) + 2, "pairs compared")
+
+
+for name, test in list(globals().items()):
+    if name.startswith("test_"):
+        test()
+        print(name)
