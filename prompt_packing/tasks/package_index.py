@@ -6,22 +6,19 @@
 __all__ = ['Package', 'download', 'place_of', 'cached']
 
 # %% ../../nbs/tasks/package_index.ipynb #323c2c48
-import errno
-import importlib.util
+import logging
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock
 from huggingface_hub import constants
-from ..foundation.folders import (
-    aside_path, clean_leftovers, owned_in_turn, publish)
-from safetensors import SafetensorError
-from tqdm.auto import tqdm
+
+_logger = logging.getLogger(__name__)
 
 # %% ../../nbs/tasks/package_index.ipynb #975851a4
 @dataclass(frozen=True)
@@ -29,88 +26,42 @@ class Package:
     "A file on the package index, pinned by its hash."
     requirement: str # name==version
     sha256: str # of the file
-    size: int # bytes of the file, for the progress bar
-    disk: int # bytes needed while it is made ready
-    holds: str # what is in it, in words
+    holds: str # what is in it and how large it is, in words
     sdist: bool = False # a source archive, where pip would look for a wheel
-
-# %% ../../nbs/tasks/package_index.ipynb #cbe52abd
-def _pip_command(package, folder):
-    "Command with which pip downloads `package` into `folder`, and its environment."
-    (folder/"temporary").mkdir()
-    wanted = folder/"wanted.txt"
-    wanted.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes",
-               "--no-build-isolation", "--disable-pip-version-check", "--no-input",
-               "--progress-bar", "off", "-d", str(folder/"archive"), "-r", str(wanted)]
-    if package.sdist:
-        command += ["--no-binary", ":all:"]
-    env = os.environ | {"TMPDIR": str(folder/"temporary")}
-    env.pop("PYTHONPATH", None) # a module there may hide one that setuptools imports
-    return command, env
-
-# %% ../../nbs/tasks/package_index.ipynb #727e4860
-def _run_with_bar(command, env, package, folder):
-    "Run pip to its end with a progress bar; its exit status and what it said."
-    bar = tqdm(total=package.size, unit="B", unit_scale=True, desc=package.requirement)
-    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(command, env=env, **how)
-    with bar, process, ExitStack() as stack:
-        stack.callback(process.kill) # after Ctrl-C; one that has ended is left alone
-        while True:
-            try:
-                said, _ = process.communicate(timeout=0.1)
-                break
-            except subprocess.TimeoutExpired:
-                arrived = min(package.size, _bytes_in(folder/"temporary"))
-                bar.update(max(0, arrived - bar.n))
-        if process.returncode == 0:
-            bar.update(package.size - bar.n)
-    return process.returncode, said
-
-def _bytes_in(folder):
-    try:
-        return sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
-    except FileNotFoundError:
-        return 0 # a file went away while it was counted
 
 # %% ../../nbs/tasks/package_index.ipynb #243ecf83
 def download(
     package:Package, # what to fetch
-    folder:Path, # an empty folder for the archive and everything temporary
+    folder:Path, # an empty folder, for the archive and everything temporary
 ) -> Path: # the archive, its hash checked by pip
     """Fetch `package` with pip.
 
-    Raises `RuntimeError` without pip and for wrong bytes, `OSError` for a full disk,
-    `ConnectionError` if the index cannot be reached or lacks the package."""
-    if importlib.util.find_spec("pip") is None:
-        raise RuntimeError(
-            f"{package.requirement} comes through pip, which this environment does not "
-            f"have: run `{sys.executable} -m ensurepip`, or give a folder as source")
-    code, said = _run_with_bar(*_pip_command(package, folder), package, folder)
-    if code != 0:
-        raise _download_error(package, said)
-    return next((folder/"archive").iterdir())
-
-# %% ../../nbs/tasks/package_index.ipynb #1fa52183
-def _download_error(package, said):
-    "The error for what pip `said`."
+    Raises `RuntimeError` for wrong bytes, and `ConnectionError`, with pip's own words,
+    where pip cannot fetch it or is not installed."""
+    wanted = folder/"wanted.txt"
+    wanted.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes",
+               "--no-build-isolation", "--disable-pip-version-check", "--no-input",
+               "-d", str(folder/"archive"), "-r", str(wanted)]
+    if package.sdist:
+        command += ["--no-binary", ":all:"]
+    env = os.environ | {"TMPDIR": str(folder)} # a killed pip leaves nothing elsewhere
+    env.pop("PYTHONPATH", None) # a module there may hide one that setuptools imports
+    _logger.warning(f"{package.requirement}: fetched by pip: {package.holds}")
+    pip = subprocess.run(command, env=env, capture_output=True, text=True)
+    if pip.returncode == 0:
+        return next((folder/"archive").iterdir())
+    said = pip.stdout + pip.stderr
     if "DO NOT MATCH THE HASHES" in said:
-        return RuntimeError(
+        raise RuntimeError(
             f"{package.requirement}: the download is corrupt, its sha256 is not "
             f"{package.sha256}; nothing was kept: try again, or look at the index that "
             "pip uses (`pip config list`)")
-    if "Cannot import 'setuptools" in said:
-        return RuntimeError(
-            f"{package.requirement} is a source archive, which pip reads with "
-            f"setuptools: run `{sys.executable} -m pip install setuptools`")
-    if "No space left" in said:
-        return OSError(errno.ENOSPC, f"No space left to download {package.requirement}")
-    lines = said.strip().splitlines()
-    last = [line for line in lines if line.startswith("ERROR")][-1:] or lines[-1:]
-    return ConnectionError(
+    faults = [line for line in said.splitlines() if "ERROR" in line or "pip" in line]
+    raise ConnectionError(
         f"{package.requirement} could not be had from the package index "
-        f"({' '.join(last)}); see `pip config list`, or give a folder as source")
+        f"({' '.join(faults[-1:])}): see `pip config list`, run `{sys.executable} -m "
+        "ensurepip` if pip is missing, or give a folder as source")
 
 # %% ../../nbs/tasks/package_index.ipynb #f1b671bb
 def place_of(
@@ -131,37 +82,20 @@ def cached(
 ) -> Path: # the folder, whole
     """The folder that `make` fills from a package's archive, made once.
 
-    Raises `OSError` if there is too little space, and what `download` raises."""
+    Raises what `download` and `make` raise, for a full disk an `OSError`."""
     target = place_of(name, package, cache_dir)
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with owned_in_turn(target.parent, f"making {name} ready"):
+    with FileLock(f"{target}.lock"):
         if target.is_dir():
             return target # another process was first
-        clean_leftovers(target.parent)
-        _make_whole(target, name, package, make)
+        part = target.with_name(f"{target.name}.part")
+        shutil.rmtree(part, ignore_errors=True) # what a killed process has left
+        part.mkdir()
+        try:
+            make(download(package, part), part/"whole")
+            os.rename(part/"whole", target)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
     return target
-
-def _make_whole(target, name, package, make):
-    root, part = target.parent, aside_path(target)
-    if shutil.disk_usage(root).free < package.disk:
-        raise _disk_full(name, package, root)
-    part.mkdir()
-    try:
-        make(download(package, part), part/"whole")
-        publish(part/"whole", target)
-    except (OSError, RuntimeError, SafetensorError) as error: # a full disk, in words
-        if "No space left" not in str(error):
-            raise
-        raise _disk_full(name, package, root) from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-# %% ../../nbs/tasks/package_index.ipynb #0ef7093b
-def _disk_full(name, package, folder):
-    free = shutil.disk_usage(folder).free
-    return OSError(
-        errno.ENOSPC, f"No space left: {name} needs {package.disk / 1e6:.0f} MB while "
-        f"it is made ready and {free / 1e6:.0f} MB are free; nothing was kept. Make "
-        "room, or set HF_HOME", str(folder))
