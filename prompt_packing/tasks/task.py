@@ -24,7 +24,7 @@ from sklearn.metrics import (
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from ..foundation.text_files import cell_text
-from .labels import label_values
+from .labels import Labels, label_values
 
 _logger = logging.getLogger(__name__)
 
@@ -235,10 +235,9 @@ def make_task(
     name:str, # of the task
     tables:dict[str, pd.DataFrame], # of each split: `text_columns` and `label`
     text_columns:Sequence[str], # one, or two of a pair
-    labels:Sequence[str], # names in the order of their numbers
+    labels:Labels, # how the labels are read
     metrics:Sequence[str], # of `METRICS`; the first chooses the best model
     source:str, # where the rows came from, in words
-    problem_type:str, # as in a model's config
     skip_empty:bool=False, # leave out rows without text; False: they are an error
     validation:float=0.1, # share held out where there is no such split
     left_out:int=0, # rows that were left out before
@@ -252,23 +251,23 @@ def make_task(
         full = _with_text(table, text_columns, where, skip_empty)
         left_out += len(table) - len(full)
         table = full[[*text_columns, "label"]].reset_index(drop=True)
-        values = label_values(table["label"], problem_type, labels, where)
+        values = label_values(table["label"], labels, where)
         tables[split] = table.assign(label=pd.Series(values, dtype=object))
     if "validation" not in tables:
         tables = _split_by_hash(tables, text_columns, validation, name)
     for split, table in tables.items():
         if not len(table):
             raise ValueError(f"{name}, {split}: no rows")
-    rows = tables["train"]["label"]
-    if problem_type not in _LABEL_TYPES and len(set(rows)) < 2:
+    rows, names = tables["train"]["label"], labels.names
+    if labels.problem_type not in _LABEL_TYPES and len(set(rows)) < 2:
         raise ValueError(f"{name}, train: all {len(rows)} rows have the label "
-                         f"{labels[rows.iloc[0]]!r}; at least two classes are needed")
-    kind = _LABEL_TYPES.get(problem_type) or ClassLabel(names=list(labels))
+                         f"{names[rows.iloc[0]]!r}; at least two classes are needed")
+    kind = _LABEL_TYPES.get(labels.problem_type) or ClassLabel(names=list(names))
     features = Features({c: Value("string") for c in text_columns} | {"label": kind})
     splits = {split: Dataset.from_dict(table.to_dict("list"), features=features)
               for split, table in tables.items()}
-    return Task(name, DatasetDict(splits), tuple(text_columns), tuple(labels),
-                tuple(metrics), source, left_out, problem_type)
+    return Task(name, DatasetDict(splits), tuple(text_columns), names, tuple(metrics),
+                source, left_out, labels.problem_type)
 
 # %% ../../nbs/tasks/task.ipynb #6ff0c3e5
 def _with_text(table, columns, where, skip_empty):

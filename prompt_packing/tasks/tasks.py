@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
 from datasets import ClassLabel, Dataset, DatasetDict, load_dataset, load_from_disk
 
 from ..foundation.hub import hub_answers, only_cache
@@ -19,8 +20,7 @@ from ..foundation.text_files import read_table
 from .backbones import unknown_name
 from .package_index import Package, cached
 from .labels import (
-    are_lists, as_tuple, find_columns, find_labels, join_labels, name_vectors,
-    plain_label, read_lists, zeros_and_ones)
+    Labels, find_columns, find_labels, plain_label)
 from .task import TASKS, Task, make_task
 
 _logger = logging.getLogger(__name__)
@@ -60,11 +60,13 @@ def _splits_of(data):
     return {_SPLITS.get(split, split): rows for split, rows in data.items()}
 
 # %% ../../nbs/tasks/tasks.ipynb #c2321ea5
+_METRICS_OF = {"single_label_classification": ("accuracy",),
+               "regression": ("r2", "rmse", "pearson", "spearmanr"),
+               "multi_label_classification": ("matthews_macro", "f1_micro")}
+
 def _unlabelled(labels):
     "Whether no row of a split has a label: the hub's sign for that is -1."
-    if not len(labels) or are_lists(labels):
-        return False
-    return set(map(plain_label, labels)) <= {"", "-1"}
+    return len(labels) > 0 and set(map(plain_label, labels)) <= {"", "-1"}
 
 def _task_of(name, splits, source, validation=0.1, *, text_columns=None,
              label_column=None, label_separator=None, labels=None, problem_type=None,
@@ -77,8 +79,6 @@ def _task_of(name, splits, source, validation=0.1, *, text_columns=None,
         train.columns, f"{name}, train", text_columns, label_column, train)
     if not named_columns:
         _say_columns(name, train, text_columns, label_columns)
-    if not stored and len(label_columns) == 1:
-        labels = _class_names(splits["train"], label_columns[0])
     for split in list(tables):
         where, table = f"{name}, {split}", tables.pop(split)
         if split == "test" and not set(label_columns) <= set(table):
@@ -86,48 +86,23 @@ def _task_of(name, splits, source, validation=0.1, *, text_columns=None,
         find_columns(table.columns, where, text_columns, label_columns)
         if split != "train" and all(_unlabelled(table[c]) for c in label_columns):
             continue
-        if len(label_columns) > 1:
-            values = join_labels(table, label_columns, where)
-        else:
-            values = read_lists(table[label_columns[0]], label_separator)
+        values = table[label_columns[0]]
+        if len(label_columns) > 1: # a list of zeros and ones for each row
+            values = pd.Series(table[list(label_columns)].to_numpy(object).tolist(),
+                               index=table.index, dtype=object)
         tables[split] = table.assign(label=values)
-    train = tables["train"]["label"]
-    kind, names = _kind(train, f"{name}, train", label_columns, labels, problem_type)
-    if zeros_and_ones(train) is not None:
-        tables = {split: table.assign(
-            label=name_vectors(table["label"], names, f"{name}, {split}"))
-            for split, table in tables.items()}
-    return make_task(name, tables, text_columns, names, metrics or _METRICS_OF[kind],
-                     source, kind, validation=validation, **how)
+    if len(label_columns) > 1:
+        kind = Labels("multi_label_classification", label_columns, vectors=True)
+    else:
+        names = None if stored else _class_names(splits["train"], label_columns[0])
+        kind = find_labels(
+            tables["train"]["label"], f"{name}, train", label_columns[0],
+            names=labels or names, problem_type=problem_type, separator=label_separator)
+    return make_task(name, tables, text_columns, kind,
+                     metrics or _METRICS_OF[kind.problem_type], source,
+                     validation=validation, **how)
 
 # %% ../../nbs/tasks/tasks.ipynb #4140e7f3
-_METRICS_OF = {"single_label_classification": ("accuracy",),
-               "regression": ("r2", "rmse", "pearson", "spearmanr"),
-               "multi_label_classification": ("matthews_macro", "f1_micro")}
-
-def _kind(values, where, label_columns, labels, problem_type):
-    "Problem type and label names: as given, and otherwise as the training rows tell."
-    if len(label_columns) > 1:
-        kind, names = "multi_label_classification", label_columns
-    elif problem_type == "regression":
-        kind, names = problem_type, labels or label_columns
-    elif labels is None:
-        kind, names = find_labels(values, where, label_columns[0])
-    elif are_lists(values):
-        kind, names = "multi_label_classification", labels
-    else:
-        kind, names = "single_label_classification", labels
-    if problem_type not in (None, kind):
-        raise ValueError(f"{where}: problem_type is {problem_type!r}, and the labels "
-                         f"are those of a {kind}")
-    if problem_type is None and kind == "regression":
-        _logger.warning_once(f"{where}: the labels are measured numbers, so the task "
-                             "is a regression")
-    if labels is None and {"-1", "0", "1"} <= set(names):
-        _logger.warning_once(f"{where}: the label -1 is taken for a class of its own; "
-                             "if it marks rows without a label, remove these")
-    return kind, tuple(map(str, names))
-
 def _say_columns(name, table, text_columns, label_columns):
     "A message where columns are left aside."
     rest = [c for c in table if c not in (*text_columns, *label_columns)]
