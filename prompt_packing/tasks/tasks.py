@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from datasets import ClassLabel, Dataset, DatasetDict, load_dataset, load_from_disk
 
@@ -66,7 +67,8 @@ _METRICS_OF = {"single_label_classification": ("accuracy",),
 
 def _unlabelled(labels):
     "Whether no row of a split has a label: the hub's sign for that is -1."
-    return len(labels) > 0 and set(map(plain_label, labels)) <= {"", "-1"}
+    texts = [plain_label(v) for v in labels if not isinstance(v, (list, np.ndarray))]
+    return len(labels) == len(texts) > 0 and set(texts) <= {"", "-1"}
 
 def _task_of(name, splits, source, validation=0.1, *, text_columns=None,
              label_column=None, label_separator=None, labels=None, problem_type=None,
@@ -189,20 +191,19 @@ def _clear_reviews(rows):
 # %% ../../nbs/tasks/tasks.ipynb #25d4dcd8
 def _named_task(name, source, validation, cache_dir, encoding):
     "A task of `TASKS` from the hub, the index or a folder."
-    settings = dict(TASKS[name])
-    sources = settings.pop("sources")
-    chosen, left_out = source or sources[0], 0
-    folder = None if chosen in sources[:1] else Path(chosen)
+    settings, packaged, left_out = TASKS[name], name in _RATED, 0
+    origin = "pypi" if packaged else "hub"
+    folder = None if source in (None, origin) else Path(source)
     if folder is not None and not folder.is_dir():
         raise ValueError(f"{name} is not to be had from source={str(source)!r}: use "
-                         f"{' or '.join(sources)}, a folder by its path")
-    if name in _RATED:
+                         f"{origin}, or the path of a folder")
+    if packaged:
         rows = _read_reviews(name, folder, cache_dir)
         splits = {"train": _clear_reviews(rows)}
         left_out = len(rows) - len(splits["train"])
         where = f"the package index ({_REVIEWS.requirement})"
     else:
-        splits = _glue_hub(name) if folder is None else _read_path(folder, encoding)
+        splits = _read_path(folder, encoding) if folder else _glue_hub(name)
         where = "the hub's nyu-mll/glue"
     where = where if folder is None else f"the folder {folder.name}"
     if source is None:
