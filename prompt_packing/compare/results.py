@@ -19,11 +19,10 @@ from transformers import (
     AutoModelForSequenceClassification, AutoTokenizer, Pipeline,
     TextClassificationPipeline, pipeline)
 
-from ..foundation.hub import no_foreign_code
 from .methods import METHODS
 from ..prompt_tuning import PromptForSequenceClassification
 from ..tasks.task import METRICS
-from ..tasks.backbones import read_config
+from ..tasks.backbones import find_place, read_config
 
 # %% ../../nbs/compare/results.ipynb #94ad51dd
 _number = (int, float)
@@ -239,16 +238,6 @@ def _best(records):
     return records[order.index[0]]
 
 # %% ../../nbs/compare/results.ipynb #ca9b23a1
-def _classifier(folder):
-    "A model with a head; raises `ValueError` where the head would be a random one."
-    model, loading = AutoModelForSequenceClassification.from_pretrained(
-        folder, output_loading_info=True, trust_remote_code=False, use_safetensors=True)
-    missing = sorted(loading["missing_keys"])
-    if missing:
-        raise ValueError(f"the model in {folder} is no classifier: it has no weights "
-                         f"{', '.join(missing[:3])}")
-    return model
-
 class _Classifier(TextClassificationPipeline):
     "transformers' pipeline; it takes pairs as tuples, and predicts as a prompt does."
     def preprocess(self, inputs, **kwargs):
@@ -277,9 +266,13 @@ def load_model(
         raise FileNotFoundError(f"there is no folder {folder}")
     if read_config(folder)["model_type"] == "prompt_tuning":
         return PromptForSequenceClassification.from_pretrained(folder)
-    with no_foreign_code(folder):
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        model = _classifier(folder)
+    place = find_place(folder)
+    tokenizer = place.load(AutoTokenizer)
+    model, loading = place.load(AutoModelForSequenceClassification,
+                                output_loading_info=True, use_safetensors=True)
+    if missing := sorted(loading["missing_keys"]): # they would be random numbers
+        raise ValueError(f"the model in {folder} is no classifier: it has no weights "
+                         f"{', '.join(missing[:3])}")
     return pipeline("text-classification", model=model, truncation=True,
                     tokenizer=tokenizer, pipeline_class=_Classifier,
                     trust_remote_code=False)
