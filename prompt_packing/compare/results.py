@@ -118,9 +118,7 @@ def _note(runs, head_score):
         notes.append(f"predictions barely move: standard deviation {spread:.2g}, "
                      f"labels {np.std(runs.references.iloc[0]):.2g}")
     if runs.prompt_tokens.iloc[0] and runs.score.mean() < head_score:
-        start = runs.start.mean() if "start" in runs else float("nan")
-        words = "" if np.isnan(start) else f", starts at {start:.3f}"
-        notes.append(f"below the head alone{words}: set init to a text")
+        notes.append("below the head alone: set init to a text")
     return "; ".join(notes)
 
 # %% ../../nbs/compare/results.ipynb #14523d56

@@ -9,7 +9,6 @@ __all__ = ['TASK_OPTIONS', 'Run', 'load_kit', 'run_one']
 import hashlib
 import json
 import logging
-import math
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
@@ -183,26 +182,16 @@ def _trainer(run, kit, model, folder):
     return trainer
 
 # %% ../../nbs/compare/runs.ipynb #f9c371e5
-def _start_score(run, kit, trainer):
-    "The first metric of a prompt that is about to be trained; NaN for other methods."
-    if run.held_out or not (run.epochs and METHODS[run.method].prompted):
-        return math.nan
-    with torch.random.fork_rng(): # a loader draws a number; training must not notice
-        metrics = trainer.predict(trainer.eval_dataset).metrics
-    return metrics[f"test_{kit.task.metrics[0]}"]
-
 def _measure(run, kit, model):
     "Train and evaluate: scores, predictions, seconds of training."
     with tempfile.TemporaryDirectory() as folder:
-        trainer = _trainer(run, kit, model, folder)
-        start, begun = _start_score(run, kit, trainer), time.perf_counter()
+        trainer, begun = _trainer(run, kit, model, folder), time.perf_counter()
         if run.epochs:
             trainer.train()
         seconds = time.perf_counter() - begun
         output = trainer.predict(trainer.eval_dataset)
     scores = {m: output.metrics[f"test_{m}"] for m in ("loss", *kit.task.metrics)}
-    predictions = kit.task.metric.decide(output.predictions)
-    return scores | {"start": start}, predictions, seconds
+    return scores, kit.task.metric.decide(output.predictions), seconds
 
 # %% ../../nbs/compare/runs.ipynb #9545d5be
 def _same_answer(labels, problem_type): # -> logits [labels]

@@ -151,8 +151,8 @@ def _clear_error(place, error):
         return None
     if "couldn't connect" in str(error):
         return ConnectionError(
-            f"{place.name}: not in the hub's cache, and the hub cannot be reached; give "
-            f"the path of a folder, or take {' or '.join(BACKBONES)}, which the "
+            f"{place.name}: not in the hub's cache, and the hub cannot be reached; "
+            f"give the path of a folder, or take {' or '.join(BACKBONES)}, which the "
             "package index has")
     first = str(error).splitlines()[0]
     return unknown_name("model", place.name, BACKBONES,

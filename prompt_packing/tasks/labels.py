@@ -124,8 +124,8 @@ def _say_alike(names, where):
              if len(same) > 1]
     if alike:
         _logger.warning_once(
-            f"{where}: {'; '.join(alike[:5])} differ in case, Unicode form or invisible "
-            "characters alone, and are classes of their own: if they are meant as one, "
+            f"{where}: {'; '.join(alike[:5])} differ in case, Unicode form or "
+            "invisible characters alone, and are classes of their own: if they are meant as one, "
             "write them alike in the file")
 
 # %% ../../nbs/tasks/labels.ipynb #05cea8ab
@@ -215,7 +215,7 @@ def find_labels(
         vectors = separator is None and size > 1 and _are_vectors(rows, size)
         if fractions := list(filter(_is_fraction, texts)):
             raise ValueError(f"{where}: a list holds {fractions[0]}; lists of labels "
-                             "are names, class numbers, or zeros and ones, not fractions")
+                             "are names, class numbers, or zeros and ones")
         if separator is not None and len(texts) == len(rows):
             raise ValueError(f"{where}: label_separator={separator!r} is in no label, "
                              f"such as {texts[0]!r}")
@@ -267,7 +267,8 @@ def _class_ids(texts, names, where):
         ids |= {Decimal(i): i for i in range(len(names))}
     for row, text in enumerate(texts):
         if label_key(text) not in ids:
-            allowed = [str(n) if numbered else f"{i} ({n})" for i, n in enumerate(names)]
+            allowed = [str(name) if numbered else f"{i} ({name})"
+                       for i, name in enumerate(names)]
             raise ValueError(f"{where}, row {row}: the label {text!r} is outside the "
                              f"range; allowed are {', '.join(allowed)}")
     return [ids[label_key(text)] for text in texts]

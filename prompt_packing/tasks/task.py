@@ -59,7 +59,8 @@ def _matthews_macro(predictions, references):
     # times; of zeros and ones it is the correlation of two columns
     p, r = (m - m.mean(0, keepdims=True) for m in (predictions, references))
     together, spread = (p * r).sum(0), np.sqrt((p * p).sum(0) * (r * r).sum(0))
-    return np.divide(together, spread, out=np.zeros_like(spread), where=spread > 0).mean()
+    each = np.divide(together, spread, out=np.zeros_like(spread), where=spread > 0)
+    return each.mean()
 
 def _correlation(function, predictions, references):
     if np.ptp(predictions) == 0 or np.ptp(references) == 0:
@@ -214,8 +215,8 @@ def _split_by_hash(tables, text_columns, share, name):
         count = min(len(texts) - 1, max(1, round(share * len(texts))))
         held_out = places < texts[count]
         _logger.warning_once(
-            f"{name}: by their hashes all texts are on one side, so {held_out.sum()} of "
-            f"the {len(rows)} rows are held out for validation")
+            f"{name}: by their hashes all texts are on one side, so {held_out.sum()} "
+            f"of the {len(rows)} rows are held out for validation")
     return {"train": rows[~held_out], "validation": rows[held_out]} | tables
 
 # %% ../../nbs/tasks/task.ipynb #a57b04e7

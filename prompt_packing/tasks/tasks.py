@@ -242,8 +242,8 @@ def load_task(
         if not path.exists():
             if source is None and not path.suffix and len(path.parts) == 1:
                 raise unknown_name("task", name, TASKS, "the path of your own file")
-            raise FileNotFoundError(f"there is no file or folder {path}; the tasks that "
-                                    f"need none are {', '.join(TASKS)}")
+            raise FileNotFoundError(f"there is no file or folder {path}; the tasks "
+                                    f"that need none are {', '.join(TASKS)}")
         splits = _read_path(path, encoding)
         where = f"the {'folder' if path.is_dir() else 'file'} {path.name}"
         name = str(name) if source else path.stem
