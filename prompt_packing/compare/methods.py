@@ -90,7 +90,7 @@ def _yes_or_no(features, answers, fewest=5): # [rows, hidden], zeros and ones [r
     if min(yes, n - yes) < fewest:
         odds = (yes + 0.5) / (n - yes + 0.5)
         return torch.zeros(1, features.shape[1]), torch.tensor([np.log(odds)]).float()
-    weight, bias = solve_head(features, answers)[:2]
+    weight, bias = solve_head(features, answers)
     return weight[1:] - weight[:1], bias[1:] - bias[:1]
 
 # %% ../../nbs/compare/methods.ipynb #e353aec6
@@ -101,7 +101,7 @@ def _best_head(features, labels, problem_type, num_labels=None):
         return *_ridge(features, labels), ()
     if problem_type == "single_label_classification":
         solved = solve_head(features, labels, num_labels=num_labels)
-        return *solved[:2], getattr(solved, "notes", ())
+        return *solved, getattr(solved, "notes", ())
     heads = [_yes_or_no(features, answers) for answers in labels.T.astype(int)]
     return *(torch.cat(parts) for parts in zip(*heads)), ()
 

@@ -243,10 +243,17 @@ class _Classifier(TextClassificationPipeline):
             inputs = dict(zip(("text", "text_pair"), inputs))
         return super().preprocess(inputs, **kwargs)
 
-    def predict(self, texts, *, top_k=1):
+    def predict(self, texts, *, top_k="auto"):
+        "The best label of each text; of several labels all that score above one half."
         texts = [texts] if isinstance(texts, str) else list(texts)
-        answers = self(texts, top_k=top_k) if texts else []
-        return [labels[0] for labels in answers] if top_k == 1 else answers
+        answers = self(texts, top_k=None) if texts else []
+        kind = self.model.config.problem_type
+        if top_k == "auto" and kind == "multi_label_classification":
+            return [[label for label in labels if label["score"] > 0.5]
+                    for labels in answers]
+        if top_k in ("auto", 1):
+            return [labels[0] for labels in answers]
+        return [labels[:top_k] for labels in answers]
 
 # %% ../../nbs/compare/results.ipynb #2995992b
 def load_model(

@@ -102,8 +102,11 @@ def _class_names(texts):
     spellings = {}
     for text in sorted(set(texts)):
         spellings.setdefault(label_key(text), []).append(text)
-    names = {key: min(same, key=lambda name: (len(name), name.swapcase()))
-             for key, same in spellings.items()}
+    names = {key: same[0] for key, same in spellings.items()}
+    for key, same in spellings.items():
+        if len(same) > 1: # 1 for 1.0 and +1, true for TRUE and True
+            whole = isinstance(key, Decimal) and float(key).is_integer()
+            names[key] = str(int(key) if whole else key)
     if not all(isinstance(key, Decimal) for key in names):
         return tuple(sorted(names.values()))
     return tuple(names[key] for key in sorted(names))
@@ -154,7 +157,7 @@ def label_cells(
     values:Sequence, # labels as they stand in the data
     where:str="the data", # file or split, for the error
     separator:str|None=None, # of several labels in one cell
-) -> tuple[list, bool]: # each row's labels as texts, and whether any cell is a list
+) -> tuple[list, bool, bool]: # labels as texts; any lists? with nothing but numbers?
     "What the cells hold. Raises `ValueError` for a row without a label."
     cells = [_as_list(value, separator) for value in values]
     rows = [list(map(plain_label, cell if isinstance(cell, list) else [cell]))
@@ -163,7 +166,9 @@ def label_cells(
     if empty:
         raise ValueError(f"{where}: row {empty[0]} (the first is row 0) has no label; "
                          "remove it or fill it")
-    return rows, any(isinstance(cell, list) for cell in cells)
+    lists = [cell for cell in cells if isinstance(cell, list)]
+    named = any(isinstance(label, str) for labels in lists for label in labels)
+    return rows, len(lists) > 0, not named
 
 # %% ../../nbs/tasks/labels.ipynb #acbc688b
 def _several(texts, where):
@@ -173,9 +178,10 @@ def _several(texts, where):
         parts = [part.strip() for text in cells for part in text.split(separator)]
         if len(parts) > len(cells) and "" not in parts and len(set(parts)) < len(parts):
             example = next(text for text in cells if separator in text)
+            point = "; a decimal comma must be a point" if separator == "," else ""
             return (f"{where}: labels such as {example!r} may be several names: if so, "
                     f"give label_separator={separator!r}; without it, each combination "
-                    "is a class of its own")
+                    f"is a class of its own{point}")
     return ""
 
 # %% ../../nbs/tasks/labels.ipynb #e54ba889
@@ -208,11 +214,11 @@ def find_labels(
     Raises `ValueError` for a row without a label, for lists of fractions, for another
     kind than `problem_type`, for a separator that is in no cell, and for values that
     look like no labels at all because most rows have one of their own."""
-    rows, lists = label_cells(values, where, separator)
+    rows, lists, numbers = label_cells(values, where, separator)
     texts, vectors = [text for row in rows for text in row], False
     if lists:
         kind, size = "multi_label_classification", len(rows[0])
-        vectors = separator is None and size > 1 and _are_vectors(rows, size)
+        vectors = numbers and size > 1 and _are_vectors(rows, size)
         if fractions := list(filter(_is_fraction, texts)):
             raise ValueError(f"{where}: a list holds {fractions[0]}; lists of labels "
                              "are names, class numbers, or zeros and ones")
@@ -265,13 +271,14 @@ def _class_ids(texts, names, where):
     numbered = any(isinstance(key, Decimal) for key in ids)
     if not numbered: # then a number in the data is that of a class
         ids |= {Decimal(i): i for i in range(len(names))}
+    keys = {text: label_key(text) for text in set(texts)} # rows are many, names few
     for row, text in enumerate(texts):
-        if label_key(text) not in ids:
+        if keys[text] not in ids:
             allowed = [str(name) if numbered else f"{i} ({name})"
                        for i, name in enumerate(names)]
             raise ValueError(f"{where}, row {row}: the label {text!r} is outside the "
                              f"range; allowed are {', '.join(allowed)}")
-    return [ids[label_key(text)] for text in texts]
+    return [ids[keys[text]] for text in texts]
 
 # %% ../../nbs/tasks/labels.ipynb #e4fed826
 def _multi_hot(rows, labels, where):
@@ -300,7 +307,7 @@ def label_values(
     where:str="the data", # file or split, for the errors
 ) -> list: # class numbers; measured numbers; or lists of zeros and ones
     "Labels as a model takes them; ValueError for a label that is outside the range."
-    rows, _ = label_cells(values, where, labels.separator)
+    rows, *_ = label_cells(values, where, labels.separator)
     if labels.problem_type == "multi_label_classification":
         return _multi_hot(rows, labels, where)
     for i, row in enumerate(rows):
