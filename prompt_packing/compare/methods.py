@@ -6,7 +6,6 @@
 __all__ = ['METHODS', 'Kit', 'Method']
 
 # %% ../../nbs/compare/methods.ipynb #a96aba59
-import time
 from dataclasses import dataclass, field
 from typing import Callable
 
@@ -34,24 +33,8 @@ class Kit:
     facts:BackboneFacts|None = None # of the backbone; None: no method leaves it frozen
     caches:dict = field(default_factory=dict) # a `TextCache` for each of the two; or {}
     text_seconds:float = 0. # that the cache took to compute
-    loss_facts:dict = field(default_factory=dict) # method -> what its first run found out
-    results:dict = field(default_factory=dict) # what runs have in common, see `once`
-    spared:float = 0. # seconds that `once` has saved
-
-    def once(
-        self,
-        key:object, # what the result depends on; hashable
-        make:Callable[[], object],
-    )->object:
-        "What `make` returns, made for one run and given to all with the same `key`."
-        if key in self.results:
-            result, seconds = self.results[key]
-            self.spared += seconds
-            return result
-        start = time.perf_counter()
-        result = make()
-        self.results[key] = result, time.perf_counter() - start
-        return result
+    solved:dict = field(default_factory=dict) # heads, by the prompt before them
+    notes:list = field(default_factory=list) # of the present run, for the table
 
     def data(
         self,
@@ -112,14 +95,15 @@ def _yes_or_no(features, answers, fewest=5): # [rows, hidden], zeros and ones [r
 
 # %% ../../nbs/compare/methods.ipynb #e353aec6
 def _best_head(features, labels, problem_type, num_labels=None):
-    "Weight [labels, hidden] and bias [labels] of the best linear layer."
+    "Weight [labels, hidden], bias [labels] and notes on the best linear layer."
     labels = np.asarray(list(labels))
     if problem_type == "regression":
-        return _ridge(features, labels)
+        return *_ridge(features, labels), ()
     if problem_type == "single_label_classification":
-        return solve_head(features, labels, num_labels=num_labels)
+        solved = solve_head(features, labels, num_labels=num_labels)
+        return *solved, getattr(solved, "notes", ())
     heads = [_yes_or_no(features, answers) for answers in labels.T.astype(int)]
-    return tuple(torch.cat(parts) for parts in zip(*heads))
+    return *(torch.cat(parts) for parts in zip(*heads)), ()
 
 # %% ../../nbs/compare/methods.ipynb #eb8269f7
 def _prompt_model(run, kit, **kwargs):
@@ -132,13 +116,15 @@ def _prompt_model(run, kit, **kwargs):
 def _solved(model, kit):
     "`model` with the best head for what it reads."
     labels, task = kit.train["labels"], kit.task
-    def best():
-        read = _features(model, kit)
-        return _best_head(read, labels, task.problem_type, task.num_labels)
     start = [p.detach().cpu().numpy().tobytes() for name, p in model.named_parameters()
              if p.requires_grad and not name.startswith("head.")]
     key = len(labels), *start # fewer labels where some rows are held out
-    return model.set_head(*kit.once(key, best))
+    if key not in kit.solved:
+        read = _features(model, kit)
+        kit.solved[key] = _best_head(read, labels, task.problem_type, task.num_labels)
+    *head, notes = kit.solved[key]
+    kit.notes += notes
+    return model.set_head(*head)
 
 # %% ../../nbs/compare/methods.ipynb #26e3fef8
 def _head(run, kit):

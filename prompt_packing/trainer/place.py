@@ -45,6 +45,9 @@ class StreamPlace:
         raise IndexError(f"the stream ended after {self.next} batches; "
                          f"{i + 1} were wanted")
 
+    def __getitems__(self, numbers: list[int]): # one: a batch, or its rows
+        return self[numbers[0]]
+
     def state_dict(self) -> dict: # JSON-safe, after the last batch that was read
         return {"batches": self.next, "stream": self.stream.state_dict()}
 
