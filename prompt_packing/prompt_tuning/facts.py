@@ -274,9 +274,9 @@ def check_fits(
     prompt_tokens:int=0, # beside each of them
 ):
     "Raises `ValueError` for an empty text, and for one that takes too many positions."
-    for row, length in enumerate(lengths):
-        if not length:
-            raise ValueError(f"row {row} has no tokens; leave empty texts out")
+    if 0 in lengths:
+        row = list(lengths).index(0)
+        raise ValueError(f"row {row} has no tokens; leave empty texts out")
     row = max(range(len(lengths)), key=lengths.__getitem__)
     if facts.limit is None or lengths[row] + prompt_tokens <= facts.limit:
         return

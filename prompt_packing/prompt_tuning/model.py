@@ -91,17 +91,14 @@ def initial_prompt(
     return start.detach().float()[(torch.arange(tokens) - tokens) % len(start)].clone()
 
 # %% ../../nbs/prompt_tuning/model.ipynb #cce9d949
-def _inside_peft(model): # -> the model in PEFT's wrapper, with the layers of LoRA
-    if any(config.is_prompt_learning for config in model.peft_config.values()):
-        raise ValueError(f"{type(model).__name__} has a prompt of its own, and would "
-                         "lose it; give its base model, or one with LoRA")
-    return model.get_base_model()
-
 def _load_text_model(name_or_model, dtype=torch.float32):
     "The bare backbone in eval mode; its tokenizer (None for a loaded model)."
     model, tokenizer = name_or_model, None
-    if hasattr(model, "get_base_model"):
-        model = _inside_peft(model)
+    if hasattr(model, "get_base_model"): # PEFT's wrapper
+        if any(config.is_prompt_learning for config in model.peft_config.values()):
+            raise ValueError(f"{type(model).__name__} has a prompt of its own, and "
+                             "would lose it; give its base model, or one with LoRA")
+        model = model.get_base_model() # with the layers of LoRA
     if not isinstance(model, PreTrainedModel):
         model, tokenizer = load_backbone(name_or_model, dtype=dtype)
     return model.base_model.eval(), tokenizer
@@ -109,12 +106,12 @@ def _load_text_model(name_or_model, dtype=torch.float32):
 # %% ../../nbs/prompt_tuning/model.ipynb #52bae6a5
 def _fitted(tokenizer, facts, prompt_tokens):
     "A copy that cuts texts to what is left beside the prompt; None stays None."
+    if tokenizer is not None and tokenizer.pad_token is None:
+        raise ValueError("the tokenizer has no padding token; set "
+                         "tokenizer.pad_token = tokenizer.eos_token")
     limit = text_limit(facts, prompt_tokens, tokenizer)
     if tokenizer is None:
         return None
-    if tokenizer.pad_token is None:
-        raise ValueError("the tokenizer has no padding token; set "
-                         "tokenizer.pad_token = tokenizer.eos_token")
     tokenizer = copy.deepcopy(tokenizer)
     if limit is not None:
         tokenizer.model_max_length = limit
@@ -383,7 +380,7 @@ class PromptForSequenceClassification(PreTrainedModel):
         state_dict:dict|None=None, # tensors to save; None: the model's own
         **kwargs: Any, # further arguments of transformers' method change nothing here
     ):
-        """Writes prompt, head, configuration, tokenizer and a card.
+        """Writes prompt, head, configuration and tokenizer.
 
         Raises `ValueError` where the backbone's weights are no longer those that the
         folder would name."""

@@ -150,7 +150,7 @@ def _refusal(model, facts):
     if placement == Placement.PREFIX:
         return "the prompt stands before the text, so the text's states change with it"
     if pooling != Pooling.LAST:
-        return f"pooling={pooling!r} reads the text's positions too, not the last alone"
+        return f"pooling={pooling!r} reads positions of the text, not the last alone"
     if not facts.text_is_constant:
         return (f"{facts.name} is no decoder that continues exactly from a text's keys "
                 "and values")
@@ -184,9 +184,8 @@ def collate_texts(
              "text_features": torch.stack([row["text_features"] for row in rows]),
              "text_made_by": rows[0]["text_made_by"]}
     if "labels" in rows[0]:
-        labels = torch.from_numpy(np.asarray([row["labels"] for row in rows]))
-        whole = not labels.is_floating_point()
-        batch["labels"] = labels.long() if whole else labels.float()
+        labels = torch.tensor([row["labels"] for row in rows])
+        batch["labels"] = labels if labels.is_floating_point() else labels.long()
     return batch
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #64bb6641
@@ -238,8 +237,7 @@ class TextCache(Dataset):
         backbone = getattr(model, "backbone", model).base_model.eval()
         if dtype is None:
             dtype = backbone.dtype if backbone.dtype.itemsize == 2 else torch.float16
-        size = int(lengths.sum()) * _width(facts) * dtype.itemsize
-        size += len(texts) * facts.feature_size * 4
+        size = int(lengths.sum()) * _width(facts) * dtype.itemsize # of the states
         _check_room(size, max_bytes)
 
         def compute(device="cpu"):
@@ -295,10 +293,8 @@ class TextCache(Dataset):
         return self.states.device.type != "cpu"
 
     def __repr__(self):
-        size = self.features.nbytes + self.states.nbytes
-        token = self.states.shape[1] * self.states.itemsize
         return (f"TextCache of {len(self):,} texts on {self.states.device}: "
-                f"{size / 1e6:,.1f} MB, {token:,} bytes a token")
+                f"{self.states.nbytes / 1e6:,.1f} MB")
 
     def __getstate__(self): # a cache on disk is opened again, not copied
         if self.path is None:
