@@ -24,7 +24,7 @@ from .methods import METHODS, Kit
 from ..frozen_weights import changed_layers
 from ..prompt_tuning import TextCache, find_facts
 from ..prompt_tuning.facts import check_fits
-from ..prompt_tuning.text_store import NoRoom
+from ..prompt_tuning.text_cache import NoRoom
 from ..tasks import Task, load_backbone, load_task
 from ..trainer import Trainer, TrainingArguments
 
