@@ -126,6 +126,9 @@ class Command(typer.core.TyperCommand):
         try:
             with redirect_stdout(sys.stderr):
                 text, data, *status = super().invoke(ctx)
+        except KeyboardInterrupt: # releases of typer end in different ways
+            print("prompt-packing: interrupted", file=sys.stderr)
+            return 130
         except (ValueError, TypeError, OSError, RuntimeError, OverflowError) as error:
             raise UsageError(in_option_names(str(error), self.params), ctx) from error
         if ctx.meta["json"]:
@@ -170,9 +173,6 @@ def main(
     place = "prompt-packing"
     try:
         return typer.main.get_command(app).main(argv, place, standalone_mode=False) or 0
-    except typer.Abort:
-        print("prompt-packing: interrupted", file=sys.stderr)
-        return 130
     except UsageError as error:
         place = error.ctx.command_path if error.ctx else place
         message = error.format_message()

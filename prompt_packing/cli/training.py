@@ -40,10 +40,13 @@ def tokenize(
         files, encode, output_dir, workers=workers, column=column,
         max_length=max_length, bad_rows=bad_rows, **encoding)
     facts = {"folder": str(output_dir), "rows": len(corpus),
-             "tokens": int(sum(corpus["length"]))}
+             "tokens": int(sum(_lengths(corpus)))}
     text = ("{rows:,} rows, {tokens:,} tokens in {folder}\n\n"
             "to train on it: train_dataset=load_corpus({folder!r})")
     return text.format(**facts), facts
+
+def _lengths(corpus):
+    return corpus.lengths if hasattr(corpus, "lengths") else corpus["length"]
 
 # %% ../../nbs/cli/training.ipynb #28c52061
 METHODS = "head", "head-trained", "prompt", "prompt-random", "finetune"
@@ -143,8 +146,7 @@ def _answers(model, config, rows) -> dict: # column -> values
 Saved = Annotated[Path, Argument(
     metavar="FOLDER", exists=True, file_okay=False, help="a model, or a comparison")]
 TextFile = Annotated[Path, Argument(
-    metavar="FILE", exists=True, dir_okay=False, allow_dash=True,
-    help="text (a line each), csv, tsv, json(l), parquet; - standard input")]
+    metavar="FILE", help="text (a line each), csv, tsv, json(l), parquet; - standard input")]
 
 @command("predict runs/compare new.csv > labelled.csv")
 def predict(
