@@ -68,8 +68,10 @@ def task_name(text: str):
 
 def model_name(text: str | None):
     "A model by its name or folder, as it was given."
-    is_name = text is None or re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", text) # as on the hub
-    if Path(text or "").is_file() or not is_name and not Path(text).is_dir():
+    if text is None or Path(text).is_dir():
+        return text
+    is_name = re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", text) # as on the hub
+    if not is_name or Path(text).is_file():
         raise BadParameter(f"there is no model or folder {text}")
     return text
 
@@ -96,8 +98,11 @@ def _picture(path: Path | None):
     "It is written last, so its name and folder are looked at first."
     if path and path.suffix not in (".png", ".pdf", ".svg"):
         raise BadParameter(f"{path} must end in .png, .pdf or .svg")
-    if path:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadParameter(f"{path}: {error.strerror}") from None
     return path
 
 # %% ../../nbs/cli/options.ipynb #333b4158
@@ -117,7 +122,7 @@ Plot = Annotated[Path, Option(dir_okay=False, callback=_picture, help="of the pl
 UsageError = BadParameter.__base__ # of typer, which has no public name for it
 
 class Command(typer.core.TyperCommand):
-    "Prints what its function returns; raises `UsageError` for what the library refuses."
+    "Prints what its function returns; `UsageError` for what the library refuses."
     def parse_args(self, ctx: typer.Context, args: list) -> list:
         ctx.meta["json"] = "--json" in args
         return super().parse_args(ctx, [word for word in args if word != "--json"])
@@ -177,6 +182,6 @@ def main(
         place = error.ctx.command_path if error.ctx else place
         message = error.format_message()
     except OSError as error: # a path too long to be looked at, a full disk
-        message = str(error)[:200]
-    print(f"{place}: {' '.join(message.split())}", file=sys.stderr)
+        message = str(error)
+    print(f"{place}: {' '.join(message.split())[:400]}", file=sys.stderr)
     return 2

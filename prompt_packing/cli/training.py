@@ -72,7 +72,7 @@ def compare(
     max_length: whole("longer texts are cut [default: 128 tokens]") = None,
     token_budget: whole("tokens of a batch, padding included [default: 1024]") = None,
     epochs: Annotated[float, Option(min=1e-3, max=1e6, help="[default: 5]")] = None,
-    learning_rate: several("to choose from [default: three a method]", read=float) = None,
+    learning_rate: several("to choose from [default: by method]", read=float) = None,
     init: Annotated[str, Option(help="of the prompt: vocab, random, or a text")] = None,
     dtype: Literal["float32", "bfloat16", "float16"] = None,
     keep_finetuned: Annotated[bool, Option("--keep-finetuned")] = False,
@@ -116,8 +116,8 @@ def _text_columns(table, file, given, learned_from):
     columns = given or (learned_from if {*learned_from} <= {*table} else ["text"])
     if not {*columns} <= {*table} or len(columns) != len(learned_from):
         raise ValueError(
-            f"{file} has the columns {', '.join(map(str, table))}, and the model learned "
-            f"from {' and '.join(learned_from)}: name as many by text_column")
+            f"{file} has the columns {', '.join(map(str, table))}, and the model "
+            f"learned from {' and '.join(learned_from)}: name as many by text_column")
     return columns
 
 def _texts(table, file):
@@ -133,7 +133,8 @@ def _answers(model, config, rows) -> dict: # column -> values
     "What a model says of each row."
     answers = model.predict(rows, top_k=None) # of each row, best first
     if config.problem_type == "regression":
-        return {config.id2label[0]: [float(f"{row[0]['score']:.6g}") for row in answers]}
+        numbers = [float(f"{row[0]['score']:.6g}") for row in answers]
+        return {config.id2label[0]: numbers}
     scores = [{of["label"]: round(of["score"], 4) for of in row} for row in answers]
     if config.problem_type != "multi_label_classification":
         best = [next(iter(row)) for row in scores]
@@ -146,7 +147,7 @@ def _answers(model, config, rows) -> dict: # column -> values
 Saved = Annotated[Path, Argument(
     metavar="FOLDER", exists=True, file_okay=False, help="a model, or a comparison")]
 TextFile = Annotated[Path, Argument(
-    metavar="FILE", help="text (a line each), csv, tsv, json(l), parquet; - standard input")]
+    metavar="FILE", help="as of padding, or - for the standard input")]
 
 @command("predict runs/compare new.csv > labelled.csv")
 def predict(
