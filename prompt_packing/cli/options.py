@@ -137,10 +137,14 @@ class Command(typer.core.TyperCommand):
         except (ValueError, TypeError, OSError, RuntimeError, OverflowError) as error:
             raise UsageError(in_option_names(str(error), self.params), ctx) from error
         if ctx.meta["json"]:
-            is_table = hasattr(data, "to_json")
-            text = data.to_json(orient="records") if is_table else json.dumps(data)
+            text = _json(data)
         print(text, flush=True)
         return sum(status)
+
+def _json(data):
+    if not hasattr(data, "to_json"):
+        return json.dumps(data)
+    return data.to_json(orient="records", double_precision=15, date_format="iso")
 
 def in_option_names(text: str, params: list) -> str:
     "`token_budget` as `--token-budget`, and `column=` as `--column`."

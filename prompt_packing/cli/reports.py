@@ -66,19 +66,20 @@ def audit(
     head: Annotated[HEADS, Option(help="[default: sequence-classification]")] = None,
     checkpoint: Run = None,
     gradient_accumulation_steps: whole("[default: 4, or that of the run]") = None,
-    processes: whole("[default: that of the run]") = None,
+    processes: whole("of the run [default: as it says]") = None,
 ):
     "Report by what factor gradients are off with transformers' Trainer, or were."
-    if (model is None) == (checkpoint is None) or checkpoint and head:
-        raise BadParameter("give either --model, perhaps with --head, or --checkpoint")
+    wrong = head if checkpoint else processes
+    if (model is None) == (checkpoint is None) or wrong:
+        raise BadParameter("give --model, perhaps with --head, or else --checkpoint, "
+                           "perhaps with --processes")
     losses, steps = chapter("accumulation_loss"), gradient_accumulation_steps
     if checkpoint:
         found = losses.audit_checkpoint(checkpoint, steps, processes)
     else:
         config = chapter("tasks.backbones").load_config(model)
-        given = {"processes": processes} if processes else {}
         found = losses.audit_head(config, head or "sequence-classification",
-                                  gradient_accumulation_steps=steps or 4, **given)
+                                  gradient_accumulation_steps=steps or 4)
     if hasattr(found, "to_string"):
         return _table_text(found), found
     return str(found), vars(found)
