@@ -34,6 +34,7 @@ class Kit:
     caches:dict = field(default_factory=dict) # a `TextCache` for each of the two; or {}
     text_seconds:float = 0. # that the cache took to compute
     solved:dict = field(default_factory=dict) # heads, by the prompt before them
+    loss_facts:dict = field(default_factory=dict) # method -> what its first run found
     notes:list = field(default_factory=list) # of the present run, for the table
 
     def data(

