@@ -187,7 +187,7 @@ def _measure(run, kit, model):
     with tempfile.TemporaryDirectory() as folder:
         trainer, begun = _trainer(run, kit, model, folder), time.perf_counter()
         if run.epochs: # what the loss is a mean over need not be found out again
-            trainer.loss_facts = kit.loss_facts.get(run.method, trainer.loss_facts)
+            trainer.findings.set(kit.loss_facts.get(run.method))
             trainer.train()
             kit.loss_facts[run.method] = trainer.loss_facts
         seconds = time.perf_counter() - begun

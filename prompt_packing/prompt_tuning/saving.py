@@ -209,20 +209,3 @@ def check_backbone(
         f"fingerprint {config.backbone_fingerprint[:12]} in {config.backbone_dtype}; "
         f"{what} is {facts.source!r}, a {facts.name} with {facts.digest[:12]} in "
         f"{str(facts.dtype).removeprefix('torch.')}. Give backbone= with those weights")
-
-# %% ../../nbs/prompt_tuning/saving.ipynb #e4e83fc5
-import copy
-from pathlib import Path
-from typing import Any
-
-from huggingface_hub import ModelCard
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
-from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
-from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME, cached_file
-from ..foundation.folders import written
-from ..foundation.foreign import IF_THERE, no_foreign_code
-from .facts import BackboneFacts, counted
-from .predicting import PROBLEM_TYPES, text_limit
-from ..tasks import backbones

@@ -22,8 +22,8 @@ from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 from ..bucketing.plan import plan_batches
-from ..foundation.folders import (
-    DamagedFolder, clean_leftovers, owned_in_turn, written)
+from prompt_packing.foundation.folders import (
+    DamagedFolder, owned, written)
 from ..frozen_weights.fingerprints import tensor_hash
 from .facts import (
     BackboneFacts, check_fits, find_facts, is_changed)
@@ -106,8 +106,7 @@ def _stored(path, identity, compute):
     "The tensors in a folder's file, which is computed if it is not there."
     file = _file(path)
     if not file.exists(): # else no right to write is needed
-        with owned_in_turn(path, "a text cache"):
-            clean_leftovers(path)
+        with owned(path, "a text cache", wait=True):
             if not file.exists(): # nobody built it while this process waited
                 _write(file, identity, compute())
     there, tensors = _read(file)
