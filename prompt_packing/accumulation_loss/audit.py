@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -124,6 +123,8 @@ def step_in_parts(
 ) -> tuple[float, dict]: # loss, gradient by parameter
     "One optimizer step of a Trainer, without its optimizer."
     accelerator, loss = trainer.accelerator, 0.0
+    if isinstance(trainer, ExactLossMixin):
+        trainer.begin_steps(batches)
     taken, items = trainer.get_batch_samples(
         iter(batches), len(batches), trainer.args.device)
     trainer.current_gradient_accumulation_steps = len(taken)
@@ -138,8 +139,7 @@ def step_at_once(
     batch: Mapping, # all rows of the step
 ) -> tuple: # loss, gradient by parameter, whether a count is given, and used
     "The loss of one batch, as the Trainer computes it. `ValueError`: it has no target."
-    # a copy, because a Trainer of ours begins a step when its batches are taken
-    items = copy(trainer).get_batch_samples(iter([batch]), 1, trainer.args.device)[1]
+    items = trainer._get_num_items_in_batch([batch], trainer.args.device)
     has_count = items is not None
     if has_count: # a loss that uses it gives it a gradient
         items = torch.tensor(float(items), device=trainer.args.device, requires_grad=True)
@@ -171,7 +171,7 @@ def audit_loss(
     where batches are not mappings of tensors, `ValueError` where one cannot be cut or
     has no target."""
     if isinstance(trainer_or_model, transformers.Trainer):
-        trainer = copy(trainer_or_model)
+        trainer = trainer_or_model
         batches = trainer.get_train_dataloader() if batches is None else batches
     else:
         on_cpu = next(trainer_or_model.parameters()).device.type == "cpu"

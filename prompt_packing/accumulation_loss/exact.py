@@ -217,13 +217,17 @@ class ExactLossMixin:
         make = getattr(super(), "make_part", None)
         return rows.take(numbers) if make is None else make(rows, numbers)
 
+    def begin_steps(self, dataloader):
+        "From here on steps are made of this loader's rows."
+        collate = self._source.open(dataloader, *self._cuts(dataloader))
+        self.row_lengths = self._steps.looks.lengths = RowLengths(
+            collate, self._source.main_input)
+
     def set_initial_training_values(self, args, dataloader, *rest):
         needs_rows = self.cuts_steps() or args.gradient_accumulation_steps > 1 or \
             self.accelerator.num_processes > 1
         if needs_rows and not self._exact_off:
-            collate = self._source.open(dataloader, *self._cuts(dataloader))
-            self.row_lengths = self._steps.looks.lengths = RowLengths(
-                collate, self._source.main_input)
+            self.begin_steps(dataloader)
         return super().set_initial_training_values(args, dataloader, *rest)
 
     def _cuts(self, dataloader) -> tuple: # in this process, and in the loader's workers

@@ -120,9 +120,9 @@ class StepCut:
     def load_state_dict(self, state: dict):
         "What the arguments do not say is as it was in the checkpoint."
         if self.pass_cost is None:
-            self.pass_cost = state["pass_cost"]
+            self.pass_cost = state.get("pass_cost")
         if self.token_budget is None:
-            self.token_budget = state["token_budget"]
+            self.token_budget = state.get("token_budget")
 
 # %% ../../nbs/trainer/trainer.ipynb #430fad6c
 class TokenBudgetMixin:
@@ -254,11 +254,7 @@ class TokenBudgetMixin:
             self._packing_way = way_to_pack(
                 model, autocast=mixed.get(self.accelerator.mixed_precision))
             _logger.info(str(self._packing_way))
-        if self.cuts_steps():
-            self._cut = StepCut(self.args, self.run_without_trace, self._steps.processes,
-                                model, self._packing_way, self._say_once)
-            if self._cut_state is not None:
-                self._cut.load_state_dict(self._cut_state)
+        self._cut = None # what is known of another training does not hold for this
         return prepared
 
     def run_without_trace(self, batch):
@@ -281,6 +277,11 @@ class TokenBudgetMixin:
 
     def cut_step(self, rows: StepRows) -> list:
         "The parts in which these rows are computed, as the collator makes them."
+        if self._cut is None:
+            self._cut = StepCut(
+                self.args, self.run_without_trace, self._steps.processes,
+                self._steps.passes.bare(self.model), self._packing_way, self._say_once)
+            self._cut.load_state_dict(self._cut_state or {})
         parts = []
         for part in self._cut(rows, self.row_lengths(rows.rows)):
             batch = rows.take(part.numbers) if part.layout is None else packed_part(
@@ -345,8 +346,6 @@ class TokenBudgetMixin:
         file = Path(checkpoint or "", "step_cut.json")
         if checkpoint is not None and file.is_file():
             self._cut_state = json.loads(file.read_text())
-            if self._cut is not None:
-                self._cut.load_state_dict(self._cut_state)
 
 # %% ../../nbs/trainer/trainer.ipynb #bfbfcf95
 def _check_exact_comes_first(cls: type):
