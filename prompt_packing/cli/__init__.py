@@ -119,7 +119,7 @@ def padding(
 )->dict: # as `bucketing.padding_report` makes it
     "Report how much of the computation is padding, and how much with a token budget."
     encode = chapter("tasks").load_tokenizer(tokenizer)
-    column = column or chapter("foundation.text_files").text_column(files[0])
+    column = column or chapter("foundation.text").text_column(files[0])
     bucketing, tqdm = chapter("bucketing"), import_module("tqdm").tqdm
     with tqdm(unit=" examples", leave=False, delay=1) as bar: # none before an error
         lengths = bucketing.file_lengths(

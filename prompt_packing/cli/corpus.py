@@ -27,7 +27,7 @@ def tokenize(
 ): # `TokenShards`
     "Tokenize files once, for any number of trainings; finished files are kept."
     encode = chapter("tasks").load_tokenizer(tokenizer)
-    column = column or chapter("foundation.text_files").text_column(files[0])
+    column = column or chapter("foundation.text").text_column(files[0])
     count = min(workers or _useful_workers(files), len(files))
     with _workers(count) as executor:
         return chapter("bucketing").tokenize_corpus(

@@ -106,7 +106,7 @@ def _file(text):
     if not start:
         raise _Wrong(f"{text} is empty")
     if not text.lower().endswith((".gz", ".parquet")): # these begin with a signature
-        text_files = import_module("prompt_packing.foundation.text_files")
+        text_files = import_module("prompt_packing.foundation.text")
         try:
             text_files.check_text(text, start)
         except ValueError as error:

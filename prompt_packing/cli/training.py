@@ -181,7 +181,7 @@ def predict(
     text_columns: TextColumns | None = None, # one, two for pairs (default as trained)
 ): # `pandas.DataFrame`: the rows of the file, and what the model says of them
     "Give each text of a file a label and a score."
-    table = chapter("foundation.text_files").read_table(file)
+    table = chapter("foundation.text").read_table(file)
     model = chapter("compare").load_model(folder)
     table = table.reset_index(drop=True) # a parquet brings its own, maybe repeated
     config = getattr(model, "model", model).config # of a pipeline, or a prompt model
@@ -214,7 +214,7 @@ def _free_name(name, table):
 
 def _texts(table, file): # one of a pair may be missing
     "The rows that have any text; a message says how many have none."
-    cell_text = chapter("foundation.text_files").cell_text
+    cell_text = chapter("foundation.text").cell_text
     texts = table.astype(object).where(table.notna(), "")
     for column in texts:
         texts[column] = [cell_text(value, f"{file}, row {row}, {column}")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ..foundation.text_files import find_text
+from ..foundation.text import find_text
 
 # %% ../../nbs/tasks/labels.ipynb #89b8a8a3
 _LABEL_COLUMNS = ("label", "labels", "target", "class")

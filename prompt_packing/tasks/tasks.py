@@ -15,7 +15,7 @@ from pathlib import Path
 from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
 
 from ..foundation.hub import hub_answers, only_cache
-from ..foundation.text_files import (
+from ..foundation.text import (
     TABLE_FORMATS, BadRows, read_table, table_rows)
 from .backbones import unknown_name
 from .package_index import Package, cached
