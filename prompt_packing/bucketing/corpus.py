@@ -74,17 +74,18 @@ def _content_digest(path):
 
 def shard_name(
     path: str, # of a file of text
-    settings: str, # that its tokens depend on
+    settings: dict, # that its tokens depend on
 ) -> str:
     "Content and settings decide it, so a name means one thing."
-    name = f"{_content_digest(path)} {settings}"
+    name = f"{_content_digest(path)} {json.dumps(settings)}"
     return hashlib.blake2b(name.encode(), digest_size=12).hexdigest() + ".arrow"
 
 # %% ../../nbs/bucketing/corpus.ipynb #61d2ac39
 _schema = pa.schema([("input_ids", pa.list_(pa.int32())), ("length", pa.int32())])
 
-def _tokenize_file(path, shard, tokenizer, max_length, reading):
+def _tokenize_file(path, shard, tokenizer, max_length, settings):
     "In a worker: write a shard whole or not at all."
+    reading = {name: settings[name] for name in ("column", "bad_rows", "encoding")}
     encode = token_encoder(tokenizer, max_length)
     with written(shard, "wb") as file, pa.ipc.new_stream(file, _schema) as writer:
         for block in blocks(file_texts(path, **reading)):
@@ -98,6 +99,8 @@ def _tokenize_file(path, shard, tokenizer, max_length, reading):
             offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)
             rows = pa.ListArray.from_arrays(offsets, flat)
             writer.write_batch(pa.record_batch([rows, lengths], schema=_schema))
+        if shard_name(path, settings) != Path(shard).name:
+            raise ValueError(f"{path} has changed while it was read: call again")
 
 # %% ../../nbs/bucketing/corpus.ipynb #0fcee69a
 def _own_executor(workers):
@@ -139,16 +142,15 @@ def tokenize_corpus(
     if not files:
         raise ValueError("no files to tokenize: the list is empty")
     BadRows(bad_rows) # checks the word
-    reading = dict(column=FileSource(files, column=column, encoding=encoding).find_column(),
-                   bad_rows=bad_rows, encoding=encoding)
+    column = FileSource(files, column=column, encoding=encoding).find_column()
     settings = {"tokenizer": tokenizer_digest(tokenizer), "max_length": max_length,
-                **reading}
+                "column": column, "bad_rows": bad_rows, "encoding": encoding}
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "_corpus.lock"), ExitStack() as stack:
         _check_settings(folder, settings)
         for left in folder.glob("_*.part"): # by a run that was killed
             left.unlink(missing_ok=True)
-        shards = [shard_name(path, json.dumps(settings)) for path in files]
+        shards = [shard_name(path, settings) for path in files]
         missing = {shard: path for shard, path in zip(shards, files)
                    if not (folder / shard).exists()}
         if executor is None and missing:
@@ -156,7 +158,7 @@ def tokenize_corpus(
             executor = _own_executor(workers)
             stack.callback(executor.shutdown, cancel_futures=True)
         futures = [executor.submit(_tokenize_file, path, folder / shard, tokenizer,
-                                   max_length, reading)
+                                   max_length, settings)
                    for shard, path in missing.items()]
         for _ in tqdm(as_completed(futures), total=len(futures), unit="file",
                       disable=not progress):
