@@ -182,8 +182,8 @@ def _check_settings(folder, settings):
     changed = [f"{name}: {saved.get(name)} then, {value} now"
                for name, value in settings.items() if saved.get(name) != value]
     if changed:
-        raise ValueError(f"{folder} was made with other settings ({'; '.join(changed)}): "
-                         "use the same ones, or another folder")
+        raise ValueError(f"{folder} was made with other settings "
+                         f"({'; '.join(changed)}): use the same, or another folder")
 
 def _raise_first_error(futures):
     "In the order of the files."
@@ -222,8 +222,8 @@ def load_corpus(
 def _open_shard(path, size):
     there = path.stat().st_size if path.is_file() else None
     if there != size:
-        raise DamagedFolder(f"{path} has {there} bytes, and {size} were written: remove "
-                            "it and call tokenize_corpus again")
+        raise DamagedFolder(f"{path} has {there} bytes, and {size} were written: "
+                            "remove it and call tokenize_corpus again")
     try:
         return Dataset.from_file(str(path))
     except (OSError, ValueError) as error: # Arrow's errors are ValueErrors

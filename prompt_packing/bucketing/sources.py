@@ -152,7 +152,8 @@ class DatasetRows:
     ):
         place = place or {"row": 0, "data": None}
         self.dataset, self.content_of, self.row = dataset, content_of, place["row"]
-        self.known = place # `datasets` knows a place that was loaded from its first row on
+        # `datasets` tells a place that was loaded only once it has given a row
+        self.known = place
         if place["data"] is not None:
             dataset.load_state_dict(json.loads(place["data"]))
             self.rows = iter(dataset)
@@ -247,11 +248,11 @@ class DatasetSource:
             self.lanes = max(n for n in range(1, MOST_LANES + 1) if shards % n == 0)
 
     def rows(self, lane: int, number: int, place: dict | None) -> DatasetRows:
-        "The rows of a lane in a pass. Raises `ValueError` in workers of a `DataLoader`."
+        "The rows of a lane in a pass. Raises `ValueError` in a `DataLoader`'s worker."
         if get_worker_info() is not None:
             raise ValueError(
-                "worker processes cannot share an iterable data set: use num_workers=0, "
-                "the next window is read ahead by a thread")
+                "worker processes cannot share an iterable data set: use "
+                "num_workers=0, the next window is read ahead by a thread")
         dataset = self.dataset
         if _is_hf(dataset):
             from datasets.distributed import split_dataset_by_node

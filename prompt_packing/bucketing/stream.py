@@ -66,7 +66,8 @@ def _further_columns(content, text, length):
     for name, value in content.items():
         if name in (text, "input_ids") or isinstance(value, str):
             continue
-        if made_elsewhere and np.ndim(value) and len(value) == len(content["input_ids"]):
+        is_list = made_elsewhere and np.ndim(value) > 0
+        if is_list and len(value) == len(content["input_ids"]):
             value = value[:length]
         if made_elsewhere or name != "attention_mask":
             columns[name] = value

@@ -77,8 +77,10 @@ def _open(path):
     if path == "-":
         return open(sys.stdin.fileno(), "rb", closefd=False)
     try:
-        remote = "://" in path # fsspec's own files of this machine are slow line by line
-        file = fsspec.open(path, "rb").open() if remote else open(path, "rb")
+        if "://" in path:
+            file = fsspec.open(path, "rb").open()
+        else: # fsspec opens these too, but is slow line by line
+            file = open(path, "rb")
     except FileNotFoundError:
         raise FileNotFoundError(f"no file {path}") from None
     compression = infer_compression(path)
@@ -167,8 +169,8 @@ def _separated_rows(path, names, encoding, format):
             if fields:
                 yield before + reader.line_num, fault or dict(zip(names, fields))
     except csv.Error as error:
-        raise ValueError(f"{path}, line {before + reader.line_num}, or a quotation mark before "
-                         f"it that is never closed: {error}") from None
+        raise ValueError(f"{path}, line {before + reader.line_num}, or a quotation mark "
+                         f"before it that is never closed: {error}") from None
 
 def _column_names(path, names):
     "Without blanks around them; columns without a name get one as in pandas."
@@ -288,7 +290,7 @@ class BadRows:
 
 # %% ../../nbs/foundation/text.ipynb #e9e5fcdd
 _BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException,
-           UnicodeError, LookupError) # the last for an encoding that Python does not know
+           UnicodeError, LookupError) # the last: of an encoding that is not known
 
 def table_rows(
     path: str | Path, # a file of any format; "s3://..." and the like by fsspec
