@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 from sklearn.preprocessing import MultiLabelBinarizer
 
-from ..foundation.text_files import find_text
+from ..foundation.text import find_text
 
 _logger = logging.getLogger(__name__)
 

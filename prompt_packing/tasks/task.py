@@ -23,7 +23,7 @@ from sklearn.metrics import (
     accuracy_score, f1_score, matthews_corrcoef, r2_score, root_mean_squared_error)
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
-from ..foundation.text_files import cell_text
+from ..foundation.text import cell_text
 from .labels import Labels, label_values
 
 _logger = logging.getLogger(__name__)

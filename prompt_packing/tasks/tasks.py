@@ -17,7 +17,7 @@ import pandas as pd
 from datasets import ClassLabel, Dataset, DatasetDict, load_dataset, load_from_disk
 
 from .hub import hub_answers, only_cache
-from ..foundation.text_files import read_table
+from ..foundation.text import read_table
 from .backbones import unknown_name
 from .package_index import Package, cached
 from .labels import (
