@@ -77,7 +77,7 @@ def model_name(text: str | None):
 
 # %% ../../nbs/cli/options.ipynb #74debe0f
 def reader():
-    return import_module("prompt_packing.foundation.text_files")
+    return import_module("prompt_packing.foundation.text")
 
 def check_columns(file: Path, columns: list, encoding: dict):
     "Raises `ValueError` for a file without a row, or without these columns."
