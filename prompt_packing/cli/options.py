@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TextFiles', 'Model', 'Tokenizer', 'Column', 'Encoding', 'OutputDir', 'Plot', 'UsageError', 'app', 'Version',
-           'task_name', 'model_name', 'reader', 'check_columns', 'text_column', 'whole', 'several', 'one_of', 'Command',
-           'in_option_names', 'command', 'top', 'main', 'chapter']
+           'chapter', 'whole', 'several', 'one_of', 'task_name', 'model_name', 'reader', 'check_columns', 'text_column',
+           'Command', 'in_option_names', 'command', 'top', 'main']
 
 # %% ../../nbs/cli/options.ipynb #e7d456e2
 import json
@@ -22,6 +22,41 @@ from typer import Argument, BadParameter, Option
 
 import prompt_packing
 from .._modidx import d as index
+
+# %% ../../nbs/cli/options.ipynb #f51c5f34
+def chapter(name: str):
+    "A chapter of this library, such as compare, loaded now."
+    if "torch" not in sys.modules and sys.stderr.isatty():
+        print("loading ...", file=sys.stderr)
+    return import_module(f"prompt_packing.{name}")
+
+# %% ../../nbs/cli/options.ipynb #a2532d51
+def whole(help: str):
+    "An option for a whole number; some are kept in 32 bits."
+    return Annotated[int, Option(help=help, min=1, max=2**31 - 1, metavar="N")]
+
+def several(help: str, *names: str, read=str):
+    "An option for values between commas, each read by a function."
+    def read_all(text: str | None):
+        if text is None:
+            return None
+        words = re.split(r",(?! )", text)
+        if "" in words or len({*words}) < len(words):
+            raise BadParameter(f"{text!r} has an empty value, or one twice")
+        try:
+            return [read(word) for word in words]
+        except ValueError as error: # of `int` and `float`
+            raise BadParameter(str(error)) from None
+    return Annotated[str, Option(*names, callback=read_all, metavar="A,B", help=help)]
+
+def one_of(*known: str):
+    "A function that reads these names."
+    def read(text: str):
+        if text not in known:
+            near = get_close_matches(text, known, 1) or known
+            raise BadParameter(f"there is no {text!r}; there is {', '.join(near)}")
+        return text
+    return read
 
 # %% ../../nbs/cli/options.ipynb #4a27107c
 _tasks = ("sst2", "cola", "rte", "wnli", "qnli", "mrpc", "qqp", "mnli", "stsb",
@@ -69,34 +104,6 @@ def _picture(path: Path | None):
     except OSError as error:
         raise BadParameter(f"{path}: {error.strerror}") from None
     return path
-
-# %% ../../nbs/cli/options.ipynb #a2532d51
-def whole(help: str):
-    "An option for a whole number; some are kept in 32 bits."
-    return Annotated[int, Option(help=help, min=1, max=2**31 - 1, metavar="N")]
-
-def several(help: str, *names: str, read=str):
-    "An option for values between commas, each read by a function."
-    def read_all(text: str | None):
-        if text is None:
-            return None
-        words = re.split(r",(?! )", text)
-        if "" in words or len({*words}) < len(words):
-            raise BadParameter(f"{text!r} has an empty value, or one twice")
-        try:
-            return [read(word) for word in words]
-        except ValueError as error: # of `int` and `float`
-            raise BadParameter(str(error)) from None
-    return Annotated[str, Option(*names, callback=read_all, metavar="A,B", help=help)]
-
-def one_of(*known: str):
-    "A function that reads these names."
-    def read(text: str):
-        if text not in known:
-            near = get_close_matches(text, known, 1) or known
-            raise BadParameter(f"there is no {text!r}; there is {', '.join(near)}")
-        return text
-    return read
 
 # %% ../../nbs/cli/options.ipynb #333b4158
 TextFiles = Annotated[list[Path], Argument(
@@ -182,10 +189,3 @@ def main(
         message = str(error)
     print(f"{place}: {' '.join(message.split())[:400]}", file=sys.stderr)
     return 2
-
-# %% ../../nbs/cli/options.ipynb #f51c5f34
-def chapter(name: str):
-    "A chapter of this library, such as compare, loaded now."
-    if "torch" not in sys.modules and sys.stderr.isatty():
-        print("loading ...", file=sys.stderr)
-    return import_module(f"prompt_packing.{name}")

@@ -9,11 +9,9 @@ __all__ = ['METHODS', 'Saved', 'TextFile', 'tokenize', 'compare', 'predict']
 import csv
 import json
 import shlex
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
 
-import fsspec
 from typer import Argument, Option
 
 from .options import (
@@ -40,13 +38,10 @@ def tokenize(
         files, encode, output_dir, workers=workers, column=column,
         max_length=max_length, bad_rows=bad_rows, **encoding)
     facts = {"folder": str(output_dir), "rows": len(corpus),
-             "tokens": int(sum(_lengths(corpus)))}
+             "tokens": int(sum(corpus["length"]))}
     text = ("{rows:,} rows, {tokens:,} tokens in {folder}\n\n"
             "to train on it: train_dataset=load_corpus({folder!r})")
     return text.format(**facts), facts
-
-def _lengths(corpus):
-    return corpus.lengths if hasattr(corpus, "lengths") else corpus["length"]
 
 # %% ../../nbs/cli/training.ipynb #28c52061
 METHODS = "head", "head-trained", "prompt", "prompt-random", "finetune"
@@ -128,21 +123,6 @@ def _texts(table, file):
                          for row, value in enumerate(texts[column], 1)]
     return texts[texts.apply(lambda column: column.str.strip() != "").any(axis=1)]
 
-# %% ../../nbs/cli/training.ipynb #6ec103ac
-def _answers(model, config, rows) -> dict: # column -> values
-    "What a model says of each row."
-    answers = model.predict(rows, top_k=None) # of each row, best first
-    if config.problem_type == "regression":
-        numbers = [float(f"{row[0]['score']:.6g}") for row in answers]
-        return {config.id2label[0]: numbers}
-    scores = [{of["label"]: round(of["score"], 4) for of in row} for row in answers]
-    if config.problem_type != "multi_label_classification":
-        best = [next(iter(row)) for row in scores]
-        return {"label": best, "score": [row[n] for n, row in zip(best, scores)]}
-    names = config.id2label.values()
-    labels = [";".join(n for n in names if row[n] > 0.5) for row in scores]
-    return {"labels": labels} | {n: [row[n] for row in scores] for n in names}
-
 # %% ../../nbs/cli/training.ipynb #pr3d0002
 Saved = Annotated[Path, Argument(
     metavar="FOLDER", exists=True, file_okay=False, help="a model, or a comparison")]
@@ -168,24 +148,23 @@ def predict(
     rows = list(texts.itertuples(index=False, name=None))
     if len(columns) == 1:
         rows = [text for text, in rows]
-    answers = import_module("pandas").DataFrame(
-        _answers(model, config, rows), index=texts.index)
+    answers = chapter("prompt_tuning").predict_table(model, rows)
+    answers = answers.set_index(texts.index).map(_short)
     table = table.join(answers.rename(columns=lambda name: _free_name(name, table)))
-    return _csv(table, _separator(file, encoding)), table
+    is_separated = reader().file_format(file) in ("csv", "tsv")
+    separator = reader().separator_of(file, **encoding) if is_separated else ","
+    return _csv(table, separator), table
 
 def _free_name(name, table):
     while name in table:
         name = f"predicted_{name}"
     return name
 
-def _separator(file, encoding):
-    "Of a csv or a tsv; a comma for all other files."
-    name = str(file).lower().removesuffix(".gz")
-    if not name.endswith((".csv", ".tsv")):
-        return ","
-    encoding = encoding or {"encoding": "utf-8-sig"}
-    with fsspec.open(str(file), "rt", compression="infer", **encoding) as lines:
-        return max(",;\t", key=lines.readline().count)
+def _short(value):
+    "Four digits of a score; of several labels a text."
+    if isinstance(value, list):
+        return ";".join(value)
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 def _csv(table, separator):
     "As it can be read back: in a tsv a quotation mark is a character like others."
