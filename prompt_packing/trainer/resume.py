@@ -327,9 +327,9 @@ class ExactResumeMixin:
             # now, when others have wrapped the collator of the loader
             run.noted = noted_collator_of(kwargs["train_dataloader"])
         is_first = kwargs["epoch"] == kwargs["epochs_trained"]
-        passed_over = kwargs["steps_trained_in_current_epoch"] if is_first else 0
+        skipped = kwargs["steps_trained_in_current_epoch"] if is_first else 0
         is_stream = isinstance(self.train_dataset, IterableDataset)
-        run.begin_epoch(kwargs["epoch"], passed_over, is_stream, super()._load_rng_state)
+        run.begin_epoch(kwargs["epoch"], skipped, is_stream, super()._load_rng_state)
         return super()._run_epoch(*args, **kwargs)
 
     def _restore_losses(self):
