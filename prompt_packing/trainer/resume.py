@@ -128,8 +128,10 @@ def _warn_of_optimizer(checkpoint: str) -> None:
         _logger.warning(f"{os.path.basename(checkpoint)} holds no optimizer "
                         "(save_only_model?): optimizer and schedule begin anew.")
 
-def _warn_of_other_run(output: OutputFolder, step: int) -> None:
+def _warn_of_other_run(output: OutputFolder, step: int, args: TrainingArguments):
     "A later resume would take the highest step, whichever run has written it."
+    if args.save_strategy == "no":
+        return # nobody resumes a run that saves nothing
     paths = checkpoints_in(output.folder)
     beyond = [path.name for other, path in paths.items() if other > step]
     if beyond and output.accelerator.is_main_process:
@@ -184,10 +186,11 @@ class RunState:
     def is_aside(self) -> bool: # a checkpoint is being written
         return self.output is not None and self.output.state is Writing.ASIDE
 
-    def take_over(self, checkpoint: str, args: TrainingArguments, callbacks: list):
+    def take_over(self, checkpoint: str | None, args: TrainingArguments,
+                  callbacks: list) -> None:
         "Read what our checkpoint adds to transformers', and say what it lacks."
         self.checkpoint = checkpoint
-        if not os.path.isdir(checkpoint):
+        if checkpoint is None or not os.path.isdir(checkpoint):
             return # transformers says what is wrong
         _warn_of_optimizer(checkpoint)
         _warn_of_callbacks(callbacks)
@@ -281,8 +284,7 @@ class ExactResumeMixin:
                           locks=saves) as output, set_for_now(run, output=output):
             checkpoint = find_checkpoint(
                 self.accelerator, self.args.output_dir, resume_from_checkpoint)
-            if checkpoint is not None:
-                run.take_over(checkpoint, self.args, self.callback_handler.callbacks)
+            run.take_over(checkpoint, self.args, self.callback_handler.callbacks)
             return super().train(checkpoint, *args, **kwargs)
 
     def set_initial_training_values(self, args, dataloader, *rest):
@@ -302,8 +304,7 @@ class ExactResumeMixin:
         "Epoch and batch that the run begins with."
         run = self._run_state
         begin = super()._init_training_state(*args, **kwargs)
-        if self.args.save_strategy != "no":
-            _warn_of_other_run(run.output, self.state.global_step)
+        _warn_of_other_run(run.output, self.state.global_step, self.args)
         if run.checkpoint is None:
             return begin
         if _has_ended(self.state, self.callback_handler.callbacks):
@@ -326,9 +327,9 @@ class ExactResumeMixin:
             # now, when others have wrapped the collator of the loader
             run.noted = noted_collator_of(kwargs["train_dataloader"])
         is_first = kwargs["epoch"] == kwargs["epochs_trained"]
-        passed_over = kwargs["steps_trained_in_current_epoch"] if is_first else 0
+        skipped = kwargs["steps_trained_in_current_epoch"] if is_first else 0
         is_stream = isinstance(self.train_dataset, IterableDataset)
-        run.begin_epoch(kwargs["epoch"], passed_over, is_stream, super()._load_rng_state)
+        run.begin_epoch(kwargs["epoch"], skipped, is_stream, super()._load_rng_state)
         return super()._run_epoch(*args, **kwargs)
 
     def _restore_losses(self):
@@ -363,7 +364,8 @@ class ExactResumeMixin:
         if run.saves_after_step:
             self.control.should_save, run.saves_after_step = True, False
         super()._maybe_log_save_evaluate(*args, **kwargs)
-        run.output.seal(self.state.best_global_step)
+        if run.output.state is Writing.IN_PLACE:
+            run.output.seal(self.state.best_global_step)
 
     def _save_checkpoint(self, model, trial):
         "transformers writes it aside; then all processes put it in place."
