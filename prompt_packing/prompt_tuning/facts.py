@@ -275,8 +275,8 @@ def check_fits(
 ):
     "Raises `ValueError` for an empty text, and for one that takes too many positions."
     if 0 in lengths:
-        row = list(lengths).index(0)
-        raise ValueError(f"row {row} has no tokens; leave empty texts out")
+        raise ValueError(f"row {list(lengths).index(0)} has no tokens; leave empty "
+                         "texts out")
     row = max(range(len(lengths)), key=lengths.__getitem__)
     if facts.limit is None or lengths[row] + prompt_tokens <= facts.limit:
         return

@@ -138,6 +138,7 @@ def _label_scores(model, texts, token_budget): # [rows, labels], float32, on the
     scores = torch.empty(len(texts), config.num_labels)
     if not len(texts):
         return scores
+    # the model's tokenizer is one that you may have changed since
     limit = text_limit(model.facts, config.prompt_tokens, tokenizer)
     encoded = _encode(texts, tokenizer, limit)
     lengths = np.array([len(row["input_ids"]) for row in encoded])
@@ -234,7 +235,7 @@ def _from_pretrained(
         config.backbone_name if backbone is None else backbone,
         as_dtype(config.backbone_dtype))
     facts = find_facts(model) if facts is None else facts
-    check_backbone(config, facts, source, backbone)
+    check_backbone(config, facts, source)
     model = cls(config, model, facts)
     model.load_state_dict(tensors)
     tokenizer = read_tokenizer(source, hub) or tokenizer

@@ -198,14 +198,12 @@ def check_backbone(
     config:PromptTuningConfig, # of a prompt model
     facts:BackboneFacts, # of the backbone that it is to be put on
     source: str | Path = "the prompt", # folder or name, for the message
-    given: Any = None, # `backbone=` of the call; None: the configured one was loaded
 ):
     "Raises `ValueError` for a backbone with other weights than the prompt's."
     if facts.digest == config.backbone_fingerprint:
         return
-    what = "the one that this name loads" if given is None else "the given one"
     raise ValueError(
         f"{source} was trained on {config.backbone_name!r}, whose weights have the "
         f"fingerprint {config.backbone_fingerprint[:12]} in {config.backbone_dtype}; "
-        f"{what} is {facts.source!r}, a {facts.name} with {facts.digest[:12]} in "
+        f"here is {facts.source!r}, a {facts.name} with {facts.digest[:12]} in "
         f"{str(facts.dtype).removeprefix('torch.')}. Give backbone= with those weights")

@@ -291,9 +291,12 @@ class TextCache(Dataset):
     def on_device(self) -> bool: # its batches are there, and cannot be pinned
         return self.states.device.type != "cpu"
 
+    @property
+    def nbytes(self) -> int: return self.states.nbytes + self.features.nbytes
+
     def __repr__(self):
         return (f"TextCache of {len(self):,} texts on {self.states.device}: "
-                f"{self.states.nbytes / 1e6:,.1f} MB")
+                f"{self.nbytes / 1e6:,.1f} MB")
 
     def __getstate__(self): # a cache on disk is opened again, not copied
         if self.path is None:
