@@ -68,7 +68,7 @@ class LossFacts:
     collator_draws: bool = False # random numbers: parts are entries of its batch
     communicates: bool = False # between processes, by itself
     moves: bool = False # a forward pass writes into parameters
-    ordered: bool = False # rows of a ready-made batch depend on their places in it
+    ordered: bool = False # parts never make the whole, and nothing can be whole
     verified: tuple[str, ...] = () # signatures of terms that a look has seen
     constant: float | None = None # what every part is divided by, where parts add up
     uneven: bool = False # it was seen that parts of different weight make the whole
@@ -142,7 +142,7 @@ class Findings:
             way = Way.ADDS
         words = "the losses of the parts are added, which is not exact" \
             if way is Way.ADDS else _WORDS[way]
-        self.set(way=way, chunked=())
+        self.set(way=way, chunked=(), ordered=True)
         self.say(f"{reason}: {words}")
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #18ff8d44

@@ -197,22 +197,41 @@ def shuffled(count: int, seed: int) -> list[int]:
 
 def rows_to_see(
     lengths: np.ndarray, # tokens in each row of a step
-    number: int, # of the look: even ones take short rows, odd ones any
-    most_tokens: int = 512, # of them as one batch
-    most_rows: int = 6,
-) -> list[int]: # four at least, where there are as many
-    """A few rows to look at, as unequal as can be for little computation.
+    number: int, # of the look
+    most_tokens: int = 512, # of the rows as one batch
+    short: bool = True, # False: any rows, where short ones told nothing
+) -> list[int]: # five; four of a small step, or within the tokens
+    """A few rows to look at: short ones, since they cost little, and unequal ones.
 
     Parts of equal rows weigh the same in every way, so they would tell nothing."""
     order = np.argsort(lengths, kind="stable")
-    if number % 2:
-        order = np.array(shuffled(len(lengths), number))
+    if number or not short: # others each time, of the shorter half
+        most = max(5, len(order) // 2) if short else len(order)
+        order = order[:most][shuffled(min(most, len(order)), number)]
     _, first = np.unique(lengths[order], return_index=True)
-    chosen = [*order[np.sort(first)], *np.delete(order, first)] # of each length one first
-    chosen = [int(i) for i in chosen[:most_rows]]
-    while len(chosen) > 4 and len(chosen) * lengths[chosen].max() > most_tokens:
-        chosen.remove(max(chosen, key=lambda i: lengths[i]))
+    of_each_length = order[np.sort(first)]
+    chosen = [*of_each_length, *(i for i in order if i not in of_each_length)]
+    chosen = [int(i) for i in chosen[:5]]
+    if len(lengths) < 16 or 5 * lengths[chosen].max() > most_tokens:
+        return sorted(chosen, key=lambda i: lengths[i])[:4]
     return chosen
+
+
+def _deals(sample: StepRows, number: int, keeps_sizes: bool) -> list:
+    """How a look parts its rows: three ways at first, then another one each time.
+
+    By chance a few parts may make their whole, so that of the hardest rows of two parts,
+    for example. A part of one row tells nothing of a loss that compares rows."""
+    rows, deals = len(sample), []
+    for seed in range(number, number + (1 if number else 3)):
+        order = shuffled(rows, seed)
+        # uneven, so that means over rows weigh differently
+        first = max(rows // 3, 1 if rows < 4 or rows == 4 and seed % 2 else 2)
+        deals.append([order[:first], order[first:]])
+    if keeps_sizes and len(sample.sizes) > 1 and number % 2 == 0:
+        deals[0] = sample.bounds() # as the micro-batches are
+    return deals
+
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #be9c5259
 def _deals(sample: StepRows, number: int, keeps_sizes: bool) -> list:
@@ -241,14 +260,15 @@ def _draws_numbers(sample: StepRows) -> bool:
             made.append(sample.take())
     return not same_numbers(*made)
 
-def _first_look(asker: Asker, findings: Findings, whole, uncut: Sums):
-    "Whether the loss divides by the count it is given, and whether it draws numbers."
-    takes = False
-    if asker.count is not None:
+def _ask_for_reasons(asker: Asker, findings: Findings, whole, uncut: Sums, ways: list):
+    "Whether the loss divides by the count it is given; where no way fits, if it draws."
+    if asker.count is not None and Way.WEIGHS not in ways:
         other = asker.value(whole, 2 * asker.count + 1)
-        takes = not asker.near(uncut.loss, other, uncut.epsilon)
-    draws = not asker.near(uncut.loss, asker.value(whole, seed=1), uncut.epsilon)
-    findings.set(takes_count=takes, draws=draws)
+        findings.set(takes_count=not asker.near(uncut.loss, other, uncut.epsilon))
+    if not ways:
+        again = asker.value(whole, seed=1)
+        findings.set(draws=not asker.near(uncut.loss, again, uncut.epsilon))
+
 
 def ways_of_parts(
     asker: Asker,
@@ -310,8 +330,9 @@ def look(
     parts are what it makes of some of them: the very batches that a step is cut into. Of
     a collator that draws random numbers parts are entries of the batch of all."""
     number, asker.writes = findings.facts.checks, findings.facts.moves
-    if findings.facts.way in (Way.CHUNKS, Way.ROWS) or findings.facts.ordered:
-        return True # right for all losses, or for none
+    facts = findings.facts
+    if facts.way in (Way.CHUNKS, Way.ROWS) or facts.ordered or facts.draws:
+        return True # right for all losses, or nothing is
     if len(sample) < 2:
         return False
     try:
@@ -324,8 +345,6 @@ def look(
             return False
         if number == 0 and not isinstance(sample, IndexedRows):
             findings.set(collator_draws=_draws_numbers(sample))
-        if number == 0:
-            _first_look(asker, findings, whole, uncut)
     except FAILURES: # so it does without us, and training will say so
         return False
     findings.set(checks=number + 1)
@@ -334,10 +353,6 @@ def look(
         findings.say(_communicates, Kind.EXACT)
         return True
     findings.set(moves=asker.writes)
-    if findings.facts.draws:
-        _trust(asker, findings, "the loss draws random numbers, others for each part of a "
-               "step than for the whole batch")
-        return True
     if findings.facts.moves:
         findings.say(_moves, Kind.NOT_CHECKED)
         _whole_from_here(asker, findings, whole, sample, can_join,
@@ -352,6 +367,10 @@ def look(
     if ways and not made.tells:
         findings.set(checks=number)
         return False
+    _ask_for_reasons(asker, findings, whole, uncut, ways)
+    if findings.facts.draws:
+        _trust(findings)
+        return True
     if not ways:
         _whole_from_here(asker, findings, whole, sample, can_join, reason, made)
         return True
@@ -359,13 +378,17 @@ def look(
     _set_parts(findings, way, made, uncut, parts)
     return True
 
-def _trust(asker: Asker, findings: Findings, reason: str):
+def _trust(findings: Findings):
     "Parts that cannot be compared with a whole are weighed as read, and that is said."
     if findings.facts.way is Way.UNKNOWN:
         findings.set(way=Way.ADDS if findings.facts.takes_count else Way.WEIGHS)
     findings.set(uneven=True, chunked=())
-    findings.say(f"the weights of the parts are read, and cannot be checked, since {reason}",
-                 Kind.NOT_CHECKED)
+    findings.say(_draws, Kind.NOT_CHECKED)
+
+
+_draws = (
+    "the weights of the parts are read, and cannot be checked, since the loss draws random "
+    "numbers, others for each part of a step than for the whole batch")
 
 _communicates = (
     "the loss communicates between processes: its batches are computed as they come, with "
@@ -381,7 +404,6 @@ def _whole_from_here(asker, findings: Findings, whole, sample, can_join: bool, r
     "From this step on the loss sees all rows, where that can be."
     reads = made is not None and not made.why_not
     if not can_join: # ready-made batches: nothing makes one batch of two of them
-        findings.set(ordered=True)
         findings.give_up(f"{reason}; and batches that come ready-made are kept as they are",
                          reads)
         return

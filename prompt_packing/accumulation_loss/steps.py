@@ -40,14 +40,14 @@ class Looks:
         "Whether one batch can be made of the step, the same on all processes."
         return not self.processes.any(step.rows is None)
 
-    def sample(self, step: Step, number: int) -> StepRows | None:
+    def sample(self, step: Step, number: int, short: bool = True) -> StepRows | None:
         "Rows to look at, the same on all processes; None: nothing says what a row is."
         if not self.can_join(step):
             return self._entries(step, number)
         rows = step.rows
         lengths = self.lengths(rows.rows)
         most = min(512, self.passes.token_budget or 512)
-        chosen = sorted(rows_to_see(lengths, number, most))
+        chosen = sorted(rows_to_see(lengths, number, most, short))
         kept = StepRows([rows.rows[i] for i in chosen], rows.collate,
                         [n for n in (sum(i in each for i in chosen)
                                      for each in rows.bounds()) if n])
@@ -68,8 +68,8 @@ class Looks:
     def look(self, model, step: Step):
         "Look at rows of this step; where short ones say nothing, at others."
         can_join = self.can_join(step)
-        for _ in range(2):
-            sample = self.sample(step, self.taken)
+        for short in (True, False):
+            sample = self.sample(step, self.taken, short)
             if sample is None:
                 self._trust_unseen(step)
                 return

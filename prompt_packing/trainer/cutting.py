@@ -125,7 +125,7 @@ def rounded_cost(
 def rows_to_time(
     lengths: np.ndarray, # tokens in each row of a step
     token_budget: int | None,
-    most_tokens: int = 320, # of the larger batch
+    most_tokens: int = 160, # of the larger batch
 ) -> tuple[list[int], list[int]]: # row numbers of two batches
     "The shortest row, and more of the shorter rows."
     order = lengths.argsort(kind="stable").tolist()
