@@ -155,8 +155,25 @@ def text_id(digest:str) -> int:
     "The first 15 digits of a digest as an integer, which travels with cached batches."
     return int(digest[:15] or "0", 16)
 
-def _check_cached(model, text_made_by):
-    "Raises `ValueError` for states of other weights, or where they are not exact."
+def _read(model, input_ids, attention_mask, token_type_ids, inputs_embeds=None,
+          text_states=None, text_features=None, text_made_by=None):
+    "What the head reads for texts in one of three forms, [rows, hidden]."
+    given = [x for x in (input_ids, inputs_embeds, text_states) if x is not None]
+    if len(given) != 1:
+        raise ValueError("give input_ids or inputs_embeds, and not both")
+    if attention_mask is None:
+        attention_mask = torch.ones(given[0].shape[:2], device=model.device)
+    frozen, tokens = model.frozen, model.config.prompt_tokens
+    mask = attention_mask.long()
+    # on a device a look waits, so there one is taken where columns do not fit
+    limit = model.facts.limit or math.inf
+    if values_are_near(mask) or mask.shape[1] + tokens > limit:
+        check_fits(model.facts, mask.sum(1).tolist(), tokens)
+    rows = model.prompt.weight.expand(len(mask), -1, -1) if tokens else None
+    if text_states is None:
+        texts, types, mask = frozen.placement.align(mask, *given, token_type_ids)
+        read = frozen if inputs_embeds is None else frozen.one_pass
+        return read(texts, mask, rows, types)
     own = text_id(model.facts.digest)
     if text_made_by is not None and int(text_made_by) != own:
         raise ValueError("these cached texts were computed with other weights than "
@@ -164,6 +181,10 @@ def _check_cached(model, text_made_by):
     if not model.text_is_constant:
         raise ValueError("cached texts are exact for a causal decoder with the prompt "
                          "after the text only")
+    if rows is None:
+        return text_features
+    states = unpack_states(text_states, model.facts.state_shapes)
+    return frozen.after_text(states, mask, rows)
 
 # %% ../../nbs/prompt_tuning/model.ipynb #7d4fafd4
 def _from_backbone(
@@ -305,15 +326,14 @@ class PromptForSequenceClassification(PreTrainedModel):
         text_made_by:int|None=None, # of a text cache
         output_attentions:bool|None=None, # not available
     ) -> SequenceClassifierOutput:
-        """Logits [rows, labels], and their loss where labels are given.
-
-        Raises `ValueError` for too long texts, and on a CPU, where looking at values
-        does not wait for the device, for empty ones and labels out of range."""
+        """Logits [rows, labels], and their loss where labels are given. Raises
+        `ValueError` for too long texts; on a CPU, where looking at values does not wait
+        for the device, also for empty ones and labels out of range."""
         if output_attentions:
             raise ValueError("a prompt model returns no attentions, since its text may "
                              "come from a cache; ask model.backbone for them")
         read = self.features(
-            input_ids, attention_mask, token_type_ids, inputs_embeds,
+            input_ids, attention_mask, token_type_ids, inputs_embeds=inputs_embeds,
             text_states=text_states, text_features=text_features,
             text_made_by=text_made_by)
         logits, loss = self.head(read), None
@@ -323,31 +343,9 @@ class PromptForSequenceClassification(PreTrainedModel):
         return SequenceClassifierOutput(loss, logits)
 
     def features(
-            self, input_ids=None, attention_mask=None, token_type_ids=None,
-            inputs_embeds=None, text_states=None, text_features=None,
-            text_made_by=None) -> torch.Tensor:
+            self, input_ids=None, attention_mask=None, token_type_ids=None, **texts):
         "What the head reads, [rows, hidden], of texts as `forward` takes them."
-        given = [x for x in (input_ids, inputs_embeds, text_states) if x is not None]
-        if len(given) != 1:
-            raise ValueError("give input_ids or inputs_embeds, and not both")
-        if attention_mask is None:
-            attention_mask = torch.ones(given[0].shape[:2], device=self.device)
-        mask, tokens = attention_mask.long(), self.config.prompt_tokens
-        limit = self.facts.limit or math.inf
-        # on a device a look waits, so there one is taken where columns do not fit
-        if values_are_near(mask) or mask.shape[1] + tokens > limit:
-            check_fits(self.facts, mask.sum(1).tolist(), tokens)
-        rows = self.prompt.weight.expand(len(mask), -1, -1) if tokens else None
-        if text_states is not None:
-            _check_cached(self, text_made_by)
-            if rows is None:
-                return text_features
-            states = unpack_states(text_states, self.facts.state_shapes)
-            return self.frozen.after_text(states, mask, rows)
-        texts, types, mask = self.frozen.placement.align(mask, *given, token_type_ids)
-        if inputs_embeds is None:
-            return self.frozen(texts, mask, rows, types)
-        return self.frozen.one_pass(texts, mask, rows, types)
+        return _read(self, input_ids, attention_mask, token_type_ids, **texts)
 
     def predict(
         self,

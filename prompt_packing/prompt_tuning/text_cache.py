@@ -216,12 +216,11 @@ class TextCache(Dataset):
     ) -> "TextCache":
         """All texts of `dataset`; a cache that is in `path` is checked and used.
 
-        It is computed where the backbone is. A cache on a GPU needs no worker
-        processes, since its batches are there already; with transformers' own Trainer
-        also `dataloader_pin_memory=False`, which ours sets. Raises `ValueError` where
-        it would not be exact or not fit (`NoRoom`), for a text longer than
-        `token_budget` or the backbone's positions, and if `path` holds another cache;
-        `OSError` for a full disk; `TypeError` if `dataset` is no `datasets.Dataset`."""
+        It is computed where the backbone is. A cache on a GPU needs no workers, and
+        with transformers' own Trainer `dataloader_pin_memory=False`, which ours sets.
+        Raises `ValueError` where it would not be exact or not fit (`NoRoom`), for a
+        text longer than `token_budget` or the backbone's positions, and if `path` holds
+        another cache; `OSError` for a full disk; `TypeError` for no data set."""
         facts = _facts_of(model) if facts is None else facts
         if reason := _refusal(model, facts):
             raise ValueError(f"no text cache for this model: {reason}; train it on the "
