@@ -130,8 +130,9 @@ def _width(values: dict) -> int:
 
 class _InChunks:
     "The `forward` of one module while it runs in chunks."
-    def __init__(self, usual: Callable, tokens: int, gather, trims: bool):
+    def __init__(self, usual: Callable, tokens: int, gather, trims: bool, longest: int):
         self.usual, self.tokens, self.gather, self.trims = usual, tokens, gather, trims
+        self.longest = longest
         self.__signature__ = inspect.signature(usual)
 
     def __call__(self, *args, **kwargs):
@@ -150,7 +151,9 @@ class _InChunks:
         # untrimmed rows are all as wide as the batch
         width = mask.shape[1] if trims else _width(values)
         lengths = _lengths(mask) if trims else torch.full((rows,), width)
-        chunks = _chunks_of(lengths, self.tokens)
+        # of images the width says nothing
+        least = 1 if trims else self.longest
+        chunks = _chunks_of(lengths.clamp(min=least), self.tokens)
         widths = [int(lengths[chunk].max()) for chunk in chunks]
         taken = [_taken(values, chunk, most if trims else None)
                  for chunk, most in zip(chunks, widths)]
@@ -180,11 +183,12 @@ def in_chunks(
     tokens: int, # most in a chunk: rows x longest row
     gather=None, # a `RowsOfAll`: outputs of all processes are put together
     trims: bool = True, # chunks are only as wide as their longest row
+    longest: int = 1, # row of the batch, in tokens: no row without a mask counts for less
 ) -> Iterator[None]:
     "While it lasts, these modules run their rows in chunks, and again in backward."
     with ExitStack() as modules:
         for module in map(model.get_submodule, names):
-            cut = _InChunks(module.forward, tokens, gather, trims)
+            cut = _InChunks(module.forward, tokens, gather, trims, longest)
             modules.enter_context(set_for_now(module, forward=cut))
         yield
 

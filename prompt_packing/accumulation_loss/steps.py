@@ -192,19 +192,20 @@ class Steps:
                 step.count = self.passes.count([whole])
             whole = self.passes.prepare(whole)
             self.made_parts = [whole]
+            lengths = self.looks.lengths(step.rows.rows)
             with in_chunks(self.passes.bare(model), list(facts.chunked),
-                           self._tokens_in_chunk(step), step.gather, facts.trims):
+                           self._tokens_in_chunk(step, lengths), step.gather,
+                           facts.trims, int(lengths.max(initial=1))):
                 self._compute_part(model, step, whole)
         except torch.OutOfMemoryError: # no fault of the chunks
             raise
         except FAILURES as error:
             step.failure = f"the whole step cannot be computed ({short(error)})"
 
-    def _tokens_in_chunk(self, step: Step) -> int:
+    def _tokens_in_chunk(self, step: Step, lengths) -> int:
         "The budget, or as many as the largest micro-batch holds."
         if budget := self.passes.token_budget:
             return budget
-        lengths = self.looks.lengths(step.rows.rows)
         return max(len(numbers) * int(lengths[list(numbers)].max())
                    for numbers in step.rows.bounds() if len(numbers))
 

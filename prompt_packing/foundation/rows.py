@@ -250,7 +250,8 @@ def same_numbers(first, second) -> bool:
 
 # %% ../../nbs/foundation/rows.ipynb #c448e7cd
 class RowLengths:
-    """Tokens of rows, by their ids where the collator agrees, else by what it makes of each.
+    """Tokens of rows, by their ids where the collator agrees, else by a column `length`,
+    else by what the collator makes of each.
 
     Whether it agrees is tried on four rows: a collator may cut, add or join tokens."""
     def __init__(self,
@@ -271,7 +272,12 @@ class RowLengths:
                 return self._by_keys(rows)
         except (TypeError, KeyError): # rows of several kinds
             self.keys = ()
-        return np.array([self._alone(row) for row in rows], np.int64)
+        return np.array([self._said(row) or self._alone(row) for row in rows], np.int64)
+
+    def _said(self, row) -> int:
+        "By a column `length`, where rows have one; 0: they have none."
+        length = row.get("length") if isinstance(row, Mapping) else None
+        return int(length) if isinstance(length, (int, np.integer)) else 0
 
     def _by_keys(self, rows: list) -> np.ndarray:
         lengths = [[len(row[key]) for row in rows] for key in self.keys]
@@ -307,13 +313,15 @@ def positions(
     if packed:
         return max(packed)
     tensors = {k: v for k, v in values.items() if torch.is_tensor(v) and v.dim() > 1}
-    ids = [v.numel() for k, v in tensors.items()
-           if _is_ids(k, main_input) and not v.is_floating_point()]
-    if ids:
-        return max(ids)
+    labels = [k for k in tensors if str(k).endswith("labels")]
+    others = [k for k in tensors if k not in labels]
+    # batches of sound and of images have ids for their labels alone
+    inputs = [k for k in others if _is_ids(k, main_input)]
+    ids = [tensors[k].numel() for k in inputs if not tensors[k].is_floating_point()]
     # frames of sound, states of a game, features: the longest of a tensor's sizes
-    main = [tensors[main_input]] if main_input in tensors else tensors.values()
-    return max((max(v.shape[1:]) for v in main), default=1)
+    counted = [k for k in labels if not tensors[k].is_floating_point()]
+    counted += [] if ids else inputs or others
+    return max([*ids, *(max(tensors[k].shape[1:]) for k in counted)], default=1)
 
 def _is_ids(name, main_input: str) -> bool:
     return name == main_input or str(name).endswith(("input_ids", "labels"))

@@ -28,7 +28,8 @@ def joined_predictions(
     """Loss, logits and labels of a batch from those of its parts.
 
     A leaf with several entries for each row has them together, and a `PackedSequence`
-    becomes padded rows, as `PackedSequenceMixin` makes of a whole batch's."""
+    becomes padded rows, as `PackedSequenceMixin` makes of a whole batch's. Raises
+    `ValueError` for a leaf of neither rows nor the whole batch, as of some images a row."""
     order = torch.from_numpy(np.argsort(np.concatenate(parts)))
     rows = [len(part) for part in parts]
     losses, logits, labels = zip(*map(pad_nest, made))
@@ -49,6 +50,8 @@ def _joined(values: tuple, rows: list[int], order: torch.Tensor):
     values = [v[None] if n == 1 and not v.dim() else v for v, n in zip(values, rows)]
     each = {len(v) / n if v.dim() else 0 for v, n in zip(values, rows)}
     if len(each) > 1 or not each <= {*range(1, 1 + int(max(each)))}:
+        if not all(torch.equal(values[0], value) for value in values):
+            raise ValueError("an output has no equal number of entries for each row")
         return values[0]
     shape = [max(sizes) for sizes in zip(*(v.shape[1:] for v in values))]
     wide = torch.cat([_widened(v, shape) for v in values])
@@ -125,8 +128,7 @@ class PartPredictions:
         self.why_whole = "the loss of some rows is not that of parts of them"
         if loss_is_of_parts:
             self.why_whole = why_not_in_parts(predict, few) if len(few) > 1 else ""
-        if self.why_whole:
-            self.say(f"evaluation batches are predicted whole: {self.why_whole}")
+        self._say_whole()
 
     def __call__(self, predict: Callable, rows: StepRows, parts: list, mean) -> tuple:
         "Loss, logits and labels of all rows; mean: an `EvaluationMean` that notes losses."
@@ -136,4 +138,14 @@ class PartPredictions:
         weights = None
         if len(noted) == len(parts) and not mean.by_rows:
             weights = [float(weight) for _, weight, _ in noted]
-        return joined_predictions(made, parts, weights)
+        try:
+            return joined_predictions(made, parts, weights)
+        except FAILURES as error: # rows unlike the few that were tried
+            self.why_whole = f"outputs of parts cannot be joined ({short(error)})"
+            self._say_whole()
+            del mean.parts[before:]
+            return predict(rows.take())
+
+    def _say_whole(self):
+        if self.why_whole:
+            self.say(f"evaluation batches are predicted whole: {self.why_whole}")

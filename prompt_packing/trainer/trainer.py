@@ -311,12 +311,14 @@ class TokenBudgetMixin:
             return predict(inputs)
         loader, mean = self._exact_evaluation.loader, self._exact_evaluation.mean
         predictions = self._part_predictions()
-        parts = predictions.parts(loader.lengths(loader.rows.rows))
+        lengths = loader.lengths(loader.rows.rows)
+        parts = predictions.parts(lengths)
         if len(parts) == 1:
             return predict(inputs.batch)
         bare, facts = self._steps.passes.bare(model), self.loss_facts
         if facts.way == "chunks": # head and loss see the whole batch, as in training
-            with in_chunks(bare, list(facts.chunked), self.token_budget, trims=facts.trims):
+            with in_chunks(bare, list(facts.chunked), self.token_budget, trims=facts.trims,
+                           longest=int(lengths.max())):
                 return predict(inputs.batch)
         if predictions.why_whole is None:
             with undisturbed(bare), set_for_now(self, is_asking=True), \
