@@ -68,8 +68,8 @@ class Looks:
     def look(self, model, step: Step):
         "Look at rows of this step; where short ones say nothing, at others."
         can_join = self.can_join(step)
-        for short in (True, False):
-            sample = self.sample(step, self.taken, short)
+        for of_short_rows in (True, False):
+            sample = self.sample(step, self.taken, of_short_rows)
             if sample is None:
                 self._trust_unseen(step)
                 return

@@ -25,7 +25,8 @@ from ..bucketing.packing import way_to_pack
 from ..foundation.mixins import check_order, set_for_now
 from ..foundation.rows import LazyBatch, StepRows, seeded
 from ..packed_sequence.mixin import PackedSequenceMixin
-from .collators import CollatorFacts, collator_for, find_collator_facts
+from .collators import (
+    CollatorFacts, collator_for, find_collator_facts, padding_where_needed)
 from .cutting import (
     CutInWorker, StepCutter, measure_pass_cost, rounded_cost, rows_to_time)
 from prompt_packing.trainer.loaders import (
@@ -205,7 +206,8 @@ class TokenBudgetMixin:
         brings_own = getattr(dataset, "data_collator", None) is not None
         makes_steps = self.cuts_steps() or getattr(self.args, "plans_steps", False)
         if not makes_steps and not brings_own:
-            return self.data_collator
+            return padding_where_needed(
+                self.data_collator, self.model, self.processing_class)
         is_stream = isinstance(dataset, IterableDataset)
         first = None if is_stream or not len(dataset) else dataset[0]
         names = list(first) if hasattr(first, "keys") else None
