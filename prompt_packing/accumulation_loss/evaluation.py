@@ -111,10 +111,11 @@ class EvaluationRows:
     loader: object
     lazily: bool # batches are cut under a budget: collated only if somebody reads them
     main_input: str
+    row_length: Callable | None = None # row -> tokens, where the user knows better
 
     def __post_init__(self):
         self.collate = hand_over_rows(self.loader, makes_batches=not self.lazily)
-        self.lengths = RowLengths(self.collate, self.main_input)
+        self.lengths = RowLengths(self.collate, self.main_input, self.row_length)
         self.rows: StepRows | None = None # of the batch under way
         self.seen = StepRows([], self.collate) # of several batches, where they are small
 

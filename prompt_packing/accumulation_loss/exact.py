@@ -178,6 +178,7 @@ class ExactLossMixin:
     # things should skip these
     is_asking = False
     count_targets = None # or a method: (model, inputs) -> tensor of one number
+    row_length = None # or a function: row -> tokens, where you know better
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -221,7 +222,7 @@ class ExactLossMixin:
         "From here on steps are made of this loader's rows."
         collate = self._source.open(dataloader, *self._cuts(dataloader))
         self.row_lengths = self._steps.looks.lengths = RowLengths(
-            collate, self._source.main_input)
+            collate, self._source.main_input, self.row_length)
 
     def set_initial_training_values(self, args, dataloader, *rest):
         needs_rows = self.cuts_steps() or args.gradient_accumulation_steps > 1 or \
@@ -307,7 +308,8 @@ class ExactLossMixin:
         # transformers generates for a whole batch, and pads what comes out
         lazily = self.cuts_steps() and not getattr(
             self.args, "predict_with_generate", False)
-        loader = EvaluationRows(dataloader, lazily, self._source.main_input)
+        loader = EvaluationRows(
+            dataloader, lazily, self._source.main_input, self.row_length)
         mean = EvaluationMean(self.loss_facts, self.args.logging_nan_inf_filter,
                               not is_sharded(self.model))
         evaluation = ExactEvaluation(self.findings, loader, mean)

@@ -19,7 +19,6 @@ from transformers.utils import logging
 from ..accumulation_loss.asking import is_sharded, undisturbed
 from ..accumulation_loss.chunks import in_chunks
 from ..accumulation_loss.exact import ExactLossMixin
-from ..accumulation_loss.means import NamedMeanMixin
 from ..bucketing.packed_rows import PackingWay
 from ..bucketing.packing import way_to_pack
 from ..foundation.mixins import check_order, set_for_now
@@ -149,6 +148,14 @@ class TokenBudgetMixin:
     _collators_found = {} # kind of data set, columns -> `CollatorFacts`
     _said = ()
 
+    def __init__(self,
+        *args,
+        lengths: Callable | None = None, # row -> tokens, where you know better
+        **kwargs,
+    ):
+        self.row_length = lengths
+        super().__init__(*args, **kwargs)
+
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         check_order(cls, TokenBudgetMixin)
@@ -174,9 +181,6 @@ class TokenBudgetMixin:
             _logger.warning(text)
 
     def _validate_args(self):
-        if getattr(self.args, "loss_mean", None) and not isinstance(self, NamedMeanMixin):
-            raise ValueError(f"loss_mean={self.args.loss_mean!r} has no effect without "
-                             "NamedMeanMixin: put it after TokenBudgetMixin")
         stream = self.train_dataset
         if self.args.max_steps <= 0 and getattr(stream, "finite", False) and \
                 hasattr(stream, "count_batches"):
@@ -227,7 +231,7 @@ class TokenBudgetMixin:
                              "tokenize_corpus")
         args, collate = self.args, self._collator_of(dataset)
         lengths = measured_lengths(dataset, getattr(args, "length_column_name", "length"),
-                                   collate, self.model)
+                                   collate, self.model, self.row_length)
         if hasattr(dataset, "remove_columns"):
             dataset = self._remove_unused_columns(dataset, description)
         else:
@@ -361,8 +365,8 @@ def _check_exact_comes_first(cls: type):
         f"write class {cls.__name__}(ExactLossMixin, TokenBudgetMixin, ...)")
 
 # %% ../../nbs/trainer/trainer.ipynb #0660f8bf
-class Trainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin, NamedMeanMixin,
-              ExactResumeMixin, transformers.Trainer):
+class Trainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin, ExactResumeMixin,
+              transformers.Trainer):
     """`transformers.Trainer` with exact losses, token budgets and exact resume.
 
     With none of `token_budget`, `pack`, `rows_per_step` and `tokens_per_step` set it
@@ -371,5 +375,5 @@ class Trainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin, NamedMeanMi
     batches may hold `PackedSequence`s."""
 
 class Seq2SeqTrainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin,
-                     NamedMeanMixin, ExactResumeMixin, transformers.Seq2SeqTrainer):
+                     ExactResumeMixin, transformers.Seq2SeqTrainer):
     "`transformers.Seq2SeqTrainer` with exact losses, token budgets and exact resume."
