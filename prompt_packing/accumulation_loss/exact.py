@@ -236,7 +236,8 @@ class ExactLossMixin:
             return None, None
 
         def cut(rows):
-            is_whole = self.loss_facts.way == "chunks" or self.loss_facts.communicates
+            facts = self.loss_facts
+            is_whole = facts.way == "chunks" or facts.communicates or facts.ordered
             if is_whole or self._steps.passes.overridden:
                 return None
             return self.cut_step(rows)

@@ -112,6 +112,8 @@ def read_terms(
     "The terms of a loss. Raises `Unreadable`."
     if loss.numel() != 1:
         raise Unreadable(f"a loss of shape {tuple(loss.shape)}")
+    if loss.is_leaf and loss.requires_grad: # its backward pass is a hook
+        raise Unreadable("a loss that computes gradients itself")
     terms = []
     _walk(loss.grad_fn, 1.0, False, terms)
     return terms

@@ -161,8 +161,11 @@ class Steps:
         "All of a step that has begun."
         if step.way is Way.CHUNKS:
             self._compute_whole(model, step)
-        else:
-            self.compute_parts(model, step, step.parts or step.batches)
+            return
+        if step.parts is not None and self.findings.facts.ordered:
+            self.findings.say(_not_in_parts, Kind.EXACT)
+            step.parts = None
+        self.compute_parts(model, step, step.parts or step.batches)
 
     def compute_parts(self, model, step: Step, parts: list):
         "Backward of some parts; only the last one synchronizes processes."
@@ -279,6 +282,10 @@ _gradients_come_last = (
 _communicates_in_parts = (
     "the loss communicates between processes, so it sees one micro-batch of each at a time, "
     "and not the whole step")
+
+_not_in_parts = (
+    "batches are computed as they come, whatever token_budget says: smaller parts of them "
+    "would be further from the whole step")
 
 _found_late = (
     "earlier steps of this run weighed their parts, as earlier looks at the loss allowed, "
