@@ -21,7 +21,7 @@ from .reading import Unreadable, WeightReader, ratio_of
 from ..foundation.rows import IndexedRows, StepRows, first_size, same_numbers, seeded
 
 # %% auto #0
-__all__ = ['FAILURES', 'short', 'look_is_due', 'Sums', 'Asker', 'shuffled', 'rows_to_see', 'ways_of_parts', 'look',
+__all__ = ['FAILURES', 'short', 'look_is_due', 'Sums', 'Asker', 'shuffled', 'rows_to_see', 'joins_rows', 'ways_of_parts', 'look',
            'can_be_whole']
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #9828552e
@@ -239,6 +239,21 @@ def _draws_numbers(sample: StepRows) -> bool:
     for seed in (0, 1):
         with seeded(seed):
             made.append(sample.take())
+    return not same_numbers(*made)
+
+def joins_rows(
+    sample: StepRows, # two rows at least
+) -> bool:
+    """Whether the collator makes one batch of two rows; else rows are ready-made batches.
+
+    `lambda rows: rows[0]` takes batches out of a data set whose items are batches."""
+    made = []
+    for numbers in ([0], [0, 1]):
+        try:
+            with seeded(0):
+                made.append(sample.take(numbers))
+        except FAILURES: # as of a collator that needs two rows
+            return True
     return not same_numbers(*made)
 
 def _first_look(asker: Asker, findings: Findings, whole, uncut: Sums):
