@@ -54,7 +54,7 @@ class Looks:
         if self.processes.number == 1:
             return kept
         # two or three rows of each process: all look at the same ones
-        everyones, _ = self.processes.rows([kept.rows[:max(2, 6 // self.processes.number)]])
+        everyones = self.processes.rows([kept.rows[:max(2, 6 // self.processes.number)]])
         return StepRows(everyones, rows.collate)
 
     def _entries(self, step: Step, number: int) -> IndexedRows | None:
@@ -181,10 +181,11 @@ class Steps:
         "The model in chunks of the rows of this process, the loss over the rows of all."
         facts = self.findings.facts
         try:
-            rows, sizes = self.processes.rows(
+            rows = self.processes.rows(
                 [[step.rows.rows[i] for i in numbers] for numbers in step.rows.bounds()])
             several = self.processes.number > 1
-            step.gather = RowsOfAll(sizes, self.processes.rank) if several else None
+            step.gather = RowsOfAll(
+                self.processes.number, self.processes.rank) if several else None
             # processes draw the same numbers, since each makes the same batch
             with seeded(self.begun) if several else nullcontext():
                 whole = StepRows(rows, step.rows.collate).take()
