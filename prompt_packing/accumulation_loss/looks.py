@@ -200,13 +200,16 @@ def rows_to_see(
     number: int, # of the look: even ones take short rows, odd ones any
     most_tokens: int = 512, # of them as one batch
     most_rows: int = 6,
+    longest: int | None = None, # rows of more tokens are left out, if four others remain
 ) -> list[int]: # four at least, where there are as many
     """A few rows to look at, as unequal as can be for little computation.
 
     Parts of equal rows weigh the same in every way, so they would tell nothing."""
     order = np.argsort(lengths, kind="stable")
+    if longest is not None:
+        order = order[:max(4, int((lengths <= longest).sum()))]
     if number % 2:
-        order = np.array(shuffled(len(lengths), number))
+        order = np.sort(order)[shuffled(len(order), number)]
     _, first = np.unique(lengths[order], return_index=True)
     chosen = [*order[np.sort(first)], *np.delete(order, first)] # of each length one first
     chosen = [int(i) for i in chosen[:most_rows]]

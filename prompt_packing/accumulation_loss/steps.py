@@ -45,16 +45,19 @@ class Looks:
         if not self.can_join(step):
             return self._entries(step, number)
         rows = step.rows
-        lengths = self.lengths(rows.rows)
-        most = min(512, self.passes.token_budget or 512)
-        chosen = sorted(rows_to_see(lengths, number, most))
+        processes = self.processes.number
+        each = max(2, 6 // processes) # rows of a process, where there are several
+        budget, longest = self.passes.token_budget, None
+        if budget: # for all rows of the look together
+            longest = budget // (4 if processes == 1 else each * processes)
+        chosen = sorted(rows_to_see(self.lengths(rows.rows), number,
+                                    min(512, budget or 512), longest=longest))
         kept = StepRows([rows.rows[i] for i in chosen], rows.collate,
                         [n for n in (sum(i in each for i in chosen)
                                      for each in rows.bounds()) if n])
-        if self.processes.number == 1:
+        if processes == 1:
             return kept
-        # two or three rows of each process: all look at the same ones
-        everyones = self.processes.rows([kept.rows[:max(2, 6 // self.processes.number)]])
+        everyones = self.processes.rows([kept.rows[:each]]) # all look at the same ones
         return StepRows(everyones, rows.collate)
 
     def _entries(self, step: Step, number: int) -> IndexedRows | None:
