@@ -316,6 +316,8 @@ class TokenBudgetMixin:
         if not isinstance(inputs, LazyBatch):
             return predict(inputs)
         loader, mean = self._exact_evaluation.loader, self._exact_evaluation.mean
+        if loader.rows is None: # rows are ready-made batches
+            return predict(inputs.batch)
         predictions = self._part_predictions()
         lengths = loader.lengths(loader.rows.rows)
         parts = predictions.parts(lengths)
