@@ -139,10 +139,11 @@ class _InChunks:
         rows = _rows_in(arguments)
         values = {k: v for k, v in arguments.items() if _has_rows(v, rows)}
         self.shared = {k: v for k, v in arguments.items() if k not in values}
-        if not self.gather:
+        # with fewer rows than processes, each of them runs all
+        if not self.gather or rows < self.gather.number:
             return self._run(values, rows)
         own = self.gather.own_rows(rows)
-        return tree_map(self.gather, self._run(_taken(values, own), len(own)))
+        return self.gather.joined(self._run(_taken(values, own), len(own)), rows)
 
     def _run(self, values, rows: int):
         mask = values.get("attention_mask")
