@@ -208,8 +208,8 @@ def rows_to_see(
     order = np.argsort(lengths, kind="stable")
     if longest is not None:
         order = order[:max(4, int((lengths <= longest).sum()))]
-    if number or not short: # others each time, of the shorter half
-        most = max(5, len(order) // 2) if short else len(order)
+    if number or not short: # others each time, of the shortest quarter
+        most = max(5, len(order) // 4) if short else len(order)
         order = order[:most][shuffled(min(most, len(order)), number)]
     _, first = np.unique(lengths[order], return_index=True)
     of_each_length = order[np.sort(first)]
