@@ -5,26 +5,32 @@
 # %% ../../nbs/bucketing/collating.ipynb #impocoll
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from tqdm.auto import tqdm
 
 from .batches import as_lengths
 from ..foundation.foreign import picked_rows
 
 # %% auto #0
-__all__ = ['column_fills', 'row_length', 'dataset_lengths', 'TokenRows', 'pad_rows', 'torch_dtype_array', 'by_column',
-           'without_padding', 'has_entries', 'PaddedCollator']
+__all__ = ['column_fills', 'stored_lengths', 'TokenRows', 'pad_rows', 'torch_dtype_array', 'by_column', 'without_padding',
+           'has_entries', 'PaddedCollator']
 
 # %% ../../nbs/bucketing/collating.ipynb #13781992
-def _lengths_in_place(dataset, column) -> np.ndarray | None:
-    "Lengths from Arrow's memory; None where the rows have to be read."
+def stored_lengths(
+    dataset: Any, # rows by number
+    column: str = "length", # name of a column that holds lengths
+) -> np.ndarray | None: # shape (rows,); None: the rows have to be read
+    """Tokens in each row, where no row need be read for it.
+
+    From an attribute `lengths`, the column, or `input_ids` and their mask in Arrow's
+    memory. `as_lengths` checks them."""
+    if getattr(dataset, "lengths", None) is not None:
+        return dataset.lengths
     if not hasattr(dataset, "data") or dataset.format["type"] == "custom":
         return None
     table, names = dataset.data, dataset.column_names
@@ -53,51 +59,6 @@ def _count_shown(masks: pa.Array) -> np.ndarray:
     shown = masks.flatten().to_numpy(zero_copy_only=False) != 0
     return np.diff(np.append(0, np.cumsum(shown))[ends], prepend=0)
 
-# %% ../../nbs/bucketing/collating.ipynb #a40d91ed
-def row_length(
-    row: Mapping, # with `input_ids`, of any nesting
-) -> int:
-    "The tokens of a row that its attention mask does not hide."
-    mask = row.get("attention_mask")
-    if mask is not None:
-        return _count_numbers(mask, np.count_nonzero)
-    return _count_numbers(row["input_ids"], np.size)
-
-def _count_numbers(nest, count: Callable) -> int:
-    if isinstance(nest, (list, tuple)) and len(nest) and np.ndim(nest[0]):
-        return sum(_count_numbers(part, count) for part in nest)
-    return int(count(np.asarray(nest)))
-
-def dataset_lengths(
-    dataset: Any, # rows by number: a `datasets.Dataset`, a list of dicts, and others
-    column: str = "length", # name of a column that holds lengths
-    measure: Callable | None = None, # row -> tokens, for rows without `input_ids`
-) -> np.ndarray: # shape (rows,), int64
-    """Tokens in each row: from `lengths`, the column, or `input_ids` and their mask.
-
-    Raises `ValueError` where none of them is there, and for a row without tokens."""
-    if getattr(dataset, "lengths", None) is not None:
-        return as_lengths(dataset.lengths)
-    rows = range(len(dataset) if hasattr(dataset, "__len__") else 0)
-    if hasattr(dataset, "__len__") and not rows:
-        raise ValueError("no rows: the data set is empty")
-    lengths = _lengths_in_place(dataset, column) if rows else None
-    if lengths is not None:
-        return as_lengths(lengths)
-    names = dataset[0] if rows and isinstance(dataset[0], Mapping) else ()
-    if column in names:
-        measure = itemgetter(column)
-    elif "input_ids" in names:
-        measure = row_length
-    if not rows or measure is None:
-        raise ValueError(
-            "the length of every row is needed, and this data set does not have it "
-            f"({type(dataset).__name__}): give it an attribute `lengths`, a column "
-            f"{column!r}, or a column 'input_ids' (an iterable data set has no "
-            "lengths: see StreamingBatches)")
-    bar = tqdm(rows, desc="Reading lengths", disable=len(rows) < 10_000)
-    return as_lengths([measure(dataset[i]) for i in bar])
-
 # %% ../../nbs/bucketing/collating.ipynb #099b66a7
 class TokenRows:
     "A `datasets.Dataset` that gives whole batches, column by column, as numpy arrays."
@@ -114,7 +75,10 @@ class TokenRows:
 
     @property
     def lengths(self) -> np.ndarray: # tokens in each row
-        return dataset_lengths(self.dataset)
+        lengths = stored_lengths(self.dataset)
+        if lengths is None:
+            raise ValueError("no column 'length' or 'input_ids' has the lengths of rows")
+        return as_lengths(lengths)
 
     def __len__(self):
         return len(self.dataset)

@@ -19,7 +19,8 @@ from tqdm.auto import tqdm
 from transformers.trainer_utils import seed_worker
 from transformers.utils import logging
 
-from ..bucketing.collating import PaddedCollator, TokenRows, dataset_lengths
+from ..bucketing.batches import as_lengths
+from ..bucketing.collating import PaddedCollator, TokenRows, stored_lengths
 from ..bucketing.cut import deal_packed_rows, deal_rows
 from ..bucketing.steps import DealtRows, StepPlan, plan_steps
 from ..bucketing.packed_rows import PackingWay, lay_end_to_end
@@ -44,15 +45,16 @@ def measured_lengths(
 ) -> np.ndarray: # (rows,)
     "Tokens in each row; rows are read one by one where nothing else says it."
     names = getattr(dataset, "column_names", None) or ()
-    if hasattr(dataset, "lengths") or column in names:
-        return dataset_lengths(dataset, column)
+    stored = stored_lengths(dataset, column)
+    if stored is not None and (hasattr(dataset, "lengths") or column in names):
+        return as_lengths(stored)
     measure = RowLengths(collate, getattr(model, "main_input_name", "input_ids"))
-    if "input_ids" in names: # through Arrow, where the collator agrees on some rows
-        few = dataset.select(range(min(len(dataset), 256)))
+    if stored is not None: # counted by Arrow: does the collator agree on some rows?
+        few = list(dataset.select(range(min(len(dataset), 256))))
         with seeded():
-            agrees = np.array_equal(dataset_lengths(few), measure(list(few)))
+            agrees = np.array_equal(stored[:len(few)], measure(few))
         if agrees:
-            return dataset_lengths(dataset)
+            return as_lengths(stored)
     starts = tqdm(range(0, len(dataset), 1024), desc="Reading lengths",
                   disable=len(dataset) < 10_000)
     lengths = []
@@ -60,11 +62,7 @@ def measured_lengths(
         for start in starts:
             stop = min(start + 1024, len(dataset))
             lengths.append(measure([dataset[i] for i in range(start, stop)]))
-    lengths = np.concatenate(lengths)
-    if lengths.min() < 1:
-        row = int(lengths.argmin())
-        raise ValueError(f"row {row} has no tokens: leave empty rows out")
-    return lengths
+    return as_lengths(np.concatenate(lengths))
 
 # %% ../../nbs/trainer/loaders.ipynb #399587eb
 class StepSampler:
