@@ -42,7 +42,7 @@ def padding(
     return _padding_text(report), report
 
 _shown = {"padding": "{:.1%}", "batches": "{:,}", "computed_tokens": "{:,}",
-          "new_mates": "{:.1%}"} # the other columns are in the JSON
+          "length_correlation": "{:.2f}"} # the other columns are in the JSON
 
 def _padding_text(report):
     "The plans as a table, what its columns mean, and what to do."

@@ -91,9 +91,8 @@ class StepSampler:
     def __iter__(self) -> Iterator[Sequence[int]]:
         for number in range(len(self.plan)):
             # steps that a resumed run passes over are not dealt
-            rows = _StepRows(partial(self.rows_of_step, number))
-            rows.place = self.plan.epoch, number, self.rank
-            yield rows
+            place = self.plan.epoch, number, self.rank
+            yield DealtRows(partial(self.rows_of_step, number), place)
 
     def rows_of_step(self, number: int) -> list[int]:
         "Row numbers of one step on this process. Raises `ValueError` if there is none."
@@ -119,18 +118,6 @@ def _flat(arrays: list) -> np.ndarray:
     return np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
 
 # %% ../../nbs/trainer/loaders.ipynb #2fcc924f
-class _StepRows(DealtRows):
-    "Row numbers of one step, and where in the training it is."
-    place: tuple[int, int, int] # epoch, step of the epoch, process
-
-    def __reduce__(self): # a worker process gets the numbers, not the plan
-        return _placed_rows, (self.rows, self.place)
-
-def _placed_rows(rows: list[int], place: tuple) -> _StepRows:
-    made = _StepRows(lambda: rows)
-    made.place = place
-    return made
-
 class _SeededRows(Dataset):
     "Rows for worker processes, in which random numbers depend on the step alone."
     def __init__(self, dataset, seed: int):
@@ -139,7 +126,7 @@ class _SeededRows(Dataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, rows: _StepRows):
+    def __getitems__(self, rows: DealtRows):
         sequence = np.random.SeedSequence([self.seed, *rows.place])
         seed = int(sequence.generate_state(1)[0])
         torch.manual_seed(seed)
