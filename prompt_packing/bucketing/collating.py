@@ -17,8 +17,8 @@ from .batches import as_lengths
 from ..foundation.foreign import picked_rows
 
 # %% auto #0
-__all__ = ['column_fills', 'stored_lengths', 'TokenRows', 'pad_rows', 'torch_dtype_array', 'by_column', 'without_padding',
-           'has_entries', 'PaddedCollator']
+__all__ = ['column_fills', 'stored_lengths', 'pad_rows', 'torch_dtype_array', 'by_column', 'without_padding', 'has_entries',
+           'PaddedCollator']
 
 # %% ../../nbs/bucketing/collating.ipynb #13781992
 def stored_lengths(
@@ -58,36 +58,6 @@ def _count_shown(masks: pa.Array) -> np.ndarray:
     ends = np.cumsum(pc.list_value_length(masks).to_numpy())
     shown = masks.flatten().to_numpy(zero_copy_only=False) != 0
     return np.diff(np.append(0, np.cumsum(shown))[ends], prepend=0)
-
-# %% ../../nbs/bucketing/collating.ipynb #099b66a7
-class TokenRows:
-    "A `datasets.Dataset` that gives whole batches, column by column, as numpy arrays."
-    def __init__(self,
-        dataset: Any, # without a transform
-    ):
-        if dataset.format["type"] == "custom":
-            raise TypeError("the data set has a transform: its columns cannot be "
-                            "read in place")
-        names = dataset.format["columns"] # those of `set_format`, where it chose some
-        if dataset.format["output_all_columns"]:
-            names = dataset.column_names
-        self.dataset = dataset.with_format("numpy", columns=names)
-
-    @property
-    def lengths(self) -> np.ndarray: # tokens in each row
-        lengths = stored_lengths(self.dataset)
-        if lengths is None:
-            raise ValueError("no column 'length' or 'input_ids' has the lengths of rows")
-        return as_lengths(lengths)
-
-    def __len__(self):
-        return len(self.dataset)
-
-    def __getitem__(self, i: int) -> dict:
-        return self.dataset[i]
-
-    def __getitems__(self, picked: Sequence[int]) -> dict: # of columns
-        return self.dataset[list(picked)]
 
 # %% ../../nbs/bucketing/collating.ipynb #cfc64765
 def pad_rows(

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from .collating import (
-    by_column, column_fills, has_entries, torch_dtype_array)
+    PaddedCollator, by_column, column_fills)
 
 # %% auto #0
 __all__ = ['packing_kinds', 'PackingWay', 'lay_end_to_end', 'PackedCollator']
@@ -60,11 +60,11 @@ def _laid_out(
 
 def _capacity(lengths, rows, capacity):
     "Tokens in a packed row. Raises for a row that holds more."
-    used = [sum(lengths[i] for i in row) for row in rows]
+    used = [int(lengths[row].sum()) for row in rows]
     if capacity is None:
         return max(used)
     if max(used) > capacity:
-        number = int(np.argmax(np.array(used) > capacity))
+        number = int(np.argmax(used))
         raise ValueError(
             f"packed row {number} has {used[number]:,} tokens and does not fit "
             f"into rows of {capacity:,}: put fewer sequences into it")
@@ -123,12 +123,13 @@ def lay_end_to_end(
     classifier, and for sequences that do not fit into the capacity."""
     columns = _token_columns(singles)
     shown = [_shown_tokens(single) for single in singles]
-    lengths = list(map(len, shown))
+    lengths = np.array(list(map(len, shown)))
     capacity = _capacity(lengths, rows, capacity)
-    numbers = [torch.full((length,), i) for i, length in enumerate(lengths)]
-    on_host = torch.stack([
-        _laid_out(list(map(torch.arange, lengths)), rows, capacity, 0),
-        _laid_out(numbers, rows, capacity, -1)])
+    of_token = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths))
+    numbers = of_token.split(lengths.tolist())
+    places = list(map(torch.arange, lengths.tolist()))
+    on_host = torch.stack([_laid_out(places, rows, capacity, 0),
+                           _laid_out(numbers, rows, capacity, -1)])
     # one copy to the device for both
     place, segments = on_host.to(singles[0]["input_ids"].device, non_blocking=True)
     packed = _shared_values(singles, columns)
@@ -148,18 +149,16 @@ def _token_columns(singles):
     if any(single.keys() != singles[0].keys() for single in singles):
         raise ValueError("the collator gives some rows other columns than others")
     columns = []
+    tokens = [single["input_ids"].shape[:2] for single in singles]
     for name, value in singles[0].items():
         if name == "attention_mask":
             continue
-        if all(_has_token_entries(single, name) for single in singles):
+        shapes = [getattr(single[name], "shape", ())[:2] for single in singles]
+        if torch.is_tensor(value) and shapes == tokens:
             columns.append(name)
         elif isinstance(value, (list, tuple)) or np.shape(value)[:1] == (1,):
             raise _one_for_each_row(name)
     return columns
-
-def _has_token_entries(single, name):
-    tokens = single["input_ids"].shape[:2]
-    return torch.is_tensor(single[name]) and single[name].shape[:2] == tokens
 
 def _one_for_each_row(name):
     what = "label" if name == "labels" else f"entry of {name!r}"
@@ -194,8 +193,8 @@ class PackedCollator:
 
     Takes rows with `input_ids`, and `labels` and other numbers for each token, such as
     `token_type_ids`; without labels, those of a causal model are the ids. Tokens where
-    an `attention_mask` is 0 are left out. Raises `ValueError` for one label per
-    sequence."""
+    an `attention_mask` is 0 are left out. Raises `ValueError` for a column with one
+    entry per sequence, and `TypeError` for one of text."""
     def __init__(self,
         capacity:int | None=None, # tokens in a row; None: one row as long as needed
         way:PackingWay | None=None, # of the model; None: "varlen"
@@ -208,42 +207,26 @@ class PackedCollator:
     def __call__(self,
         features:Sequence[Mapping] | Mapping, # rows, or a dict of columns
     ) -> dict:
-        columns = _numbers_of_tokens(by_column(features))
-        if "labels" not in columns and self.way.causal:
-            columns["labels"] = columns["input_ids"]
-        singles = [dict(zip(columns, row)) for row in zip(*columns.values())]
-        lengths = np.array([len(_shown_tokens(single)) for single in singles])
+        columns = by_column(features)
+        has_labels = any("label" in name for name in columns)
+        collate = PaddedCollator(pad_token_id=self.way.pad_token_id,
+                                 labels_from_ids=self.way.causal and not has_labels)
+        singles = [collate([dict(zip(columns, row))]) for row in zip(*columns.values())]
+        lengths = [len(_shown_tokens(single)) for single in singles]
         rows = _next_fit(lengths, self.capacity)
         return lay_end_to_end(singles, rows, self.way, capacity=self.capacity)
-
-# %% ../../nbs/bucketing/packed_rows.ipynb #ef0e2056
-def _numbers_of_tokens(columns):
-    """The columns with a number for each token, or several: tensors (1, tokens, ...).
-
-    Raises for other labels."""
-    lengths = list(map(len, columns["input_ids"]))
-    kept = {}
-    for name, rows in columns.items():
-        arrays = [np.asarray(row) for row in rows]
-        per_token = all(map(has_entries, rows, lengths))
-        if per_token and arrays[0].dtype.kind in "biuf":
-            kept[name] = [
-                torch.from_numpy(torch_dtype_array(array))[None] for array in arrays]
-        elif name == "labels":
-            raise _one_for_each_row(name)
-    return kept
 
 # %% ../../nbs/bucketing/packed_rows.ipynb #d468a216
 def _next_fit(lengths, capacity):
     "Sequences in their order, a new row when one does not fit."
     if capacity is None:
         return [list(range(len(lengths)))]
-    if lengths.max() > capacity:
+    if max(lengths) > capacity:
         raise ValueError(
-            f"a sequence of {lengths.max()} tokens does not fit into rows of "
+            f"a sequence of {max(lengths)} tokens does not fit into rows of "
             f"{capacity}: set a larger capacity, or cut the sequence")
     rows, room = [], 0
-    for number, length in enumerate(lengths.tolist()):
+    for number, length in enumerate(lengths):
         if length > room:
             rows.append([])
             room = capacity

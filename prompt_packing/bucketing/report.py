@@ -81,6 +81,7 @@ def _steps_to_cut(lengths, token_budget, rows, seed) -> dict:
 
 # %% ../../nbs/bucketing/report.ipynb #274baf45
 _columns = {
+    "plan": "with `cut`, a token budget cuts the steps; with `packed`, pack=True besides",
     "padding": "fraction of computed tokens that are padding",
     "steps": "optimizer steps in an epoch",
     "batches": "micro-batches in an epoch",
@@ -133,9 +134,8 @@ def compare_plans(
         "padding": 0.0, "steps": bound, "batches": bound, "largest": token_budget,
         "computed_tokens": bound * token_budget, "compute": 1.0, "cost_spread": 0.0}
     table = pd.DataFrame(
-        list(lines.values()), index=list(lines), columns=list(_columns))
+        list(lines.values()), index=list(lines), columns=list(_columns)[1:])
     whole = ["steps", "batches", "largest", "computed_tokens"]
-    table.attrs["rows"] = len(lengths)
     return table.astype({name: int for name in whole})
 
 # %% ../../nbs/bucketing/report.ipynb #6c5c00d3
@@ -164,36 +164,13 @@ def plot_tradeoff(
     other.set_ylim(0, 1.02)
     return ax
 
-# %% ../../nbs/bucketing/report.ipynb #ef8ce7e9
-def _advice(table, token_budget, batch_size):
-    "What the table means for a training, in sentences."
-    rows = min(batch_size, int(table.attrs["rows"]))
-    plain = table.loc[f"{rows} rows, shuffled"]
-    budget = f"token_budget={token_budget}"
-    planned = f"tokens_per_step={token_budget}"
-    settings = {f"{rows} rows, shuffled, cut": budget,
-                f"{planned}, cut": f"{budget}, {planned}",
-                f"{planned}, packed": f"{budget}, {planned}, pack=True"}
-    advice = []
-    for name, setting in settings.items():
-        plan = table.loc[name]
-        times = plain.compute / plan.compute
-        if times >= 1.02:
-            advice.append(
-                f"TrainingArguments({setting}): {plan.padding:.1%} padding, {times:.1f} "
-                f"times fewer computed tokens, {plan.steps:,.0f} steps an epoch")
-    usual = (f"{rows} rows, shuffled: {plain.padding:.1%} padding, {plain.steps:,.0f} "
-             "steps an epoch")
-    return [usual, *(advice or ["A token budget gains nothing here: a further pass costs "
-                                "more than the padding that it saves"])]
-
 # %% ../../nbs/bucketing/report.ipynb #e0b7f1aa
 def padding_report(
     lengths: Sequence[int] | np.ndarray,  # tokens in each row
     *,
     token_budget: int = 16_384,  # most tokens in a batch
     batch_size: int = 32,  # rows in a batch, for the plans that count rows
-) -> dict:  # plain: rows, tokens, lengths, plans, columns, advice
+) -> dict:  # plain: rows, tokens, lengths, plans, columns
     """Everything about the padding of these lengths.
 
     Raises `ValueError` for a row longer than the budget."""
@@ -205,5 +182,4 @@ def padding_report(
     quantiles = {f"p{q}": int(np.percentile(lengths, q)) for q in (5, 50, 95)}
     mean = {"mean": float(lengths.mean()), "longest": int(lengths.max())}
     return {"rows": len(lengths), "tokens": int(lengths.sum()),
-            "lengths": quantiles | mean, "plans": plans, "columns": _columns,
-            "advice": _advice(table, token_budget, batch_size)}
+            "lengths": quantiles | mean, "plans": plans, "columns": _columns}

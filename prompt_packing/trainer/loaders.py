@@ -20,7 +20,7 @@ from transformers.trainer_utils import seed_worker
 from transformers.utils import logging
 
 from ..bucketing.batches import as_lengths
-from ..bucketing.collating import PaddedCollator, TokenRows, stored_lengths
+from ..bucketing.collating import stored_lengths
 from ..bucketing.cut import deal_packed_rows, deal_rows
 from ..bucketing.steps import DealtRows, StepPlan, plan_steps
 from ..bucketing.packed_rows import PackingWay, lay_end_to_end
@@ -31,7 +31,7 @@ from .place import StreamPlace
 
 # %% auto #0
 __all__ = ['measured_lengths', 'StepSampler', 'PlannedSteps', 'pins_memory', 'reading_options', 'data_seed', 'planned_loader',
-           'in_memory', 'stream_loader', 'packed_part', 'leave_on_host', 'sent_to_device']
+           'stream_loader', 'packed_part', 'leave_on_host', 'sent_to_device']
 
 # %% ../../nbs/trainer/loaders.ipynb #271d80ff
 _logger = logging.get_logger(__name__)
@@ -179,21 +179,10 @@ def planned_loader(
         tokens_per_step=args.tokens_per_step or None, seed=data_seed(args), **window)
     if args.process_index == 0:
         _logger.info(f"{len(lengths):,} rows in {len(sampler):,} steps an epoch")
-    rows = in_memory(dataset, collate)
     if args.dataloader_num_workers:
-        rows = _SeededRows(rows, data_seed(args))
-    return PlannedSteps(rows, batch_sampler=sampler, collate_fn=collate,
+        dataset = _SeededRows(dataset, data_seed(args))
+    return PlannedSteps(dataset, batch_sampler=sampler, collate_fn=collate,
                         **reading_options(args, True))
-
-def in_memory(dataset, collate: Callable):
-    "The columns as they lie in memory, where data set and collator allow that."
-    if not isinstance(collate, PaddedCollator) or not hasattr(dataset, "remove_columns"):
-        return dataset
-    try:
-        return TokenRows(dataset)
-    except TypeError as reason:
-        _logger.info(f"rows are read one by one: {reason}")
-        return dataset
 
 # %% ../../nbs/trainer/loaders.ipynb #6eda73b8
 class _InOrder:
