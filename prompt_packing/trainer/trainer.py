@@ -19,7 +19,6 @@ from transformers.utils import logging
 from ..accumulation_loss.asking import is_sharded, undisturbed
 from ..accumulation_loss.chunks import in_chunks
 from ..accumulation_loss.exact import ExactLossMixin
-from ..bucketing.packed_rows import PackingWay
 from ..bucketing.packing import way_to_pack
 from ..foundation.mixins import check_order, set_for_now
 from ..foundation.rows import LazyBatch, StepRows, seeded
@@ -52,11 +51,10 @@ class StepCut:
         run: Callable, # batch -> forward and backward of it, waited for
         processes, # `AllProcesses`
         model: torch.nn.Module, # without wrappers
-        way: PackingWay | None, # how it keeps packed rows apart
         say: Callable, # takes a message, once each
     ):
         self.args, self.run, self.processes = args, run, processes
-        self.model, self.way, self.say = model, way, say
+        self.model, self.say = model, say
         self.token_budget = args.token_budget if args.token_budget != "auto" else None
         self.pass_cost = getattr(args, "pass_cost", None) # None: not known so far
         self.cutter: StepCutter | None = None
@@ -69,7 +67,7 @@ class StepCut:
             if is_sharded(self.model): # its processes compute their passes together
                 most_passes = lambda passes: max(self.processes.numbers(passes))
             self.cutter = StepCutter(
-                token_budget=self.token_budget, pack=self.args.pack, way=self.way,
+                token_budget=self.token_budget, pack=self.args.pack,
                 pass_cost=lambda: self.cost, say=self.say, most_passes=most_passes)
             # processes measure together, so before any of them cuts
             if self.processes.number > 1 or not self.args.pack:
@@ -286,7 +284,7 @@ class TokenBudgetMixin:
         if self._cut is None:
             self._cut = StepCut(
                 self.args, self.run_without_trace, self._steps.processes,
-                self._steps.passes.bare(self.model), self._packing_way, self._say_once)
+                self._steps.passes.bare(self.model), self._say_once)
             self._cut.load_state_dict(self._cut_state or {})
         parts = []
         for part in self._cut(rows, self.row_lengths(rows.rows)):
@@ -301,11 +299,8 @@ class TokenBudgetMixin:
         few = rows.some(numbers)
         if not pack:
             return few.take()
-        lengths = self.row_lengths(few.rows)
-        cutter = StepCutter(None, lambda: 0, pack, self._packing_way, lambda text: None)
-        if self._packing_way.longest and lengths.max() > self._packing_way.longest:
-            return few.take()
-        part, = cutter(lengths)
+        cutter = StepCutter(None, lambda: 0, pack, lambda text: None)
+        part, = cutter(self.row_lengths(few.rows))
         return packed_part(few, part, self._packing_way)
 
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
