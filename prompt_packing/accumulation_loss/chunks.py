@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
@@ -140,10 +139,11 @@ class _InChunks:
         rows = _rows_in(arguments)
         values = {k: v for k, v in arguments.items() if _has_rows(v, rows)}
         self.shared = {k: v for k, v in arguments.items() if k not in values}
-        if not self.gather:
+        # with fewer rows than processes, each of them runs all
+        if not self.gather or rows < self.gather.number:
             return self._run(values, rows)
         own = self.gather.own_rows(rows)
-        return tree_map(self.gather, self._run(_taken(values, own), len(own)))
+        return self.gather.joined(self._run(_taken(values, own), len(own)), rows)
 
     def _run(self, values, rows: int):
         mask = values.get("attention_mask")
@@ -218,30 +218,35 @@ class _Gather(torch.autograd.Function):
         return gradient[ctx.own.to(gradient.device)], None, None, None
 
 class RowsOfAll:
-    "Gathers the outputs of a module that has run this process's rows."
+    """Gathers the outputs of a module that has run this process's share of the rows.
+
+    All processes have the same batch, so it does not matter which of them runs a row."""
     def __init__(self,
-        sizes: list[list[int]], # rows of each micro-batch, by process
+        number: int, # of processes
         rank: int, # of this process
     ):
-        self.rank, self.number, owners = rank, len(sizes), []
+        self.number, self.rank = number, rank
         self.loss_is_known = False # before, no gradient may come back through it
-        for turn in zip_longest(*sizes, fillvalue=0): # in the order of an uncut batch
-            for process, rows in enumerate(turn):
-                owners += [process] * rows
-        self.owners = torch.tensor(owners) # the process of each row
 
-    def _places(self, each: int) -> list[torch.Tensor]:
+    def _places(self, rows: int, each: int = 1) -> list[torch.Tensor]:
         "Where the entries of each process are, with `each` entries for a row."
-        owners = self.owners.repeat_interleave(each)
+        owners = (torch.arange(rows) % self.number).repeat_interleave(each)
         return [(owners == process).nonzero().flatten() for process in range(self.number)]
 
     def own_rows(self,
-        rows: int, # of a tensor that holds those of all, or several entries for each row
-    ) -> torch.Tensor: # int64, numbers of this process's entries
-        return self._places(rows // len(self.owners))[self.rank]
+        rows: int, # of the batch
+    ) -> torch.Tensor: # int64, numbers of this process's rows
+        return self._places(rows)[self.rank]
 
-    def __call__(self, leaf):
-        if not torch.is_tensor(leaf) or not leaf.dim():
-            return leaf
-        each = len(leaf) // len(self._places(1)[self.rank])
-        return _Gather.apply(leaf, self._places(each), self.rank, self)
+    def joined(self,
+        outputs, # of this process's rows, in any nest
+        rows: int, # of the batch
+    ): # the same of all rows
+        own = len(self.own_rows(rows))
+
+        def of(leaf):
+            if not torch.is_tensor(leaf) or not leaf.dim():
+                return leaf
+            places = self._places(rows, len(leaf) // own)
+            return _Gather.apply(leaf, places, self.rank, self)
+        return tree_map(of, outputs)

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 
 from .asking import last_parameter, only_graph_of
 from .facts import Findings, LossFacts, Way
-from .looks import FAILURES, Asker, ways_of_parts
+from .looks import FAILURES, Asker, joins_rows, ways_of_parts
 from .processes import AllProcesses
 from .reading import Unreadable, WeightReader
 from ..foundation.foreign import tree_map
@@ -111,12 +111,14 @@ class EvaluationRows:
     loader: object
     lazily: bool # batches are cut under a budget: collated only if somebody reads them
     main_input: str
+    row_length: Callable | None = None # row -> tokens, where the user knows better
 
     def __post_init__(self):
         self.collate = hand_over_rows(self.loader, makes_batches=not self.lazily)
-        self.lengths = RowLengths(self.collate, self.main_input)
+        self.lengths = RowLengths(self.collate, self.main_input, self.row_length)
         self.rows: StepRows | None = None # of the batch under way
         self.seen = StepRows([], self.collate) # of several batches, where they are small
+        self.joins: bool | None = None # the collator makes a batch of several rows
 
     def __getattr__(self, name: str):
         if name.startswith("__") or name == "loader":
@@ -130,9 +132,12 @@ class EvaluationRows:
         for each in self.loader:
             self.rows = None
             if isinstance(each, Rows):
-                self.rows = StepRows(each.rows, self.collate)
                 if len(self.seen) < 6:
                     self.seen.rows = self.seen.rows + each.rows
+                if self.joins is None and len(self.seen) > 1:
+                    self.joins = joins_rows(self.seen)
+                if self.joins is not False: # else rows are ready-made batches
+                    self.rows = StepRows(each.rows, self.collate)
                 each = LazyBatch(each, self.collate) if self.lazily else each.batch
             yield each
 

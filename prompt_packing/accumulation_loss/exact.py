@@ -14,6 +14,7 @@ from .custom import check_was_called, use_named_loss
 from .evaluation import (
     EvaluationMean, EvaluationRows, ExactEvaluation, ways_of_evaluation)
 from .facts import Findings, Kind, LossFacts
+from .looks import joins_rows
 from .passes import TrainerPasses, why_not_exact
 from .processes import AllProcesses
 from .step import Step, filled_up, is_filler
@@ -36,6 +37,7 @@ class RowSource:
         self.ended = None # the iterator that has ended on all processes
         self.last_batch = None # of this process
         self.has_fillers = False # among the batches of the step
+        self.joins: bool | None = None # the collator makes a batch of several rows
 
     def open(self,
         loader, # of training
@@ -43,7 +45,7 @@ class RowSource:
         in_worker: Callable | None, # the same in a worker, where a batch is a step
     ) -> Callable | None: # the user's collator; None: batches come ready-made
         "From here on the loader hands over rows."
-        self.loader, self.cut = loader, cut
+        self.loader, self.cut, self.joins = loader, cut, None
         # without a budget the loader makes its batches as ever, and rows come along
         self.collate = hand_over_rows(loader, makes_batches=cut is None, cut=in_worker)
         return self.collate
@@ -58,16 +60,19 @@ class RowSource:
 
         No step: no process has a batch left. Processes with fewer get fillers."""
         rows, parts, batches = None, None, taken
-        if taken and all(isinstance(batch, Rows) for batch in taken):
-            rows = StepRows.of(taken, self.collate)
+        has_rows = bool(taken) and all(isinstance(batch, Rows) for batch in taken)
+        if has_rows:
+            rows = self._joined(StepRows.of(taken, self.collate))
             batches = [each.batch for each in taken]
             if self.cut is not None:
                 batches = [LazyBatch(each, self.collate) for each in taken]
-                in_worker = taken[0].parts if len(taken) == 1 else None
-                parts = in_worker or self.cut(rows)
-            count = count_of(parts or batches)
+        if rows is not None and self.cut is not None:
+            in_worker = taken[0].parts if len(taken) == 1 else None
+            parts = in_worker or self.cut(rows)
         elif taken and self.cut is not None:
             self.findings.say(_not_cut, Kind.EXACT)
+        if has_rows:
+            count = count_of(parts or batches)
         has_any = bool(batches)
         if self.processes.number > 1:
             counted, total, some = self.processes.sum(
@@ -81,6 +86,12 @@ class RowSource:
         step = Step(filled[-max(len(batches), 1):], count, is_of_loop=True, rows=rows,
                     parts=parts)
         return step, filled
+
+    def _joined(self, rows: StepRows) -> StepRows | None:
+        "The rows, if the collator makes a batch of several; None: rows are batches."
+        if self.joins is None and len(rows) > 1:
+            self.joins = joins_rows(rows)
+        return None if self.joins is False else rows
 
 _not_cut = (
     "batches come ready-made from their loader, so token_budget and pack do not cut them: "
@@ -178,6 +189,7 @@ class ExactLossMixin:
     # things should skip these
     is_asking = False
     count_targets = None # or a method: (model, inputs) -> tensor of one number
+    row_length = None # or a function: row -> tokens, where you know better
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -221,7 +233,7 @@ class ExactLossMixin:
         "From here on steps are made of this loader's rows."
         collate = self._source.open(dataloader, *self._cuts(dataloader))
         self.row_lengths = self._steps.looks.lengths = RowLengths(
-            collate, self._source.main_input)
+            collate, self._source.main_input, self.row_length)
 
     def set_initial_training_values(self, args, dataloader, *rest):
         needs_rows = self.cuts_steps() or args.gradient_accumulation_steps > 1 or \
@@ -308,7 +320,8 @@ class ExactLossMixin:
         # transformers generates for a whole batch, and pads what comes out
         lazily = self.cuts_steps() and not getattr(
             self.args, "predict_with_generate", False)
-        loader = EvaluationRows(dataloader, lazily, self._source.main_input)
+        loader = EvaluationRows(
+            dataloader, lazily, self._source.main_input, self.row_length)
         mean = EvaluationMean(self.loss_facts, self.args.logging_nan_inf_filter,
                               not is_sharded(self.model))
         evaluation = ExactEvaluation(self.findings, loader, mean)

@@ -21,7 +21,7 @@ from .reading import Unreadable, WeightReader, ratio_of
 from ..foundation.rows import IndexedRows, StepRows, first_size, same_numbers, seeded
 
 # %% auto #0
-__all__ = ['FAILURES', 'short', 'look_is_due', 'Sums', 'Asker', 'shuffled', 'rows_to_see', 'ways_of_parts', 'look',
+__all__ = ['FAILURES', 'short', 'look_is_due', 'Sums', 'Asker', 'shuffled', 'rows_to_see', 'joins_rows', 'ways_of_parts', 'look',
            'can_be_whole']
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #9828552e
@@ -200,13 +200,16 @@ def rows_to_see(
     number: int, # of the look
     most_tokens: int = 512, # of the rows as one batch
     short: bool = True, # False: any rows, where short ones told nothing
+    longest: int | None = None, # rows of more tokens are left out, if four others remain
 ) -> list[int]: # five; four of a small step, or within the tokens
     """A few rows to look at: short ones, since they cost little, and unequal ones.
 
     Parts of equal rows weigh the same in every way, so they would tell nothing."""
     order = np.argsort(lengths, kind="stable")
-    if number or not short: # others each time, of the shorter half
-        most = max(5, len(order) // 2) if short else len(order)
+    if longest is not None:
+        order = order[:max(4, int((lengths <= longest).sum()))]
+    if number or not short: # others each time, of the shortest quarter
+        most = max(5, len(order) // 4) if short else len(order)
         order = order[:most][shuffled(min(most, len(order)), number)]
     _, first = np.unique(lengths[order], return_index=True)
     of_each_length = order[np.sort(first)]
@@ -231,7 +234,6 @@ def _deals(sample: StepRows, number: int, keeps_sizes: bool) -> list:
     if keeps_sizes and len(sample.sizes) > 1 and number % 2 == 0:
         deals[0] = sample.bounds() # as the micro-batches are
     return deals
-
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #be9c5259
 def _deals(sample: StepRows, number: int, keeps_sizes: bool) -> list:
@@ -258,6 +260,21 @@ def _draws_numbers(sample: StepRows) -> bool:
     for seed in (0, 1):
         with seeded(seed):
             made.append(sample.take())
+    return not same_numbers(*made)
+
+def joins_rows(
+    sample: StepRows, # two rows at least
+) -> bool:
+    """Whether the collator makes one batch of two rows; else rows are ready-made batches.
+
+    `lambda rows: rows[0]` takes batches out of a data set whose items are batches."""
+    made = []
+    for numbers in ([0], [0, 1]):
+        try:
+            with seeded(0):
+                made.append(sample.take(numbers))
+        except FAILURES: # as of a collator that needs two rows
+            return True
     return not same_numbers(*made)
 
 def _ask_for_reasons(asker: Asker, findings: Findings, whole, uncut: Sums, ways: list):

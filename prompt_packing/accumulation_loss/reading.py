@@ -30,14 +30,14 @@ class Term:
 # nodes that pass a number on as it is, or its negative
 _PASSES_ON = {
     "ToCopy", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Clone",
-    "Alias", "Neg", "Select", "Expand", "_DDPSink", "Contiguous", "Permute"}
+    "Alias", "Neg", "Select", "Expand", "Contiguous", "Permute"}
 
 def _name_of(node) -> str:
     "Name of a node without `Backward` and its number."
     return node.name().rstrip("0123456789").removesuffix("Backward")
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #f0ee9c6b
-def _divisor(node, name: str) -> tuple: # a number, and the node that is divided
+def _divisor(node, name: str) -> tuple: # a number, and the input that is divided
     "What a product or quotient with a constant divides by, and what it divides."
     first, second = node.next_functions[0][0], node.next_functions[-1][0]
     if len(node.next_functions) == 2 and first is not None and second is not None:
@@ -45,7 +45,7 @@ def _divisor(node, name: str) -> tuple: # a number, and the node that is divided
     if name == "Div" and first is None:
         raise Unreadable("a division by a loss")
     constant = float(node._saved_self if first is None else node._saved_other)
-    divided = second if first is None else first
+    divided = node.next_functions[-1 if first is None else 0]
     if name == "Div":
         return constant, divided
     # a product with 0 is a part that is switched off
@@ -67,10 +67,14 @@ def _reduction(node, name: str) -> tuple | None: # (is a mean, over how many)
     return True, node._saved_target.numel()
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #9a0a02de
-def _walk(node, divisor: float, is_mean: bool, terms: list[Term]):
-    "From the loss down through what is linear, to the reductions."
+def _walk(edge: tuple, divisor: float, is_mean: bool, terms: list[Term]):
+    "From an output of a node, by its number, down through what is linear to reductions."
+    node, number = edge
     while node is not None: # None: a constant
         name = _name_of(node)
+        if name == "_DDPSink": # around all outputs of a model: an input for each
+            node, number = node.next_functions[number]
+            continue
         if math.prod(input_shape(node)) != 1:
             raise Unreadable(node.name())
         reduction = _reduction(node, name)
@@ -83,16 +87,16 @@ def _walk(node, divisor: float, is_mean: bool, terms: list[Term]):
                 terms.append(Term(is_mean or averages, divisor * size, node, name))
                 return
         elif name in ("Mul", "Div"):
-            factor, node = _divisor(node, name)
+            factor, (node, number) = _divisor(node, name)
             if math.isinf(factor):
                 return
             divisor, is_mean = divisor * factor, is_mean or name == "Div"
             continue
         elif name not in _PASSES_ON and name not in ("Add", "Sub", "Rsub"):
             raise Unreadable(node.name())
-        for other, _ in inputs[1:]:
+        for other in inputs[1:]:
             _walk(other, divisor, is_mean, terms)
-        node = inputs[0][0]
+        node, number = inputs[0]
 
 def _is_of_losses(node, name: str) -> bool:
     "Whether a mean or sum is one of several losses of one number each."
@@ -100,7 +104,7 @@ def _is_of_losses(node, name: str) -> bool:
     if below is None or name == "NllLoss" or _name_of(below) != "Stack":
         return False
     try:
-        for each, _ in below.next_functions:
+        for each in below.next_functions:
             _walk(each, 1.0, False, [])
     except Unreadable: # a stack of something else: its size is the denominator
         return False
@@ -115,7 +119,7 @@ def read_terms(
     if loss.is_leaf and loss.requires_grad: # its backward pass is a hook
         raise Unreadable("a loss that computes gradients itself")
     terms = []
-    _walk(loss.grad_fn, 1.0, False, terms)
+    _walk((loss.grad_fn, loss.output_nr), 1.0, False, terms)
     return terms
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #dac3ef40

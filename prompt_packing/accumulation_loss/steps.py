@@ -45,16 +45,19 @@ class Looks:
         if not self.can_join(step):
             return self._entries(step, number)
         rows = step.rows
-        lengths = self.lengths(rows.rows)
-        most = min(512, self.passes.token_budget or 512)
-        chosen = sorted(rows_to_see(lengths, number, most, short))
+        processes = self.processes.number
+        share = max(2, 6 // processes) # rows of a process, where there are several
+        budget, longest = self.passes.token_budget, None
+        if budget: # for all rows of the look together
+            longest = budget // (4 if processes == 1 else share * processes)
+        chosen = sorted(rows_to_see(self.lengths(rows.rows), number,
+                                    min(512, budget or 512), short, longest))
         kept = StepRows([rows.rows[i] for i in chosen], rows.collate,
                         [n for n in (sum(i in each for i in chosen)
                                      for each in rows.bounds()) if n])
-        if self.processes.number == 1:
+        if processes == 1:
             return kept
-        # two or three rows of each process: all look at the same ones
-        everyones, _ = self.processes.rows([kept.rows[:max(2, 6 // self.processes.number)]])
+        everyones = self.processes.rows([kept.rows[:share]]) # all look at the same ones
         return StepRows(everyones, rows.collate)
 
     def _entries(self, step: Step, number: int) -> IndexedRows | None:
@@ -68,8 +71,8 @@ class Looks:
     def look(self, model, step: Step):
         "Look at rows of this step; where short ones say nothing, at others."
         can_join = self.can_join(step)
-        for short in (True, False):
-            sample = self.sample(step, self.taken, short)
+        for of_short_rows in (True, False):
+            sample = self.sample(step, self.taken, of_short_rows)
             if sample is None:
                 self._trust_unseen(step)
                 return
@@ -184,10 +187,11 @@ class Steps:
         "The model in chunks of the rows of this process, the loss over the rows of all."
         facts = self.findings.facts
         try:
-            rows, sizes = self.processes.rows(
+            rows = self.processes.rows(
                 [[step.rows.rows[i] for i in numbers] for numbers in step.rows.bounds()])
             several = self.processes.number > 1
-            step.gather = RowsOfAll(sizes, self.processes.rank) if several else None
+            step.gather = RowsOfAll(
+                self.processes.number, self.processes.rank) if several else None
             # processes draw the same numbers, since each makes the same batch
             with seeded(self.begun) if several else nullcontext():
                 whole = StepRows(rows, step.rows.collate).take()

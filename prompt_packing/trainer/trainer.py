@@ -19,13 +19,13 @@ from transformers.utils import logging
 from ..accumulation_loss.asking import is_sharded, undisturbed
 from ..accumulation_loss.chunks import in_chunks
 from ..accumulation_loss.exact import ExactLossMixin
-from ..accumulation_loss.means import NamedMeanMixin
 from ..bucketing.packed_rows import PackingWay
 from ..bucketing.packing import way_to_pack
 from ..foundation.mixins import check_order, set_for_now
 from ..foundation.rows import LazyBatch, StepRows, seeded
 from ..packed_sequence.mixin import PackedSequenceMixin
-from .collators import CollatorFacts, collator_for, find_collator_facts
+from .collators import (
+    CollatorFacts, collator_for, find_collator_facts, padding_where_needed)
 from .cutting import (
     CutInWorker, StepCutter, measure_pass_cost, rounded_cost, rows_to_time)
 from prompt_packing.trainer.loaders import (
@@ -148,6 +148,14 @@ class TokenBudgetMixin:
     _collators_found = {} # kind of data set, columns -> `CollatorFacts`
     _said = ()
 
+    def __init__(self,
+        *args,
+        lengths: Callable | None = None, # row -> tokens, where you know better
+        **kwargs,
+    ):
+        self.row_length = lengths
+        super().__init__(*args, **kwargs)
+
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         check_order(cls, TokenBudgetMixin)
@@ -173,9 +181,6 @@ class TokenBudgetMixin:
             _logger.warning(text)
 
     def _validate_args(self):
-        if getattr(self.args, "loss_mean", None) and not isinstance(self, NamedMeanMixin):
-            raise ValueError(f"loss_mean={self.args.loss_mean!r} has no effect without "
-                             "NamedMeanMixin: put it after TokenBudgetMixin")
         stream = self.train_dataset
         if self.args.max_steps <= 0 and getattr(stream, "finite", False) and \
                 hasattr(stream, "count_batches"):
@@ -205,7 +210,8 @@ class TokenBudgetMixin:
         brings_own = getattr(dataset, "data_collator", None) is not None
         makes_steps = self.cuts_steps() or getattr(self.args, "plans_steps", False)
         if not makes_steps and not brings_own:
-            return self.data_collator
+            return padding_where_needed(
+                self.data_collator, self.model, self.processing_class)
         is_stream = isinstance(dataset, IterableDataset)
         first = None if is_stream or not len(dataset) else dataset[0]
         names = list(first) if hasattr(first, "keys") else None
@@ -225,7 +231,7 @@ class TokenBudgetMixin:
                              "tokenize_corpus")
         args, collate = self.args, self._collator_of(dataset)
         lengths = measured_lengths(dataset, getattr(args, "length_column_name", "length"),
-                                   collate, self.model)
+                                   collate, self.model, self.row_length)
         if hasattr(dataset, "remove_columns"):
             dataset = self._remove_unused_columns(dataset, description)
         else:
@@ -310,6 +316,8 @@ class TokenBudgetMixin:
         if not isinstance(inputs, LazyBatch):
             return predict(inputs)
         loader, mean = self._exact_evaluation.loader, self._exact_evaluation.mean
+        if loader.rows is None: # rows are ready-made batches
+            return predict(inputs.batch)
         predictions = self._part_predictions()
         lengths = loader.lengths(loader.rows.rows)
         parts = predictions.parts(lengths)
@@ -359,8 +367,8 @@ def _check_exact_comes_first(cls: type):
         f"write class {cls.__name__}(ExactLossMixin, TokenBudgetMixin, ...)")
 
 # %% ../../nbs/trainer/trainer.ipynb #0660f8bf
-class Trainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin, NamedMeanMixin,
-              ExactResumeMixin, transformers.Trainer):
+class Trainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin, ExactResumeMixin,
+              transformers.Trainer):
     """`transformers.Trainer` with exact losses, token budgets and exact resume.
 
     With none of `token_budget`, `pack`, `rows_per_step` and `tokens_per_step` set it
@@ -369,5 +377,5 @@ class Trainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin, NamedMeanMi
     batches may hold `PackedSequence`s."""
 
 class Seq2SeqTrainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin,
-                     NamedMeanMixin, ExactResumeMixin, transformers.Seq2SeqTrainer):
+                     ExactResumeMixin, transformers.Seq2SeqTrainer):
     "`transformers.Seq2SeqTrainer` with exact losses, token budgets and exact resume."
