@@ -229,7 +229,8 @@ class Steps:
             if way != step.way:
                 drop_gradients(model)
                 step.begin(way)
-                self.compute(model, step)
+                with seeded(): # random numbers go on as if nothing were computed twice
+                    self.compute(model, step)
                 return self.end(model, step)
         if step.way is Way.ADDS: # parts add up; transformers averages over processes
             multiply_gradients(model, float(self.processes.number))
