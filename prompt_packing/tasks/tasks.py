@@ -6,6 +6,7 @@
 __all__ = ['load_task']
 
 # %% ../../nbs/tasks/tasks.ipynb #5b3ccf4a
+import csv
 import logging
 import tarfile
 from collections.abc import Sequence
@@ -176,7 +177,8 @@ def _read_reviews(name, folder=None, cache_dir=None):
     if folder is None:
         extract = partial(_extract_reviews, file=file)
         folder = cached(name, _REVIEWS, extract, cache_dir)
-    rows = read_table(folder/file, format="tsv", names=["id", "rating", "sentence"])
+    rows = pd.read_csv(folder/file, sep="\t", names=["id", "rating", "sentence"],
+                       dtype=str, quoting=csv.QUOTE_NONE, keep_default_na=False)
     if len(rows) != lines:
         raise RuntimeError(f"{folder/file} is damaged: {len(rows):,} of its {lines:,} "
                            "lines; remove the folder and load the task again")
