@@ -4,14 +4,13 @@
 
 # %% auto #0
 __all__ = ['PaddedCollator', 'PackedCollator', 'PlannedBatchSampler', 'StreamingBatches', 'collator_for_packing', 'compare_plans',
-           'cut_rows', 'deal_rows', 'file_lengths', 'load_corpus', 'pack_sequences', 'plan_batches', 'plan_steps',
-           'tokenize_corpus']
+           'cut_rows', 'deal_rows', 'load_corpus', 'pack_sequences', 'plan_batches', 'plan_steps', 'tokenize_corpus']
 
 # %% ../../nbs/bucketing/index.ipynb #e64212e7
 from importlib import import_module
 
 # %% ../../nbs/bucketing/index.ipynb #b7337337
-from .batches import BatchPlan
+from .batches import BatchPlan # noqa: F401
 from .best_fit import pack_sequences
 from .cut import cut_rows, deal_rows
 from .plan import PlannedBatchSampler, plan_batches
@@ -52,5 +51,5 @@ if TYPE_CHECKING:
 
 _all_ = ["PaddedCollator", "PackedCollator", "PlannedBatchSampler",
          "StreamingBatches", "collator_for_packing", "compare_plans",
-         "cut_rows", "deal_rows", "file_lengths", "load_corpus",
+         "cut_rows", "deal_rows", "load_corpus",
          "pack_sequences", "plan_batches", "plan_steps", "tokenize_corpus"]

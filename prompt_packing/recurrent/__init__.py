@@ -11,9 +11,9 @@ from .encoder_decoder import RecurrentEncoderDecoder
 from .generation import RecurrentForCausalLM
 from .heads import RecurrentForSequenceClassification
 from .heads import RecurrentForTokenClassification
-from .layout import Layout, on_tokens as on_tokens
+from .layout import Layout, on_tokens as on_tokens # noqa: F401
 from .model import RecurrentConfig, RecurrentModel
-from .model import RecurrentState
+from .model import RecurrentState # noqa: F401
 
 # %% ../../nbs/recurrent/index.ipynb #recu0003
 _all_ = ["RecurrentConfig", "RecurrentEncoderDecoder", "RecurrentForCausalLM",
