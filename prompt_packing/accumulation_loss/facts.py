@@ -151,7 +151,8 @@ _logger = logging.get_logger(__name__)
 # %% ../../nbs/accumulation_loss/facts.ipynb #43be37df
 def target_counts(batch: Mapping) -> dict[str, float]:
     "Things in a batch that losses are means over, by their names."
-    counts = {"rows": first_size(batch) or 1}
+    # of tokens first: in a few parts rows may be in proportion to them by chance
+    of_tokens, counts = {}, {"rows": first_size(batch) or 1}
     mask = batch.get("attention_mask")
     if torch.is_tensor(mask) and mask.dim() == 2:
         counts["tokens"] = (mask != 0).sum()
@@ -160,9 +161,11 @@ def target_counts(batch: Mapping) -> dict[str, float]:
             continue
         if labels.is_floating_point():
             counts[f"numbers in {key}"] = torch.isfinite(labels).sum()
-            continue
-        counts[f"{key} that are not -100"] = (labels != -100).sum()
-        if labels.dim() > 1:
-            rest = labels[..., 1:] != -100
-            counts[f"{key} that are not -100, but each row's first"] = rest.sum()
-    return {name: float(count) for name, count in counts.items()}
+        elif labels.dim() < 2:
+            counts[f"{key} that are not -100"] = (labels != -100).sum()
+        else:
+            targets = labels != -100
+            of_tokens[f"{key} that are not -100"] = targets.sum()
+            of_tokens[f"{key} that are not -100, but each row's first"] = \
+                targets[..., 1:].sum()
+    return {name: float(count) for name, count in {**of_tokens, **counts}.items()}

@@ -208,8 +208,8 @@ def rows_to_see(
     order = np.argsort(lengths, kind="stable")
     if longest is not None:
         order = order[:max(4, int((lengths <= longest).sum()))]
-    if number or not short: # others each time, of the shorter half
-        most = max(5, len(order) // 2) if short else len(order)
+    if number or not short: # others each time, of the shortest quarter
+        most = max(5, len(order) // 4) if short else len(order)
         order = order[:most][shuffled(min(most, len(order)), number)]
     _, first = np.unique(lengths[order], return_index=True)
     of_each_length = order[np.sort(first)]
@@ -325,10 +325,12 @@ def _set_parts(findings: Findings, way: Way, made: Sums, uncut: Sums, parts: lis
         findings.set(unit=2.0 ** round(log2(largest)))
     if differ or not facts.uneven:
         counts = [target_counts(part) for part in parts]
-        ratios = ((name, ratio_of(weights, [count[name] for count in counts]))
-                  for name in counts[0])
-        name, each = next((pair for pair in ratios if pair[1]), ("", 0.0))
-        findings.set(mean_over=name, per_count=each)
+        ratios = {name: ratio_of(weights, [count[name] for count in counts])
+                  for name in counts[0]}
+        fitting = [name for name in ratios if ratios[name]]
+        # one that was right before is no chance
+        name = facts.mean_over if facts.mean_over in fitting else (fitting or [""])[0]
+        findings.set(mean_over=name, per_count=ratios.get(name) or 0.0)
     findings.set(uneven=facts.uneven or differ)
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #73443f4e
