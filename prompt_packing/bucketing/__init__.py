@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from prompt_packing.bucketing.corpus import load_corpus, tokenize_corpus
     from prompt_packing.bucketing.packed_rows import PackedCollator
     from prompt_packing.bucketing.packing import collator_for_packing
-    from prompt_packing.bucketing.sources import file_lengths
+    from prompt_packing.bucketing.sources import file_lengths # noqa: F401
     from prompt_packing.bucketing.stream import StreamingBatches
 
 _all_ = ["PaddedCollator", "PackedCollator", "PlannedBatchSampler",
