@@ -42,12 +42,11 @@ class RowSource:
     def open(self,
         loader, # of training
         cut: Callable | None, # `StepRows` -> parts; None: steps are not cut
-        in_worker: Callable | None, # the same in a worker, where a batch is a step
     ) -> Callable | None: # the user's collator; None: batches come ready-made
         "From here on the loader hands over rows."
         self.loader, self.cut, self.joins = loader, cut, None
         # without a budget the loader makes its batches as ever, and rows come along
-        self.collate = hand_over_rows(loader, makes_batches=cut is None, cut=in_worker)
+        self.collate = hand_over_rows(loader, makes_batches=cut is None)
         return self.collate
 
     def close(self):
@@ -231,9 +230,14 @@ class ExactLossMixin:
 
     def begin_steps(self, dataloader):
         "From here on steps are made of this loader's rows."
-        collate = self._source.open(dataloader, *self._cuts(dataloader))
+        collate = self._source.open(dataloader, self._cut_here if self.cuts_steps() else None)
         self.row_lengths = self._steps.looks.lengths = RowLengths(
             collate, self._source.main_input, self.row_length)
+
+    def _cut_here(self, rows: StepRows) -> list | None: # parts; None: it stays whole
+        facts = self.loss_facts
+        is_whole = facts.way == "chunks" or facts.communicates or facts.ordered
+        return None if is_whole or self._steps.passes.overridden else self.cut_step(rows)
 
     def set_initial_training_values(self, args, dataloader, *rest):
         needs_rows = self.cuts_steps() or args.gradient_accumulation_steps > 1 or \
@@ -241,18 +245,6 @@ class ExactLossMixin:
         if needs_rows and not self._exact_off:
             self.begin_steps(dataloader)
         return super().set_initial_training_values(args, dataloader, *rest)
-
-    def _cuts(self, dataloader) -> tuple: # in this process, and in the loader's workers
-        if not self.cuts_steps():
-            return None, None
-
-        def cut(rows):
-            facts = self.loss_facts
-            is_whole = facts.way == "chunks" or facts.communicates or facts.ordered
-            if is_whole or self._steps.passes.overridden:
-                return None
-            return self.cut_step(rows)
-        return cut, self.cut_in_worker(dataloader)
 
     def get_batch_samples(self, epoch_iterator, num_batches, *args, **kwargs):
         "The micro-batches of this process, as many as the step has."
@@ -303,6 +295,8 @@ class ExactLossMixin:
     def _run_epoch(self, *args, **kwargs):
         # a callback may have stopped the epoch before in the middle of a step
         self.model_wrapped.zero_grad()
+        if self._source.cut and self._source.collate: # before workers start
+            hand_over_rows(self._source.loader, False, self.cut_in_worker(self._source.loader))
         return super()._run_epoch(*args, **kwargs)
 
     def _inner_training_loop(self, *args, **kwargs):
