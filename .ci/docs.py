@@ -111,7 +111,7 @@ def shown(output):
     "An output as GitHub's Markdown shows it; pictures of code cells are left to the site."
     data = output.get("data", {})
     if "text/markdown" in data:
-        return "".join(data["text/markdown"])
+        return re.sub(r"^:::.*\n?", "", "".join(data["text/markdown"]), flags=re.M)
     text = "" if "image/png" in data else "".join(data.get("text/plain", output.get("text", "")))
     return "\n".join("    " + line for line in text.rstrip().splitlines())
 

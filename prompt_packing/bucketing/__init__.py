@@ -22,8 +22,8 @@ from .steps import plan_steps
 # %% ../../nbs/bucketing/index.ipynb #c7337338
 # imported on first use, since they need torch: planning needs numpy alone
 _homes = {
-    "PaddedCollator": "collating", "TokenRows": "collating",
-    "PackedCollator": "packed_rows", "collator_for_packing": "packing",
+    "PaddedCollator": "collating", "PackedCollator": "packed_rows",
+    "collator_for_packing": "packing",
 }
 _homes |= {
     "StreamingBatches": "stream", "file_lengths": "sources",

@@ -148,10 +148,6 @@ class BatchPlan(Sequence):
         "Of the lengths of two rows of a batch, -1 to 1."
         return _length_correlation(self)
 
-    def new_mates(self, following: BatchPlan) -> float:
-        "Of the rows that share a batch with a row, the fraction that later do not."
-        return _new_mates(self, following)
-
     def report(self) -> dict:
         "What the plan costs, how even its batches are, and how alike their rows."
         computed = self.computed
@@ -177,21 +173,3 @@ def _length_correlation(plan):
     if variance < 1e-9:
         return 0.0
     return float((sums**2 - squares).sum() / variance)
-
-# %% ../../nbs/bucketing/batches.ipynb #e29b03ba
-def _batch_of(plan):
-    "Number of the batch of each row; -1 for rows of other ranks."
-    batches = np.full(len(plan.lengths), -1)
-    batches[plan.indices] = np.repeat(np.arange(len(plan)), plan.rows)
-    return batches
-
-def _new_mates(plan, following):
-    "Of the pairs of rows in a batch of `plan`, the fraction in none of `following`."
-    pairs = (plan.rows * (plan.rows - 1)).sum()
-    if not pairs:
-        return 1.0
-    now, then = _batch_of(plan), _batch_of(following)
-    both = (now >= 0) & (then >= 0)
-    pair = now[both] * len(following) + then[both]  # one number for both batches
-    _, rows = np.unique(pair, return_counts=True)
-    return 1 - float((rows * (rows - 1)).sum() / pairs)

@@ -5,26 +5,31 @@
 # %% ../../nbs/bucketing/collating.ipynb #impocoll
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from tqdm.auto import tqdm
 
-from .batches import as_lengths
 from ..foundation.foreign import picked_rows
 
 # %% auto #0
-__all__ = ['column_fills', 'row_length', 'dataset_lengths', 'TokenRows', 'pad_rows', 'torch_dtype_array', 'by_column',
-           'without_padding', 'has_entries', 'PaddedCollator']
+__all__ = ['column_fills', 'stored_lengths', 'pad_rows', 'torch_dtype_array', 'by_column', 'without_padding', 'has_entries',
+           'PaddedCollator']
 
 # %% ../../nbs/bucketing/collating.ipynb #13781992
-def _lengths_in_place(dataset, column) -> np.ndarray | None:
-    "Lengths from Arrow's memory; None where the rows have to be read."
+def stored_lengths(
+    dataset: Any, # rows by number
+    column: str = "length", # name of a column that holds lengths
+) -> np.ndarray | None: # shape (rows,); None: the rows have to be read
+    """Tokens in each row, where no row need be read for it.
+
+    From an attribute `lengths`, the column, or `input_ids` and their mask in Arrow's
+    memory. `as_lengths` checks them."""
+    if getattr(dataset, "lengths", None) is not None:
+        return dataset.lengths
     if not hasattr(dataset, "data") or dataset.format["type"] == "custom":
         return None
     table, names = dataset.data, dataset.column_names
@@ -52,78 +57,6 @@ def _count_shown(masks: pa.Array) -> np.ndarray:
     ends = np.cumsum(pc.list_value_length(masks).to_numpy())
     shown = masks.flatten().to_numpy(zero_copy_only=False) != 0
     return np.diff(np.append(0, np.cumsum(shown))[ends], prepend=0)
-
-# %% ../../nbs/bucketing/collating.ipynb #a40d91ed
-def row_length(
-    row: Mapping, # with `input_ids`, of any nesting
-) -> int:
-    "The tokens of a row that its attention mask does not hide."
-    mask = row.get("attention_mask")
-    if mask is not None:
-        return _count_numbers(mask, np.count_nonzero)
-    return _count_numbers(row["input_ids"], np.size)
-
-def _count_numbers(nest, count: Callable) -> int:
-    if isinstance(nest, (list, tuple)) and len(nest) and np.ndim(nest[0]):
-        return sum(_count_numbers(part, count) for part in nest)
-    return int(count(np.asarray(nest)))
-
-def dataset_lengths(
-    dataset: Any, # rows by number: a `datasets.Dataset`, a list of dicts, and others
-    column: str = "length", # name of a column that holds lengths
-    measure: Callable | None = None, # row -> tokens, for rows without `input_ids`
-) -> np.ndarray: # shape (rows,), int64
-    """Tokens in each row: from `lengths`, the column, or `input_ids` and their mask.
-
-    Raises `ValueError` where none of them is there, and for a row without tokens."""
-    if getattr(dataset, "lengths", None) is not None:
-        return as_lengths(dataset.lengths)
-    rows = range(len(dataset) if hasattr(dataset, "__len__") else 0)
-    if hasattr(dataset, "__len__") and not rows:
-        raise ValueError("no rows: the data set is empty")
-    lengths = _lengths_in_place(dataset, column) if rows else None
-    if lengths is not None:
-        return as_lengths(lengths)
-    names = dataset[0] if rows and isinstance(dataset[0], Mapping) else ()
-    if column in names:
-        measure = itemgetter(column)
-    elif "input_ids" in names:
-        measure = row_length
-    if not rows or measure is None:
-        raise ValueError(
-            "the length of every row is needed, and this data set does not have it "
-            f"({type(dataset).__name__}): give it an attribute `lengths`, a column "
-            f"{column!r}, or a column 'input_ids' (an iterable data set has no "
-            "lengths: see StreamingBatches)")
-    bar = tqdm(rows, desc="Reading lengths", disable=len(rows) < 10_000)
-    return as_lengths([measure(dataset[i]) for i in bar])
-
-# %% ../../nbs/bucketing/collating.ipynb #099b66a7
-class TokenRows:
-    "A `datasets.Dataset` that gives whole batches, column by column, as numpy arrays."
-    def __init__(self,
-        dataset: Any, # without a transform
-    ):
-        if dataset.format["type"] == "custom":
-            raise TypeError("the data set has a transform: its columns cannot be "
-                            "read in place")
-        names = dataset.format["columns"] # those of `set_format`, where it chose some
-        if dataset.format["output_all_columns"]:
-            names = dataset.column_names
-        self.dataset = dataset.with_format("numpy", columns=names)
-
-    @property
-    def lengths(self) -> np.ndarray: # tokens in each row
-        return dataset_lengths(self.dataset)
-
-    def __len__(self):
-        return len(self.dataset)
-
-    def __getitem__(self, i: int) -> dict:
-        return self.dataset[i]
-
-    def __getitems__(self, picked: Sequence[int]) -> dict: # of columns
-        return self.dataset[list(picked)]
 
 # %% ../../nbs/bucketing/collating.ipynb #cfc64765
 def pad_rows(

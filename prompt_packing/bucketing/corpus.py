@@ -10,12 +10,9 @@ import itertools
 import json
 import multiprocessing
 import os
-import signal
-import threading
 from collections.abc import Sequence
 from concurrent.futures import (
     Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed)
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,104 +21,59 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset, concatenate_datasets
+from datasets.fingerprint import Hasher
 from filelock import FileLock
 from tqdm.auto import tqdm
 
-from prompt_packing.bucketing.sources import FileSource, blocks, token_encoder
+from prompt_packing.bucketing.sources import token_encoder
 from prompt_packing.foundation.folders import DamagedFolder, written
-from prompt_packing.foundation.text import BadRows, file_texts, row_name
+from prompt_packing.foundation.text import file_texts, row_name
 
 # %% auto #0
 __all__ = ['tokenizer_digest', 'shard_name', 'tokenize_corpus', 'load_corpus']
 
 # %% ../../nbs/bucketing/corpus.ipynb #182f703c
-_SAMPLE = ("The quick brown fox: 12,345.67 jumps (over) 'the' lazy_dog@home!\n\tÉté, "
-           "naïve, Straße, Привет, 你好, 🙂", "0 1 2 10 99 100 255 1000", "a b c x y z")
-
 def tokenizer_digest(
     tokenizer: Any, # of transformers, or a function: list of strings -> lists of ids
 ) -> str:
     "A short hash that changes with the ids that a tokenizer makes."
-    if hasattr(tokenizer, "backend_tokenizer"):
-        facts = json.loads(tokenizer.backend_tokenizer.to_str())
-        facts |= {"truncation": None, "padding": None} # calls change them
-        facts |= {"side": tokenizer.truncation_side}
-    elif hasattr(tokenizer, "get_vocab"):
-        facts = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]
-    else:
-        facts = [_ids_or_error(tokenizer, text) for text in _SAMPLE]
-    text = json.dumps(facts, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-
-def _ids_or_error(function, text):
-    "What a function makes of a text: some take numbers only, and say so."
-    try:
-        return [int(token) for token in function([text])[0]]
-    except Exception as error: # of whatever kind it raises
-        return type(error).__name__
-
-# %% ../../nbs/bucketing/corpus.ipynb #83b87176
-def _content_digest(path):
-    "A hash of a file's bytes; in remote storage, the version that it reports."
-    if "://" in path:
-        system, name = fsspec.core.url_to_fs(path)
-        return str(system.ukey(name))
-    digest = hashlib.blake2b()
-    with open(path, "rb") as file:
-        while piece := file.read(2**22):
-            digest.update(piece)
-    return digest.hexdigest()
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        return Hasher.hash(tokenizer)
+    facts = json.loads(tokenizer.backend_tokenizer.to_str())
+    facts |= {"truncation": None, "padding": None} # calls change them
+    return Hasher.hash([facts, tokenizer.truncation_side])
 
 def shard_name(
     path: str, # of a file of text
     settings: dict, # that its tokens depend on
 ) -> str:
     "Content and settings decide it, so a name means one thing."
-    name = f"{_content_digest(path)} {json.dumps(settings)}"
-    return hashlib.blake2b(name.encode(), digest_size=12).hexdigest() + ".arrow"
+    digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=12)
+    with fsspec.open(path, "rb") as file:
+        while piece := file.read(2**22):
+            digest.update(piece)
+    return f"{digest.hexdigest()}.arrow"
 
 # %% ../../nbs/bucketing/corpus.ipynb #61d2ac39
 _schema = pa.schema([("input_ids", pa.list_(pa.int32())), ("length", pa.int32())])
 
-def _tokenize_file(path, shard, tokenizer, max_length, settings):
+def _tokenize_file(path, shard, tokenizer, max_length, reading):
     "In a worker: write a shard whole or not at all."
-    reading = {name: settings[name] for name in ("column", "bad_rows", "encoding")}
-    encode = token_encoder(tokenizer, max_length)
+    encode, rows = token_encoder(tokenizer, max_length), file_texts(path, **reading)
     with written(shard, "wb") as file, pa.ipc.new_stream(file, _schema) as writer:
-        for block in blocks(file_texts(path, **reading)):
-            ids = encode([text for _, text in block])
+        while block := list(itertools.islice(rows, 1_000)):
+            ids = encode([row["text"] for _, row in block])
             lengths = np.fromiter(map(len, ids), np.int32, len(ids))
             if not lengths.all():
                 number, _ = block[int(lengths.argmin())]
                 raise ValueError(f"{row_name(path, number)}: the tokenizer makes no "
                                  "token of it")
-            flat = np.fromiter(itertools.chain.from_iterable(ids), np.int32)
-            offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)
-            rows = pa.ListArray.from_arrays(offsets, flat)
-            writer.write_batch(pa.record_batch([rows, lengths], schema=_schema))
-        if shard_name(path, settings) != Path(shard).name:
-            raise ValueError(f"{path} has changed while it was read: call again")
-
-# %% ../../nbs/bucketing/corpus.ipynb #0fcee69a
-def _own_executor(workers):
-    "Fresh processes: a fork of one whose tokenizer has run in threads could hang."
-    if workers == 1:
-        return ThreadPoolExecutor(1)
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(workers, context, _begin_worker)
-
-def _begin_worker():
-    # Ctrl-C reaches all processes of a terminal; the parent ends its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def end_with_parent(): # else a worker of a killed parent waits for tasks for ever
-        multiprocessing.parent_process().join()
-        os._exit(1)
-    threading.Thread(target=end_with_parent, daemon=True).start()
+            table = {"input_ids": ids, "length": lengths}
+            writer.write_table(pa.table(table, schema=_schema))
 
 # %% ../../nbs/bucketing/corpus.ipynb #d9e42dd4
 def tokenize_corpus(
-    files: Sequence, # paths of text, csv, tsv, json, jsonl, parquet, arrow; compressed
+    files: Sequence, # paths of text, csv, tsv, json, jsonl, parquet, also compressed
     tokenizer: Any, # of transformers, or a function: list of strings -> lists of ids
     folder: str | os.PathLike, # where to write; made if it is missing
     *,
@@ -129,25 +81,20 @@ def tokenize_corpus(
     workers: int | None = None, # how many of them; None: one a core, 1: this process
     column: str | None = None, # where a file has columns: of the text; None: found
     max_length: int | None = None, # longer examples are cut to this
-    bad_rows: str = "raise", # or "skip" rows that hold no text; a warning counts them
+    bad_rows: str = "raise", # or "skip" rows that hold no text
     encoding: str = "utf-8-sig", # of the text in the files
     progress: bool = True, # a bar on stderr
 ) -> Dataset: # of `datasets`: `input_ids` and `length`, rows in the order of the files
     """Tokenize files once; shards of files that have not changed are left as they are.
 
     Where another process writes to the folder, wait for it. Files that can be read are
-    finished before the first error is raised. Raises `ValueError` for a folder made
-    with another tokenizer or other settings, and what reading a file raises."""
+    finished before the first error is raised. Raises what reading a file raises."""
     folder, files = Path(folder), [str(path) for path in files]
-    if not files:
-        raise ValueError("no files to tokenize: the list is empty")
-    BadRows(bad_rows) # checks the word
-    column = FileSource(files, column=column, encoding=encoding).find_column()
-    settings = {"tokenizer": tokenizer_digest(tokenizer), "max_length": max_length,
-                "column": column, "bad_rows": bad_rows, "encoding": encoding}
+    reading = {"column": column, "bad_rows": bad_rows, "encoding": encoding}
+    settings = reading | {"tokenizer": tokenizer_digest(tokenizer),
+                          "max_length": max_length}
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "_corpus.lock"), ExitStack() as stack:
-        _check_settings(folder, settings)
         for left in folder.glob("_*.part"): # by a run that was killed
             left.unlink(missing_ok=True)
         shards = [shard_name(path, settings) for path in files]
@@ -155,77 +102,45 @@ def tokenize_corpus(
                    if not (folder / shard).exists()}
         if executor is None and missing:
             workers = min(workers or os.cpu_count() or 1, len(missing))
-            executor = _own_executor(workers)
+            spawn = multiprocessing.get_context("spawn")
+            executor = (ThreadPoolExecutor(1) if workers == 1
+                        else ProcessPoolExecutor(workers, spawn))
             stack.callback(executor.shutdown, cancel_futures=True)
         futures = [executor.submit(_tokenize_file, path, folder / shard, tokenizer,
-                                   max_length, settings)
+                                   max_length, reading)
                    for shard, path in missing.items()]
         for _ in tqdm(as_completed(futures), total=len(futures), unit="file",
                       disable=not progress):
             pass
-        _raise_first_error(futures)
-        sizes = {shard: (folder / shard).stat().st_size for shard in shards}
-        with written(folder / "manifest.json") as file:
-            json.dump({"settings": settings, "shards": shards, "sizes": sizes,
-                       "sources": files}, file, indent=1)
-        for path in {*folder.glob("*.arrow")} - {folder / shard for shard in shards}:
-            path.unlink() # of a file that has changed, or is not given any more
-    return load_corpus(folder)
-
-# %% ../../nbs/bucketing/corpus.ipynb #3c0078db
-def _check_settings(folder, settings):
-    "Raise a `ValueError` where a folder was made in another way."
-    try:
-        saved = json.loads((folder / "manifest.json").read_text())["settings"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return # a new folder, or a damaged one, which is made again
-    changed = [f"{name}: {saved.get(name)} then, {value} now"
-               for name, value in settings.items() if saved.get(name) != value]
-    if changed:
-        raise ValueError(f"{folder} was made with other settings "
-                         f"({'; '.join(changed)}): use the same, or another folder")
-
-def _raise_first_error(futures):
-    "In the order of the files."
-    done = sum(future.exception() is None for future in futures)
-    for future in futures:
-        try:
+        for future in futures: # in the order of the files
             future.result()
-        except BrokenProcessPool as error:
-            raise RuntimeError(
-                f"a worker process died; {done} of {len(futures)} files were finished "
-                "and are kept: call again to go on with the others") from error
+        sizes = [(folder / shard).stat().st_size for shard in shards]
+        with written(folder / "manifest.json") as file:
+            json.dump({"shards": shards, "sizes": sizes, "sources": files,
+                       "settings": settings}, file, indent=1)
+    return load_corpus(folder)
 
 # %% ../../nbs/bucketing/corpus.ipynb #5d96a34a
 def load_corpus(
     folder: str | os.PathLike, # written by `tokenize_corpus`
 ) -> Dataset: # `input_ids` and `length`, mapped into memory
-    """A tokenized corpus as a data set of `datasets`.
+    """The corpus that `tokenize_corpus` made last, as a data set of `datasets`.
 
-    Raises `FileNotFoundError` where `tokenize_corpus` has not ended, and
-    `DamagedFolder`, a `ValueError`, that names a file which is missing, cut or
-    unreadable."""
-    folder = Path(folder)
+    Raises `FileNotFoundError` where it has not ended, and `DamagedFolder`, a
+    `ValueError`, that names a file which is missing, cut or unreadable."""
+    manifest = Path(folder, "manifest.json")
+    path, parts = manifest, []
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        shards, sizes = manifest["shards"], manifest["sizes"]
+        facts = json.loads(manifest.read_text())
+        for shard, size in zip(facts["shards"], facts["sizes"]):
+            path = manifest.with_name(shard)
+            if not path.is_file() or path.stat().st_size != size:
+                raise ValueError(f"it should have {size} bytes")
+            parts.append(Dataset.from_file(str(path)))
     except FileNotFoundError:
-        done = len(list(folder.glob("*.arrow")))
-        raise FileNotFoundError(f"{folder} has no manifest.json, and {done} finished "
-                                "shards: call tokenize_corpus to finish it") from None
-    except (ValueError, KeyError, TypeError):
-        raise DamagedFolder(f"{folder / 'manifest.json'} is damaged: call "
-                            "tokenize_corpus again") from None
-    return concatenate_datasets([
-        _open_shard(folder / shard, sizes[shard]) for shard in shards])
-
-def _open_shard(path, size):
-    there = path.stat().st_size if path.is_file() else None
-    if there != size:
-        raise DamagedFolder(f"{path} has {there} bytes, and {size} were written: "
-                            "remove it and call tokenize_corpus again")
-    try:
-        return Dataset.from_file(str(path))
-    except (OSError, ValueError) as error: # Arrow's errors are ValueErrors
-        raise DamagedFolder(f"{path} cannot be read ({error}): remove it and call "
+        raise FileNotFoundError(f"{manifest} is missing: call tokenize_corpus to "
+                                "finish the folder") from None
+    except (OSError, ValueError, KeyError) as error: # Arrow's errors are ValueErrors
+        raise DamagedFolder(f"{path} is damaged ({error}): remove it and call "
                             "tokenize_corpus again") from error
+    return concatenate_datasets(parts)

@@ -12,20 +12,18 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from .batches import as_lengths, check_positive
+
 # %% auto #0
 __all__ = ['rows_within', 'cut_rows', 'deal_rows', 'pack_rows', 'cut_packed_rows', 'deal_packed_rows']
 
 # %% ../../nbs/bucketing/cut.ipynb #9e02ece3
 def _sort_rows(lengths):
     "Row numbers, longest first, ties in row order, and their lengths (at least 1)."
-    lengths = np.asarray(lengths)
-    if lengths.ndim != 1:
-        raise ValueError(
-            f"lengths must be one number for each row; got shape {lengths.shape}")
-    if lengths.size and lengths.dtype.kind not in "iu":
-        raise TypeError(f"lengths must be integers; got {lengths.dtype}")
+    if len(lengths) == 0:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
     # a row of no tokens still takes one place in its micro-batch
-    lengths = np.maximum(lengths.astype(np.int64), 1)
+    lengths = as_lengths(np.maximum(lengths, 1))
     order = np.argsort(-lengths, kind="stable")
     return order, lengths[order]
 
@@ -42,9 +40,8 @@ def rows_within(
 # %% ../../nbs/bucketing/cut.ipynb #e02f9af4
 def _check_limits(token_budget, pass_cost):
     "Raise for a budget below 1, or a pass that costs less than 0."
-    if token_budget is not None and token_budget < 1:
-        raise ValueError(
-            f"token_budget must be at least 1, or None; got {token_budget}")
+    if token_budget is not None:
+        check_positive("token_budget", token_budget)
     if not pass_cost >= 0:  # not a number fails too
         raise ValueError(f"pass_cost must be at least 0 tokens; got {pass_cost}")
 
@@ -93,75 +90,9 @@ def _walk_back(start_of):
     return ends[::-1]
 
 # %% ../../nbs/bucketing/cut.ipynb #63d7181b
-def _ends_for_passes(
-    longest_first: np.ndarray, row_limits: np.ndarray, pass_cost: float, passes: int
-) -> list[int]:
-    "A cheap cut into so many. Raises where they cannot hold the rows."
-    fewest = int(longest_first[0]) * len(longest_first)  # a price for fewest passes
-    for price in (pass_cost, fewest):
-        ends = _cheapest_ends(longest_first, row_limits, price)
-        if len(ends) <= passes:
-            return _split(longest_first, ends, min(passes, len(longest_first)))
-    raise ValueError(
-        f"passes is {passes}, but {len(longest_first)} rows need at least "
-        f"{len(ends)} micro-batches within the budget")
-
-# %% ../../nbs/bucketing/cut.ipynb #bbffade7
-def _split(longest_first, ends, passes):
-    "Split micro-batches until there are `passes`, each time where it saves most."
-    row = np.arange(len(longest_first))
-    while len(ends) < passes:
-        sizes = np.diff(ends, prepend=0)
-        end = np.repeat(ends, sizes)
-        start = end - np.repeat(sizes, sizes)
-        # if a micro-batch began at this row too, it and those after it get narrower
-        saved = (longest_first[start] - longest_first) * (end - row)
-        # equal lengths: halve the largest
-        halves = np.minimum(row - start, end - row) * longest_first
-        cut = halves.argmax() if saved.max() == 0 else saved.argmax()
-        ends = sorted([*ends, int(cut)])
-    return ends
-
-# %% ../../nbs/bucketing/cut.ipynb #fb420a38
-def cut_rows(
-    lengths: Sequence[int] | np.ndarray,  # tokens in each row of the step: integers
-    token_budget: int | None = None,  # most tokens of a micro-batch, padding included
-    *,
-    pass_cost: float = 0,  # what a pass costs besides its tokens, in tokens
-    passes: int | None = None,  # exactly so many micro-batches; None: the cheapest cut
-) -> list[np.ndarray]:  # row numbers of each micro-batch, longest first
-    """Cut the rows of one step into the micro-batches that are cheapest to compute.
-
-    Least is the sum of rows x longest row + `pass_cost` over all micro-batches. A row
-    longer than the budget is a micro-batch of its own. Fewer rows than `passes` give
-    as many micro-batches as rows. Raises `ValueError` for limits below 1, and where
-    `passes` micro-batches cannot hold the rows within the budget."""
-    _check_limits(token_budget, pass_cost)
-    order, longest_first = _sort_rows(lengths)
-    if len(order) == 0:
-        return []
-    row_limits = rows_within(longest_first, token_budget)
-    if passes is None:
-        ends = _cheapest_ends(longest_first, row_limits, pass_cost)
-    else:
-        ends = _ends_for_passes(longest_first, row_limits, pass_cost, passes)
-    return np.split(order, ends[:-1])
-
-# %% ../../nbs/bucketing/cut.ipynb #e1339f5a
-def _largest_first(weights: np.ndarray, places: int) -> tuple[list, float]:
-    "Each item to the place that has least so far; the items and the most of a place."
-    items = [[] for _ in range(places)]
-    loads = [(0, place) for place in range(places)]  # a heap: the least first
-    heaviest_first = np.argsort(-weights, kind="stable")
-    weight_list = weights.tolist()  # faster to read one by one than an array
-    for item in heaviest_first.tolist():
-        load, place = loads[0]
-        items[place].append(item)
-        heapq.heapreplace(loads, (load + weight_list[item], place))
-    return items, max(loads)[0]
-
-# %% ../../nbs/bucketing/cut.ipynb #9cf33a3a
-def _level_ends(longest_first, row_limits, parts):
+def _level_ends(
+    longest_first: np.ndarray, row_limits: np.ndarray, parts: int
+) -> list[int] | None:
     "Cut into `parts` micro-batches whose largest is small; None: they cannot hold all."
     length, most = longest_first.tolist(), row_limits.tolist()
     rows = len(length)
@@ -183,24 +114,58 @@ def _level_ends(longest_first, row_limits, parts):
     found = bisect_left(limits, rows, key=lambda limit: fill(limit)[-1])
     return fill(limits[found]) if found < len(limits) else None
 
+# %% ../../nbs/bucketing/cut.ipynb #fb420a38
+def cut_rows(
+    lengths: Sequence[int] | np.ndarray,  # tokens in each row of the step: integers
+    token_budget: int | None = None,  # most tokens of a micro-batch, padding included
+    *,
+    pass_cost: float = 0,  # what a pass costs besides its tokens, in tokens
+    passes: int | None = None,  # so many micro-batches of like cost; None: the cheapest cut
+) -> list[np.ndarray]:  # row numbers of each micro-batch, longest first
+    """Cut the rows of one step into the micro-batches that are cheapest to compute.
+
+    Least is the sum of rows x longest row + `pass_cost` over all micro-batches. A row
+    longer than the budget is a micro-batch of its own. Fewer rows than `passes` give
+    as many micro-batches as rows. Raises `ValueError` for limits below 1, and where
+    `passes` micro-batches cannot hold the rows within the budget."""
+    _check_limits(token_budget, pass_cost)
+    order, longest_first = _sort_rows(lengths)
+    if len(order) == 0:
+        return []
+    row_limits = rows_within(longest_first, token_budget)
+    if passes is None:
+        ends = _cheapest_ends(longest_first, row_limits, pass_cost)
+    else:
+        ends = _level_ends(longest_first, row_limits, check_positive("passes", passes))
+    if ends is None:
+        raise ValueError(f"{len(order)} rows do not fit into {passes} micro-batches of "
+                         f"token_budget={token_budget}: allow more passes or tokens")
+    return np.split(order, ends[:-1])
+
+# %% ../../nbs/bucketing/cut.ipynb #e1339f5a
+def _largest_first(weights: np.ndarray, places: int) -> tuple[list, float]:
+    "Each item to the place that has least so far; the items and the most of a place."
+    items = [[] for _ in range(places)]
+    loads = [(0, place) for place in range(places)]  # a heap: the least first
+    heaviest_first = np.argsort(-weights, kind="stable")
+    weight_list = weights.tolist()  # faster to read one by one than an array
+    for item in heaviest_first.tolist():
+        load, place = loads[0]
+        items[place].append(item)
+        heapq.heapreplace(loads, (load + weight_list[item], place))
+    return items, max(loads)[0]
+
 # %% ../../nbs/bucketing/cut.ipynb #a860b705
 def _cuts_to_deal(
     longest_first: np.ndarray, row_limits: np.ndarray, world_size: int, pass_cost: float
 ) -> Iterator[list[int]]:
     "The ends of several cuts, the cheapest first."
-    ends = _cheapest_ends(longest_first, row_limits, pass_cost)
-    yield ends
-    passes = max(1, round(len(ends) / world_size))  # of one process
-    for number in range(max(1, passes - 1), passes + 2):
-        level = _level_ends(longest_first, row_limits, number * world_size)
-        if level is not None:
-            yield level
-    most = min(len(longest_first), (-(-len(ends) // world_size) + 1) * world_size)
-    # four cuts for each further pass of all processes
-    step = max(1, world_size // 4)
-    for parts in range(max(len(ends), world_size), most + 1, step):
-        ends = _split(longest_first, ends, parts)
-        yield ends
+    cheapest = _cheapest_ends(longest_first, row_limits, pass_cost)
+    yield cheapest
+    for number in range(1, 8):  # as if a pass cost less: more and smaller micro-batches
+        yield _cheapest_ends(longest_first, row_limits, pass_cost * 0.85 ** number)
+    passes = -(-len(cheapest) // world_size)  # of one process
+    yield _level_ends(longest_first, row_limits, passes * world_size)
 
 # %% ../../nbs/bucketing/cut.ipynb #ffdd2e96
 def _deal(longest_first, row_limits, world_size, pass_cost):
@@ -212,10 +177,8 @@ def _deal(longest_first, row_limits, world_size, pass_cost):
         costs = longest_first[starts] * np.diff(ends, prepend=0) + pass_cost
         if bound is None:  # the first cut is the cheapest
             bound = costs.sum() / world_size
-        if len(ends) < fewest:
-            continue
         numbers, slowest = _largest_first(costs, world_size)
-        if slowest < least:
+        if len(ends) >= fewest and slowest < least:
             least = slowest
             best = [[(starts[i], ends[i]) for i in mine] for mine in numbers]
         if least <= 1.005 * bound:
@@ -238,8 +201,7 @@ def deal_rows(
     Every process gets a row if there are as many rows as processes; with fewer, the
     last ones get an empty list. Raises `ValueError` for limits below 1."""
     _check_limits(token_budget, pass_cost)
-    if world_size < 1:
-        raise ValueError(f"world_size must be at least 1; got {world_size}")
+    check_positive("world_size", world_size)
     order, longest_first = _sort_rows(lengths)
     if len(order) == 0:
         return [[] for _ in range(world_size)]
@@ -258,8 +220,7 @@ def pack_rows(
 
     A row longer than the capacity is a packed row of its own. Raises `ValueError` for
     a capacity below 1."""
-    if capacity < 1:
-        raise ValueError(f"capacity must be at least 1; got {capacity}")
+    check_positive("capacity", capacity)
     order, longest_first = _sort_rows(lengths)
     too_long = int((longest_first > capacity).sum())
     alone = [order[row:row + 1] for row in range(too_long)]

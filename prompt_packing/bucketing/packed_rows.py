@@ -7,24 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from .collating import (
-    by_column, column_fills, has_entries, torch_dtype_array)
+    PaddedCollator, by_column, column_fills)
 
 # %% auto #0
-__all__ = ['packing_kinds', 'PackingWay', 'Layout', 'lay_out', 'lay_end_to_end', 'pack_batch', 'PackedCollator', 'is_flattened']
+__all__ = ['packing_kinds', 'PackingWay', 'lay_end_to_end', 'PackedCollator']
 
 # %% ../../nbs/bucketing/packed_rows.ipynb #0f3102c7
 packing_kinds = {
     "varlen": "variable-length attention (cu_seq_lens), no mask",
     "sdpa_varlen": "attention over each sequence (cu_seq_lens), no mask",
     "positions": "the model masks by position ids that start anew",
-    "seq_idx": "cu_seq_lens and seq_idx, for attention and state-space layers",
     "bool": "a dense mask of capacity x capacity booleans for each row",
     "float": "a dense mask of capacity x capacity floats for each row",
 }
@@ -37,59 +34,47 @@ class PackingWay:
     shifted_labels: bool = True # a token's label is used by the token before it
     first_position: int = 0 # position id of the first token of each sequence
     pad_token_id: int = 0 # fills what is left of a row
-    one_row: bool = False # a batch is one row: the kernel looks no further
-    longest: int | None = None # most tokens of a sequence it is right for; None: any
 
     def __post_init__(self):
         if self.kind not in packing_kinds:
             kinds = ", ".join(packing_kinds)
             raise ValueError(f"kind is {self.kind!r}, not one of {kinds}")
 
-    def laid_rows(self, rows):
-        "The packed rows as this model takes them."
-        return [list(chain.from_iterable(rows))] if self.one_row else rows
-
     def __str__(self):
-        line = f"packed rows: {packing_kinds[self.kind]}"
-        if self.one_row:
-            line += "; all rows of a batch in one"
-        if self.longest is not None:
-            line += f"; sequences of at most {self.longest:,} tokens"
-        return line
+        return f"packed rows: {packing_kinds[self.kind]}"
 
 # %% ../../nbs/bucketing/packed_rows.ipynb #ea4385e1
-class Layout(NamedTuple):
-    sequence: np.ndarray # shape (rows, capacity): the sequence at each place, or -1
-    offset: np.ndarray # the same shape: the token's place in its sequence, or 0
-
-def lay_out(
-    lengths: np.ndarray, # tokens in each sequence, shape (sequences,)
+def _laid_out(
+    values: Sequence[torch.Tensor], # of each sequence, shape (tokens, ...)
     rows: Sequence[Sequence[int]], # for each packed row, its sequences in order
-    capacity: int | None = None, # tokens in a row; None: as many as the fullest row has
-) -> Layout:
-    "Sequences end to end. Raises `ValueError` for a row that holds too much."
-    lengths = np.asarray(lengths)
-    used = [int(lengths[row].sum()) for row in rows]
-    capacity = max(used) if capacity is None else capacity
-    shape = len(rows), capacity
-    layout = Layout(np.full(shape, -1), np.zeros(shape, np.int64))
+    capacity: int, # tokens in a row
+    fill: float, # of what is left of a row
+) -> torch.Tensor: # shape (rows, capacity, ...)
+    "Sequences end to end."
+    first = values[rows[0][0]]
+    packed = first.new_full((len(rows), capacity, *first.shape[1:]), fill)
     for number, row in enumerate(rows):
-        if used[number] > capacity:
-            raise ValueError(
-                f"packed row {number} has {used[number]:,} tokens and does not fit "
-                f"into rows of {capacity:,}: put fewer sequences into it")
-        sizes = lengths[row]
-        starts = np.cumsum(sizes) - sizes
-        layout.sequence[number, :used[number]] = np.repeat(row, sizes)
-        places = np.arange(used[number])
-        layout.offset[number, :used[number]] = places - np.repeat(starts, sizes)
-    return layout
+        line = torch.cat([values[i] for i in row])
+        packed[number, :len(line)] = line
+    return packed
+
+def _capacity(lengths, rows, capacity):
+    "Tokens in a packed row. Raises for a row that holds more."
+    used = [int(lengths[row].sum()) for row in rows]
+    if capacity is None:
+        return max(used)
+    if max(used) > capacity:
+        number = int(np.argmax(used))
+        raise ValueError(
+            f"packed row {number} has {used[number]:,} tokens and does not fit "
+            f"into rows of {capacity:,}: put fewer sequences into it")
+    return capacity
 
 # %% ../../nbs/bucketing/packed_rows.ipynb #7e0cde8c
 def _separating_arguments(
-    layout:Layout,
-    segments:torch.Tensor, # `layout.sequence` on the device of the batch
-    way:PackingWay,
+    on_host: torch.Tensor, # shape (rows, capacity): the sequence at each place, or -1
+    segments: torch.Tensor, # the same on the device of the batch
+    way: PackingWay,
 ) -> dict: # arguments of the model
     "What tells the model where sequences end."
     if way.kind == "positions":
@@ -97,7 +82,7 @@ def _separating_arguments(
     if way.kind in ("bool", "float"):
         sees = _block_mask(segments, way.causal)
         return {"attention_mask": sees if way.kind == "bool" else _additive(sees)}
-    flat = layout.sequence.ravel()
+    flat = on_host.flatten().numpy()
     changes = np.flatnonzero(np.diff(flat, prepend=-2, append=-2)).astype(np.int32)
     bounds, longest = torch.from_numpy(changes), int(np.diff(changes).max())
     bounds = bounds.to(segments.device, non_blocking=True)
@@ -107,8 +92,6 @@ def _separating_arguments(
         # A mask of four dimensions keeps transformers from making one of all pairs.
         # This one says which keys are tokens; the attention does without it.
         arguments["attention_mask"] = (segments >= 0)[:, None, None]
-    if way.kind == "seq_idx":
-        arguments |= {"seq_idx": segments.to(torch.int32), "use_cache": False}
     return arguments
 
 # %% ../../nbs/bucketing/packed_rows.ipynb #698599c7
@@ -137,37 +120,28 @@ def lay_end_to_end(
     """Batches of one row each as packed rows, on the same device.
 
     Raises `ValueError` for a column with one entry for each row, such as the label of a
-    classifier, and for sequences that are too long for the capacity or the way."""
+    classifier, and for sequences that do not fit into the capacity."""
     columns = _token_columns(singles)
-    tokens = [_shown_tokens(single) for single in singles]
-    lengths = np.array(list(map(len, tokens)))
-    _check_longest(lengths, way)
-    rows = way.laid_rows(rows)
-    layout = lay_out(lengths, rows, None if way.one_row else capacity)
+    shown = [_shown_tokens(single) for single in singles]
+    lengths = np.array(list(map(len, shown)))
+    capacity = _capacity(lengths, rows, capacity)
+    of_token = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths))
+    numbers = of_token.split(lengths.tolist())
+    places = list(map(torch.arange, lengths.tolist()))
+    on_host = torch.stack([_laid_out(places, rows, capacity, 0),
+                           _laid_out(numbers, rows, capacity, -1)])
     # one copy to the device for both
-    places = torch.from_numpy(np.stack([layout.offset, layout.sequence]))
-    offset, segments = places.to(singles[0]["input_ids"].device, non_blocking=True)
-    order = list(chain.from_iterable(rows))
+    place, segments = on_host.to(singles[0]["input_ids"].device, non_blocking=True)
     packed = _shared_values(singles, columns)
     for name in columns:
-        values = torch.cat([singles[i][name][0, tokens[i]] for i in order])
+        values = [single[name][0, tokens] for single, tokens in zip(singles, shown)]
         fill = way.pad_token_id if name == "input_ids" else column_fills.get(name, 0)
-        packed[name] = values.new_full((*segments.shape, *values.shape[1:]), fill)
-        packed[name][segments >= 0] = values
+        packed[name] = _laid_out(values, rows, capacity, fill)
     if way.shifted_labels and "labels" in packed:
-        packed["labels"] = packed["labels"].masked_fill(offset == 0, -100)
+        packed["labels"] = packed["labels"].masked_fill(place == 0, -100)
     if "position_ids" not in packed:
-        packed["position_ids"] = offset + way.first_position
-    return packed | _separating_arguments(layout, segments, way)
-
-# %% ../../nbs/bucketing/packed_rows.ipynb #be645030
-def _check_longest(lengths, way):
-    if way.longest is None or not len(lengths) or lengths.max() <= way.longest:
-        return
-    raise ValueError(
-        f"a sequence of {int(lengths.max()):,} tokens cannot be packed: this model "
-        f"keeps sequences apart up to {way.longest:,} tokens ({way}). Cut the "
-        "sequences, or use token_budget without pack")
+        packed["position_ids"] = place + way.first_position
+    return packed | _separating_arguments(on_host[1], segments, way)
 
 # %% ../../nbs/bucketing/packed_rows.ipynb #6b54c8fc
 def _token_columns(singles):
@@ -175,18 +149,16 @@ def _token_columns(singles):
     if any(single.keys() != singles[0].keys() for single in singles):
         raise ValueError("the collator gives some rows other columns than others")
     columns = []
+    tokens = [single["input_ids"].shape[:2] for single in singles]
     for name, value in singles[0].items():
         if name == "attention_mask":
             continue
-        if all(_has_token_entries(single, name) for single in singles):
+        shapes = [getattr(single[name], "shape", ())[:2] for single in singles]
+        if torch.is_tensor(value) and shapes == tokens:
             columns.append(name)
         elif isinstance(value, (list, tuple)) or np.shape(value)[:1] == (1,):
             raise _one_for_each_row(name)
     return columns
-
-def _has_token_entries(single, name):
-    tokens = single["input_ids"].shape[:2]
-    return torch.is_tensor(single[name]) and single[name].shape[:2] == tokens
 
 def _one_for_each_row(name):
     what = "label" if name == "labels" else f"entry of {name!r}"
@@ -215,34 +187,14 @@ def _shared_values(singles, columns):
                              "and a packed row can have one")
     return shared
 
-# %% ../../nbs/bucketing/packed_rows.ipynb #baa3927e
-def pack_batch(
-    batch: Mapping, # a padded batch: tensors of shape (rows, longest, ...)
-    rows: Sequence[Sequence[int]], # for each packed row, the rows to lay end to end
-    capacity: int | None, # tokens in a packed row; None: as many as the fullest has
-    way: PackingWay, # of the model
-    *,
-    lengths: np.ndarray | None = None, # tokens in each row, if the batch has no mask
-) -> dict: # as `lay_end_to_end`
-    "The rows of a padded batch laid end to end. Raises what `lay_end_to_end` raises."
-    number, longest = batch["input_ids"].shape[:2]
-    if lengths is not None and "attention_mask" not in batch:
-        mask = torch.arange(longest) < torch.as_tensor(lengths)[:, None]
-        batch = {**batch, "attention_mask": mask}
-    singles = []
-    for i in range(number):
-        singles.append({name: value[i:i + 1] if np.shape(value)[:1] == (number,)
-                        else value for name, value in batch.items()})
-    return lay_end_to_end(singles, rows, way, capacity=capacity)
-
 # %% ../../nbs/bucketing/packed_rows.ipynb #60ee066e
 class PackedCollator:
     """Sequences -> packed rows: a dict of tensors of shape (rows, capacity).
 
     Takes rows with `input_ids`, and `labels` and other numbers for each token, such as
     `token_type_ids`; without labels, those of a causal model are the ids. Tokens where
-    an `attention_mask` is 0 are left out. Raises `ValueError` for one label per
-    sequence."""
+    an `attention_mask` is 0 are left out. Raises `ValueError` for a column with one
+    entry per sequence, and `TypeError` for one of text."""
     def __init__(self,
         capacity:int | None=None, # tokens in a row; None: one row as long as needed
         way:PackingWay | None=None, # of the model; None: "varlen"
@@ -255,62 +207,29 @@ class PackedCollator:
     def __call__(self,
         features:Sequence[Mapping] | Mapping, # rows, or a dict of columns
     ) -> dict:
-        columns = _numbers_of_tokens(by_column(features))
-        if "labels" not in columns and self.way.causal:
-            columns["labels"] = columns["input_ids"]
-        singles = [dict(zip(columns, row)) for row in zip(*columns.values())]
-        lengths = np.array([len(_shown_tokens(single)) for single in singles])
+        columns = by_column(features)
+        has_labels = any("label" in name for name in columns)
+        collate = PaddedCollator(pad_token_id=self.way.pad_token_id,
+                                 labels_from_ids=self.way.causal and not has_labels)
+        singles = [collate([dict(zip(columns, row))]) for row in zip(*columns.values())]
+        lengths = [len(_shown_tokens(single)) for single in singles]
         rows = _next_fit(lengths, self.capacity)
         return lay_end_to_end(singles, rows, self.way, capacity=self.capacity)
-
-# %% ../../nbs/bucketing/packed_rows.ipynb #ef0e2056
-def _numbers_of_tokens(columns):
-    """The columns with a number for each token, or several: tensors (1, tokens, ...).
-
-    Raises for other labels."""
-    lengths = list(map(len, columns["input_ids"]))
-    kept = {}
-    for name, rows in columns.items():
-        arrays = [np.asarray(row) for row in rows]
-        per_token = all(map(has_entries, rows, lengths))
-        if per_token and arrays[0].dtype.kind in "biuf":
-            kept[name] = [
-                torch.from_numpy(torch_dtype_array(array))[None] for array in arrays]
-        elif name == "labels":
-            raise _one_for_each_row(name)
-    return kept
 
 # %% ../../nbs/bucketing/packed_rows.ipynb #d468a216
 def _next_fit(lengths, capacity):
     "Sequences in their order, a new row when one does not fit."
     if capacity is None:
         return [list(range(len(lengths)))]
-    if lengths.max() > capacity:
+    if max(lengths) > capacity:
         raise ValueError(
-            f"a sequence of {lengths.max()} tokens does not fit into rows of "
+            f"a sequence of {max(lengths)} tokens does not fit into rows of "
             f"{capacity}: set a larger capacity, or cut the sequence")
     rows, room = [], 0
-    for number, length in enumerate(lengths.tolist()):
+    for number, length in enumerate(lengths):
         if length > room:
             rows.append([])
             room = capacity
         rows[-1].append(number)
         room -= length
     return rows
-
-# %% ../../nbs/bucketing/packed_rows.ipynb #7f5e54d3
-def is_flattened(
-    batch: Mapping, # as any collator made it
-) -> bool: # False without position ids of shape (rows, tokens)
-    "Whether position ids start anew inside a row: several sequences lie end to end."
-    positions = batch.get("position_ids")
-    if not torch.is_tensor(positions) or positions.dim() != 2:
-        return False
-    mask = batch.get("attention_mask")
-    for number, row in enumerate(positions.cpu()):
-        # padding has a position too, often the first
-        if torch.is_tensor(mask) and mask.shape == positions.shape:
-            row = row[mask[number].cpu() != 0]
-        if len(row) > 1 and bool((row[1:] == row[0]).any()):
-            return True
-    return False

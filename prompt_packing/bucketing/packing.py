@@ -5,9 +5,7 @@
 # %% ../../nbs/bucketing/packing.ipynb #impopack
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -15,13 +13,13 @@ import torch
 
 from .best_fit import pack_sequences # noqa: F401
 from .packed_rows import (
-    PackedCollator, PackingWay, lay_end_to_end, lay_out)
+    PackedCollator, PackingWay, lay_end_to_end)
 from .varlen import is_fast_on
 from ..foundation.foreign import attention_of
 from ..foundation.mixins import in_eval_mode
 
 # %% auto #0
-__all__ = ['packing_errors', 'way_to_pack', 'collator_for_packing', 'flattening_fault']
+__all__ = ['packing_errors', 'way_to_pack', 'collator_for_packing']
 
 # %% ../../nbs/bucketing/packing.ipynb #77d11160
 # what the forward of a model may raise at arguments that it does not expect
@@ -95,9 +93,6 @@ def _ignores_first_label(model, ids, otherwise):
     return otherwise if loss is None else not float(loss) > 0 # no target: NaN, or 0
 
 # %% ../../nbs/bucketing/packing.ipynb #4369646a
-_trial_lengths = 7, 12, 5, 9, 3, 12, 6, 11, 4
-_trial_rows = [[0, 1, 2]], [[0, 1, 2], [3, 4], [5], [6, 7, 8]]
-
 def packing_errors(
     model, # in evaluation mode
     way:PackingWay, # to lay sequences out
@@ -117,11 +112,14 @@ def packing_errors(
 
 def _packed_logits(model, way, sequences, rows):
     "The logits of each sequence, in the order of the packed rows."
-    singles = [{"input_ids": torch.from_numpy(ids)[None]} for ids in sequences]
-    logits = _run(model, lay_end_to_end(singles, rows, way)).flatten(0, 1)
-    layout = lay_out(list(map(len, sequences)), way.laid_rows(rows))
-    number = torch.from_numpy(layout.sequence).flatten().to(logits.device)
-    return [logits[number == i] for i in chain.from_iterable(rows)]
+    singles = [{"input_ids": torch.from_numpy(ids)[None],
+                "number": torch.full((1, len(ids)), i)}
+               for i, ids in enumerate(sequences, start=1)] # 0 fills the rows
+    batch = lay_end_to_end(singles, rows, way)
+    number = batch.pop("number").flatten()
+    logits = _run(model, batch).flatten(0, 1)
+    return [logits[(number == i + 1).to(logits.device)]
+            for i in chain.from_iterable(rows)]
 
 # %% ../../nbs/bucketing/packing.ipynb #29a3b1d6
 def _tolerances(model, autocast):
@@ -156,25 +154,19 @@ def _first_line(error): return next(iter(str(error).splitlines()), "")[:200]
 def _possible_ways(model, facts, autocast):
     "What the attention implementation may take, the cheapest first."
     attention = attention_of(model.config) or "eager"
-    kinds = {"eager": ["positions", "seq_idx", "float"],
-             "flex_attention": ["positions", "seq_idx"],
-             "sdpa": ["positions", "seq_idx", "bool"]}
-    # what users registered may take boundaries, as flash attention does
-    kinds = kinds.get(attention.removesuffix("_varlen"),
-                      ["varlen", "positions", "seq_idx", "bool"])
-    if attention.startswith("sdpa") and _takes_sdpa_varlen(model, autocast):
-        kinds = ["sdpa_varlen", *kinds]
-    for kind in kinds:
-        yield PackingWay(kind, **facts)
-        if kind == "varlen":
-            # without boundaries flash attention looks for positions that start anew,
-            # but only if the batch is one row
-            yield PackingWay("positions", one_row=True, **facts)
+    kinds = ["positions", "float" if attention == "eager" else "bool"]
+    # models of several parts keep their attentions
+    is_one = not getattr(model.config, "sub_configs", None)
+    if attention.startswith("sdpa"):
+        where = 0 if _is_fast(model, autocast) else len(kinds)
+        kinds[where:where] = ["sdpa_varlen"] * is_one
+    elif attention not in ("eager", "flex_attention"):
+        # what users registered may take boundaries, as flash attention does
+        kinds = ["varlen", *kinds]
+    return [PackingWay(kind, **facts) for kind in kinds]
 
-def _takes_sdpa_varlen(model, autocast):
-    "Whether `sdpa_varlen` is fast here; models of several parts keep their attentions."
-    if getattr(model.config, "sub_configs", None):
-        return False
+def _is_fast(model, autocast):
+    "Whether attention over each sequence beats a mask of all pairs here."
     names = "attention_dropout", "attn_pdrop", "attention_probs_dropout_prob"
     dropout = max(getattr(model.config, name, None) or 0. for name in names)
     return is_fast_on(_device(model), autocast or model.dtype, dropout)
@@ -191,44 +183,32 @@ def way_to_pack(
     right."""
     _check_takes_packed_rows(model)
     draw, tolerances = _token_source(model), _tolerances(model, autocast)
-    faults = {}
+    trials, faults = _trials(model, draw), {}
     with _trial_mode(model, autocast):
         facts = _model_facts(model, draw(12), rounding=tolerances[1])
         for way in _possible_ways(model, facts, autocast):
             with _attention_of(way, model) as switch:
-                most, fault = _tried(model, way, draw, tolerances)
+                found = (_fault(model, way, *trial, tolerances) for trial in trials)
+                fault = next(filter(None, found), None)
                 if fault is None:
                     switch.pop_all() # the model keeps this attention
-                    return replace(way, longest=most)
+                    return way
             faults[str(way)] = fault
     raise _cannot_pack(model, faults, ", or another attn_implementation")
 
 # %% ../../nbs/bucketing/packing.ipynb #9bcf2342
-_most_trial_tokens = 8_192
+_short_trial = 7, 12, 5, 9, 3, 12, 6, 11, 4
+_short_trial_rows = [[0, 1, 2]], [[0, 1, 2], [3, 4], [5], [6, 7, 8]]
 
-def _tried(model, way, draw, tolerances):
-    "The longest sequence that a way is right for (None: any), and what is wrong."
-    fault = _fault_in_trial(model, way, draw, tolerances)
-    if fault is not None:
-        return None, fault
-    windows, bounds = _attention_windows(model), _dynamic_rotary(model)
-    if way.kind in ("bool", "float"): # a mask of ours has no window
-        bounds = bounds + windows
-    if not bounds and not windows:
-        return None, None
-    tried = min(bounds) if bounds else max(windows) + 8
-    tried = min(tried, _positions(model) or tried)
-    if tried > _most_trial_tokens:
-        return min(bounds + windows), None # shorter ones do not reach any limit
-    fault = _fault(model, way, [draw(tried), draw(5)], [[0, 1]], tolerances)
-    if fault is not None:
-        return None, f"with a sequence of {tried:,} tokens {fault}"
-    return min(bounds, default=None), None
-
-def _fault_in_trial(model, way, draw, tolerances):
-    sequences = list(map(draw, _trial_lengths))
-    faults = (_fault(model, way, sequences, rows, tolerances) for rows in _trial_rows)
-    return next(filter(None, faults), None)
+def _trials(model, draw) -> list:
+    "Pairs of sequences, and rows of them: one row, four, and beyond the window."
+    short = list(map(draw, _short_trial))
+    trials = [(short, rows) for rows in _short_trial_rows]
+    window = min(_attention_windows(model), default=8_193)
+    length = min(window + 8, _positions(model) or window + 8)
+    if window <= 8_192 and length > max(_short_trial):
+        trials.append(([draw(length), draw(5)], [[0, 1]]))
+    return trials
 
 # %% ../../nbs/bucketing/packing.ipynb #681831d0
 _window_names = ("sliding_window", "attention_window", "local_attention", "window_size",
@@ -242,16 +222,6 @@ def _attention_windows(model):
         value = getattr(config, name, None) or []
         windows += value if isinstance(value, (list, tuple)) else [value]
     return [int(window) for window in windows if window and window > 0]
-
-def _dynamic_rotary(model):
-    "A length beyond which rotary frequencies follow the longest sequence, if any."
-    config = model.config.get_text_config()
-    rotary = getattr(config, "rope_parameters", None) or {}
-    by_layer = [each for each in rotary.values() if isinstance(each, dict)]
-    for each in by_layer or [rotary]:
-        if each.get("rope_type") in ("dynamic", "longrope"):
-            return [each.get("original_max_position_embeddings") or _positions(model)]
-    return []
 
 # %% ../../nbs/bucketing/packing.ipynb #c81831d1
 def _attention_of(way, model):
@@ -305,22 +275,3 @@ def collator_for_packing(
     Raises `ValueError` that says what was tried if there is none. It refuses sequences
     longer than its way can keep apart."""
     return PackedCollator(capacity, way_to_pack(model, autocast))
-
-# %% ../../nbs/bucketing/packing.ipynb #a600861f
-def flattening_fault(
-    model: torch.nn.Module, # a transformers model with logits for each token
-    batch: Mapping, # that others flattened; its columns and rows say how
-    autocast: torch.dtype | None = None, # of the training
-) -> str | None: # None: its sequences are kept apart
-    "What goes wrong with sequences that others laid end to end, in words."
-    kind = "varlen" if "cu_seq_lens_q" in batch else "positions"
-    try:
-        _check_takes_packed_rows(model)
-        draw, tolerances = _token_source(model), _tolerances(model, autocast)
-        with _trial_mode(model, autocast):
-            facts = _model_facts(model, draw(12), rounding=tolerances[1])
-            one_row = len(batch["input_ids"]) == 1
-            way = PackingWay(kind, one_row=one_row, **facts)
-            return _fault_in_trial(model, way, draw, tolerances)
-    except ValueError as error:
-        return f"it could not be tried: {error}"

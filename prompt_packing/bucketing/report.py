@@ -29,10 +29,9 @@ def shuffled_batches(
     lengths: np.ndarray,  # tokens in each row
     rows: int = 32,  # in a batch
     seed: int = 0,
-    epoch: int = 0,
 ) -> BatchPlan:
     "Batches of shuffled rows, as loaders make them by default."
-    order = epoch_random(seed, epoch).permutation(len(lengths))
+    order = epoch_random(seed).permutation(len(lengths))
     return _in_order(order, lengths, rows)
 
 # %% ../../nbs/bucketing/report.ipynb #29eb4d1e
@@ -48,47 +47,41 @@ def _group_by_length(order, lengths, rows) -> BatchPlan:
     return _in_order(np.concatenate(windows), lengths, rows)
 
 # %% ../../nbs/bucketing/report.ipynb #f1bedd02
-def _uncut_plans(lengths, token_budget, rows, capacity, seed, epoch) -> dict:
+def _uncut_plans(lengths, token_budget, rows, capacity, seed) -> dict:
     "By name, plans whose batches are optimizer steps."
-    everything, window = len(lengths), default_window(len(lengths))
-    budget, wide = f"{token_budget:,} tokens", 10 * rows
-    draw = dict(seed=seed, epoch=epoch)
-    shuffled = shuffled_batches(lengths, rows, **draw)
+    budget, window = f"{token_budget:,} tokens", default_window(len(lengths))
+    shuffled = shuffled_batches(lengths, rows, seed)
     return {
         f"{rows} rows, file order":
             _in_order(np.arange(len(lengths)), lengths, rows),
         f"{rows} rows, shuffled": shuffled,
-        f"{rows} rows, windows of {wide:,}":
-            plan_batches(lengths, batch_size=rows, window=wide, **draw),
-        f"{budget}, windows of {window:,} (default)":
-            plan_batches(lengths, token_budget=token_budget, window=window, **draw),
-        f"{budget}, all sorted":
-            plan_batches(lengths, token_budget=token_budget, window=everything, **draw),
+        f"{rows} rows, group_by_length":
+            _group_by_length(shuffled.indices, lengths, rows),
+        f"{budget}, windows of {window:,}":
+            plan_batches(lengths, token_budget=token_budget, seed=seed),
         f"{budget}, packed in rows of {capacity:,}":
             pack_sequences(lengths, capacity, rows=max(1, token_budget // capacity),
-                           **draw),
-        f"{rows} rows, group_by_length":
-            _group_by_length(shuffled.indices, lengths, rows)}
+                           seed=seed)}
 
 # %% ../../nbs/bucketing/report.ipynb #f1bedd04
-def _steps_to_cut(lengths, token_budget, rows, seed, epoch) -> dict:
+def _steps_to_cut(lengths, token_budget, rows, seed) -> dict:
     "By name, the steps that are cut: shuffled, and planned."
     step_rows = min(4 * rows, len(lengths))
-    draw = dict(seed=seed, epoch=epoch)
 
     def planned(**size):
-        steps = plan_steps(lengths, **size, **draw)
+        steps = plan_steps(lengths, **size, seed=seed)
         return BatchPlan.from_batches(steps, lengths)
 
     return {
-        f"{rows} rows, shuffled": shuffled_batches(lengths, rows, **draw),
+        f"{rows} rows, shuffled": shuffled_batches(lengths, rows, seed),
         f"{step_rows} rows a step, shuffled":
-            shuffled_batches(lengths, step_rows, **draw),
+            shuffled_batches(lengths, step_rows, seed),
         f"rows_per_step={step_rows}": planned(rows_per_step=step_rows),
         f"tokens_per_step={token_budget}": planned(tokens_per_step=token_budget)}
 
 # %% ../../nbs/bucketing/report.ipynb #274baf45
 _columns = {
+    "plan": "with `cut`, a token budget cuts the steps; with `packed`, pack=True besides",
     "padding": "fraction of computed tokens that are padding",
     "steps": "optimizer steps in an epoch",
     "batches": "micro-batches in an epoch",
@@ -98,19 +91,17 @@ _columns = {
     "cost_spread": "standard deviation of a batch's cost over its mean",
     "long_row": "weight in a mean over the step of a row of the longest tenth, over "
                 "that of one of the shortest tenth: 1 is fair",
-    "length_correlation": "how alike the lengths in a step are: 0 random, 1 all equal",
-    "new_mates": "fraction of a row's mates in its step that are others an epoch later"}
+    "length_correlation": "how alike the lengths in a step are: 0 random, 1 all equal"}
 
-def _line(steps, batches, next_steps):
-    "A plan in the table, from the steps of two epochs and the batches of the first."
+def _line(steps, batches):
+    "A plan in the table, from its steps and its batches."
     short, long = tenth_weights(list(steps), steps.lengths)
     return batches.report() | {
         "steps": len(steps),
         "largest": int(batches.computed.max()),
         "compute": float(batches.computed.sum() / batches.tokens.sum()),
         "long_row": long / short,
-        "length_correlation": steps.length_correlation,
-        "new_mates": steps.new_mates(next_steps)}
+        "length_correlation": steps.length_correlation}
 
 # %% ../../nbs/bucketing/report.ipynb #4919cd16
 def compare_plans(
@@ -131,25 +122,20 @@ def compare_plans(
     rows = min(check_positive("batch_size", batch_size), len(lengths))
     capacity = capacity or int(lengths.max())
     check_longest(lengths, check_positive("token_budget", token_budget), "token_budget")
-    uncut, later_uncut = (
-        _uncut_plans(lengths, token_budget, rows, capacity, seed, epoch)
-        for epoch in range(2))
-    to_cut, later_to_cut = (
-        _steps_to_cut(lengths, token_budget, rows, seed, epoch) for epoch in range(2))
-    lines = {name: _line(plan, plan, later_uncut[name]) for name, plan in uncut.items()}
-    for name, steps in to_cut.items():
+    uncut = _uncut_plans(lengths, token_budget, rows, capacity, seed)
+    lines = {name: _line(plan, plan) for name, plan in uncut.items()}
+    for name, steps in _steps_to_cut(lengths, token_budget, rows, seed).items():
         batches = cut_steps(steps, lengths, token_budget, pass_cost)
-        lines[f"{name}, cut"] = _line(steps, batches, later_to_cut[name])
+        lines[f"{name}, cut"] = _line(steps, batches)
     batches = cut_steps(steps, lengths, token_budget, pass_cost, capacity)
-    lines[f"{name}, packed"] = _line(steps, batches, later_to_cut[name])
+    lines[f"{name}, packed"] = _line(steps, batches)
     bound = -(-int(lengths.sum()) // token_budget)
     lines[f"bound: tokens / {token_budget:,}"] = {
         "padding": 0.0, "steps": bound, "batches": bound, "largest": token_budget,
         "computed_tokens": bound * token_budget, "compute": 1.0, "cost_spread": 0.0}
     table = pd.DataFrame(
-        list(lines.values()), index=list(lines), columns=list(_columns))
+        list(lines.values()), index=list(lines), columns=list(_columns)[1:])
     whole = ["steps", "batches", "largest", "computed_tokens"]
-    table.attrs["rows"] = len(lengths)
     return table.astype({name: int for name in whole})
 
 # %% ../../nbs/bucketing/report.ipynb #6c5c00d3
@@ -159,53 +145,24 @@ def plot_tradeoff(
     token_budget: int = 16_384,  # tokens in a batch
     ax: Any = None,  # matplotlib axes; None: a new figure
 ):  # the axes
-    "Padding, and the fraction of new batch-mates in each epoch, over the window."
+    "Padding, and how alike the rows of a batch are, over the window."
     import matplotlib.pyplot as plt
 
     lengths = as_lengths(lengths)
     rows = len(lengths)
     windows = np.unique(np.geomspace(min(100, rows), rows, 10).round().astype(int))
-    plans, later = [], []
-    for window in windows.tolist():
-        options = dict(token_budget=token_budget, window=window)
-        plans.append(plan_batches(lengths, **options))
-        later.append(plan_batches(lengths, epoch=1, **options))
+    plans = [plan_batches(lengths, token_budget=token_budget, window=window)
+             for window in windows.tolist()]
     if ax is None:
         ax = plt.subplots(figsize=(6, 2.5))[1]
     ax.plot(windows, [100 * plan.padding for plan in plans], "o-", color="C3")
     ax.set(xscale="log", xlabel="rows in a window", ylim=(0, None))
     ax.set_ylabel("padding, %", color="C3")
     other = ax.twinx()
-    mates = [100 * plan.new_mates(next_plan) for plan, next_plan in zip(plans, later)]
-    other.plot(windows, mates, "s--", color="C0")
-    other.set_ylabel("new batch-mates, %", color="C0")
-    other.set_ylim(0, 102)
+    other.plot(windows, [plan.length_correlation for plan in plans], "s--", color="C0")
+    other.set_ylabel("length_correlation", color="C0")
+    other.set_ylim(0, 1.02)
     return ax
-
-# %% ../../nbs/bucketing/report.ipynb #ef8ce7e9
-def _advice(table, token_budget, batch_size):
-    "What the table means for a training, in sentences."
-    rows = min(batch_size, int(table.attrs["rows"]))
-    plain = table.loc[f"{rows} rows, shuffled"]
-    same_steps = table.loc[f"{rows} rows, shuffled, cut"]
-    planned = table.loc[f"tokens_per_step={token_budget}, cut"]
-    packed = table.loc[f"tokens_per_step={token_budget}, packed"]
-    if plain.compute / same_steps.compute < 1.02:
-        return [f"{rows} rows, shuffled: {plain.padding:.1%} is padding. A token budget "
-                "gains nothing here: a further pass costs more than the padding that it "
-                "saves."]
-    times = [plain.compute / plan.compute for plan in (same_steps, planned, packed)]
-    steps = f"{planned.steps:.0f} step{'' if planned.steps == 1 else 's'}"
-    return [
-        f"TrainingArguments(token_budget={token_budget}) keeps your "
-        f"{plain.steps:.0f} steps of {rows} rows and cuts them: "
-        f"{same_steps.padding:.1%} padding in place of {plain.padding:.1%}, "
-        f"{times[0]:.1f} times fewer computed tokens.",
-        f"Larger steps are cheaper to cut. With tokens_per_step={token_budget} an "
-        f"epoch has {steps} of so many tokens of text: "
-        f"{planned.padding:.1%} padding, {times[1]:.1f} times fewer.",
-        f"Packed too: {packed.padding:.1%} padding, {times[2]:.1f} times fewer, for "
-        "models that collator_for_packing accepts."]
 
 # %% ../../nbs/bucketing/report.ipynb #e0b7f1aa
 def padding_report(
@@ -213,7 +170,7 @@ def padding_report(
     *,
     token_budget: int = 16_384,  # most tokens in a batch
     batch_size: int = 32,  # rows in a batch, for the plans that count rows
-) -> dict:  # plain: rows, tokens, lengths, plans, columns, advice
+) -> dict:  # plain: rows, tokens, lengths, plans, columns
     """Everything about the padding of these lengths.
 
     Raises `ValueError` for a row longer than the budget."""
@@ -225,5 +182,4 @@ def padding_report(
     quantiles = {f"p{q}": int(np.percentile(lengths, q)) for q in (5, 50, 95)}
     mean = {"mean": float(lengths.mean()), "longest": int(lengths.max())}
     return {"rows": len(lengths), "tokens": int(lengths.sum()),
-            "lengths": quantiles | mean, "plans": plans, "columns": _columns,
-            "advice": _advice(table, token_budget, batch_size)}
+            "lengths": quantiles | mean, "plans": plans, "columns": _columns}

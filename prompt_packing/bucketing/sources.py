@@ -6,27 +6,23 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from infinibatch.iterators import CheckpointableIterator
-from torch.utils.data import get_worker_info
+from infinibatch.iterators import (
+    CheckpointableIterator, NativeCheckpointableIterator, SelectManyIterator)
 
 from prompt_packing.bucketing.batches import as_lengths, epoch_random
-from prompt_packing.foundation.foreign import inner_iterable
 from prompt_packing.foundation.text import (
-    BadRows, cell_text, file_format, file_texts, one_text, row_name, text_column)
+    cell_text, file_texts, one_text, refuse, row_name)
 
 # %% auto #0
-__all__ = ['MOST_LANES', 'token_encoder', 'blocks', 'file_lengths', 'FileRows', 'DatasetRows', 'FileSource', 'DatasetSource',
-           'Lane', 'open_source']
+__all__ = ['MOST_LANES', 'token_encoder', 'file_lengths', 'FileSource', 'DatasetRows', 'DatasetSource', 'Lane']
 
 # %% ../../nbs/bucketing/sources.ipynb #c0ead775
 def token_encoder(
@@ -36,47 +32,20 @@ def token_encoder(
     "The tokenizer as a function that makes ids and nothing else."
     if not hasattr(tokenizer, "pad_token_id"):
         return lambda texts: [ids[:max_length] for ids in tokenizer(texts)]
-    try:
-        backend = deepcopy(tokenizer.backend_tokenizer)
-    except Exception: # it has none, or one with parts written in Python
-        return _slow_encoder(tokenizer, max_length)
-    backend.no_padding()
-    backend.no_truncation()
+    options = {"return_attention_mask": False, "return_token_type_ids": False}
     if max_length:
-        backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
-    backend.encode_special_tokens = tokenizer.split_special_tokens
-    return lambda texts: [encoding.ids for encoding in backend.encode_batch_fast(texts)]
-
-def _slow_encoder(tokenizer, max_length):
-    cut = dict(truncation=True, max_length=max_length) if max_length else {}
-    only_ids = dict(return_attention_mask=False, return_token_type_ids=False)
-    return lambda texts: tokenizer(texts, verbose=False, **only_ids, **cut)["input_ids"]
-
-# %% ../../nbs/bucketing/sources.ipynb #1438fca3
-def blocks(
-    numbered: Iterable[tuple[int, str]], # texts with their numbers, as of `file_texts`
-    rows: int = 10_000,
-    characters: int = 2**21, # a block ends with the text that reaches this
-) -> Iterator[list]: # of (number, text)
-    "Texts in lists that fit into memory."
-    block, size = [], 0
-    for number, text in numbered:
-        block.append((number, text))
-        size += len(text)
-        if len(block) >= rows or size >= characters:
-            yield block
-            block, size = [], 0
-    if block:
-        yield block
+        options |= {"truncation": True, "max_length": max_length}
+    own = deepcopy(tokenizer)
+    return lambda texts: own(texts, verbose=False, **options)["input_ids"]
 
 # %% ../../nbs/bucketing/sources.ipynb #2645b6f0
 def file_lengths(
-    files: Sequence, # paths of text, csv, tsv, json, jsonl, parquet, arrow; compressed
+    files: Sequence, # paths of text, csv, tsv, json, jsonl, parquet, also compressed
     tokenizer: Any, # of transformers, or a function: list of strings -> lists of ids
     *,
     column: str | None = None, # where a file has columns: of the text; None: found
     max_length: int | None = None, # longer texts count as cut to this
-    bad_rows: str | BadRows = "raise", # or "skip" rows that hold no text
+    bad_rows: str = "raise", # or "skip" rows that hold no text
     encoding: str = "utf-8-sig", # of the text in the files
     progress: Callable | None = None, # called with the number of texts read so far
 ) -> np.ndarray: # shape (texts,), int64; blank texts are left out
@@ -84,106 +53,14 @@ def file_lengths(
 
     Raises `FileNotFoundError`, and `ValueError` for a file that is broken or empty or
     lacks the column; errors name the file and the line."""
-    encode, lengths, count = token_encoder(tokenizer, max_length), [], 0
+    encode, lengths = token_encoder(tokenizer, max_length), []
     for path in files:
-        texts = file_texts(path, column, bad_rows=bad_rows, encoding=encoding)
-        for block in blocks(texts):
-            ids = encode([text for _, text in block])
-            lengths.append(np.fromiter(map(len, ids), np.uint32, len(ids)))
-            count += len(ids)
+        rows = file_texts(path, column, bad_rows=bad_rows, encoding=encoding)
+        while block := list(itertools.islice(rows, 1_000)):
+            lengths += map(len, encode([row["text"] for _, row in block]))
             if progress:
-                progress(count)
-    return as_lengths(np.concatenate(lengths) if lengths else [])
-
-# %% ../../nbs/bucketing/sources.ipynb #509a1c62
-class FileRows:
-    "The texts of files, one file after the other; its place is a file and a row."
-    def __init__(self,
-        paths: Sequence[str],
-        texts_of: Callable, # path -> (number, content) of its rows
-        place: list | None = None, # from `place()`
-    ):
-        self.paths, self.texts_of = paths, texts_of
-        self.file, self.row = place or [0, 0]
-        self.texts = None # of the present file, once it is open
-
-    def take(self, count: int) -> list[tuple]: # (path, number, content)
-        "The next rows; fewer at the end."
-        rows = []
-        while len(rows) < count and self.file < len(self.paths):
-            path = self.paths[self.file]
-            if self.texts is None:
-                self.texts = itertools.islice(self.texts_of(path), self.row, None)
-            more = itertools.islice(self.texts, count - len(rows))
-            more = [(path, *numbered) for numbered in more]
-            rows, self.row = rows + more, self.row + len(more)
-            if len(rows) < count: # the file has ended
-                self.file, self.row, self.texts = self.file + 1, 0, None
-        return rows
-
-    def place(self) -> list:
-        return [self.file, self.row]
-
-# %% ../../nbs/bucketing/sources.ipynb #43c30dc5
-def _has_place(dataset):
-    "Whether the data set's own state restores it exactly."
-    return _is_hf(dataset) and not _has_buffer(inner_iterable(dataset))
-
-def _is_hf(dataset):
-    "Whether it is a `datasets.IterableDataset`; the library is imported only if it is."
-    return type(dataset).__module__.split(".")[0] == "datasets"
-
-def _has_buffer(iterable):
-    "Whether there is a shuffle buffer anywhere in a chain of `datasets`' iterables."
-    if "BufferShuffled" in type(iterable).__name__:
-        return True
-    inner = list(getattr(iterable, "ex_iterables", []))
-    if hasattr(iterable, "ex_iterable"):
-        inner.append(iterable.ex_iterable)
-    return any(map(_has_buffer, inner))
-
-# %% ../../nbs/bucketing/sources.ipynb #20be9010
-class DatasetRows:
-    "The rows of one pass over a data set; its place is a row, and the data set's own."
-    def __init__(self,
-        dataset: Iterable, # of texts, or of dicts with a text or with `input_ids`
-        content_of: Callable, # (row, its number) -> content; None: it is left out
-        place: dict | None = None, # from `place()`
-    ):
-        place = place or {"row": 0, "data": None}
-        self.dataset, self.content_of, self.row = dataset, content_of, place["row"]
-        # `datasets` tells a place that was loaded only once it has given a row
-        self.known = place
-        if place["data"] is not None:
-            dataset.load_state_dict(json.loads(place["data"]))
-            self.rows = iter(dataset)
-        else:
-            if self.row:
-                warnings.warn(_counted_off.format(type(dataset).__name__, self.row))
-            self.rows = itertools.islice(dataset, self.row, None)
-
-    def take(self, count: int) -> list[tuple]: # (name, number, content)
-        "The next rows; fewer at the end."
-        rows, self.known = [], None
-        for row in self.rows:
-            self.row += 1
-            content = self.content_of(row, self.row)
-            if content is not None:
-                rows.append((type(self.dataset).__name__, self.row, content))
-            if len(rows) == count:
-                break
-        return rows
-
-    def place(self) -> dict:
-        if self.known is not None:
-            return self.known
-        data = None
-        if _has_place(self.dataset):
-            data = json.dumps(self.dataset.state_dict())
-        return {"row": self.row, "data": data}
-
-_counted_off = ("{0} cannot be set to a row: it is read again from the start of its "
-                "pass, {1} rows, to go on where it was")
+                progress(len(lengths))
+    return as_lengths(np.array(lengths, np.int64))
 
 # %% ../../nbs/bucketing/sources.ipynb #160ca397
 MOST_LANES = 64
@@ -191,44 +68,69 @@ MOST_LANES = 64
 class FileSource:
     "Files of text in any format."
     def __init__(self,
-        paths: Sequence[str],
+        paths: Sequence | str, # of files, or of a folder
         shuffle: bool = True, # in another order in each pass, in up to 64 lanes
         *,
-        column: str | None = None, # of the text; None: found in the first with columns
-        columns: Sequence[str] = (), # further ones to read
         seed: int = 0, # of the order of the files
-        bad_rows: str | BadRows = "raise", # or "skip"
-        encoding: str = "utf-8-sig",
+        **options: Any, # of `file_texts`
     ):
-        self.paths, self.shuffle, self.seed = list(paths), shuffle, seed
+        if isinstance(paths, (str, os.PathLike)):
+            paths = sorted(Path(paths).glob("[!.]*")) # no hidden files
+        if not paths:
+            raise ValueError("no file to read: the folder or the list is empty")
+        self.paths, self.shuffle, self.seed = list(map(str, paths)), shuffle, seed
         self.lanes = min(len(self.paths), MOST_LANES) if shuffle else 1
-        self.column, self.columns = column, tuple(columns)
-        self.bad_rows, self.encoding = bad_rows, encoding
+        self.options = options
         names = "\n".join(map(os.path.basename, self.paths))
         self.name = f"{len(self.paths)} files, checksum {zlib.crc32(names.encode())}"
-        self.row_name = row_name
 
-    def rows(self, lane: int, number: int, place: list | None) -> FileRows:
-        "The rows of a lane in a pass, from a place on."
+    def rows(self, lane: int, number: int) -> CheckpointableIterator:
+        "The rows of a lane in a pass: (name, row)."
         order = np.arange(len(self.paths))
         if self.shuffle:
             # Each pass deals all files anew: else those of a lane with little text
             # would come more often than others.
             order = epoch_random(self.seed, number).permutation(len(self.paths))
         paths = [self.paths[file] for file in order[lane::self.lanes].tolist()]
-        return FileRows(paths, self._texts, place)
+        return SelectManyIterator(NativeCheckpointableIterator(paths), self._rows)
 
-    def find_column(self) -> str:
-        "The column of the text, the same in all files."
-        if self.column is None:
-            tables = (path for path in self.paths if file_format(path) != "lines")
-            path = next(tables, self.paths[0])
-            self.column = text_column(path, None, self.encoding)
-        return self.column
+    def _rows(self, path):
+        for number, row in file_texts(path, **self.options):
+            yield row_name(path, number), row
 
-    def _texts(self, path):
-        return file_texts(path, self.find_column(), columns=self.columns,
-                          bad_rows=self.bad_rows, encoding=self.encoding)
+# %% ../../nbs/bucketing/sources.ipynb #20be9010
+class DatasetRows(CheckpointableIterator):
+    "The rows of a pass over a data set; its state is a row, and the data set's own."
+    def __init__(self,
+        dataset: Iterable, # of torch or of `datasets`
+        usable: Callable, # (row, its number) -> what is made of it; None: left out
+    ):
+        self.dataset, self.usable = dataset, usable
+        self.setstate(None)
+
+    def getstate(self) -> dict:
+        has_own = hasattr(self.dataset, "state_dict")
+        return {"row": self.row,
+                "own": self.dataset.state_dict() if has_own else None}
+
+    def setstate(self, state: dict | None) -> None:
+        state = state or {"row": 0, "own": None}
+        self.row, skipped = state["row"], state["row"]
+        if state["own"] is not None:
+            self.dataset.load_state_dict(state["own"])
+            skipped = 0
+        self.rows = itertools.islice(self.dataset, skipped, None)
+
+    def __next__(self):
+        for row in self.rows:
+            self.row += 1
+            made = self.usable(row, self.row)
+            if made is not None:
+                return made
+        raise StopIteration
+
+    def close(self) -> None:
+        pass
 
 # %% ../../nbs/bucketing/sources.ipynb #e3d732ef
 class DatasetSource:
@@ -238,51 +140,43 @@ class DatasetSource:
         shuffle: bool = True, # its shards are lanes, and each pass has its number
         *,
         column: str | None = None, # of the text; None: found in the first row
-        bad_rows: str | BadRows = "raise", # or "skip"
+        bad_rows: str = "raise", # or "skip"
     ):
-        self.dataset, self.shuffle, self.column = dataset, shuffle, column
-        self.bad_rows = bad_rows if isinstance(bad_rows, BadRows) else BadRows(bad_rows)
+        self.dataset, self.shuffle = dataset, shuffle
+        self.column, self.bad_rows = column, bad_rows
         self.name, self.lanes = type(dataset).__name__, 1
-        if shuffle and _is_hf(dataset): # lanes of equally many shards
+        if shuffle and hasattr(dataset, "num_shards"): # lanes of equally many shards
             shards = dataset.num_shards
             self.lanes = max(n for n in range(1, MOST_LANES + 1) if shards % n == 0)
 
-    def rows(self, lane: int, number: int, place: dict | None) -> DatasetRows:
-        "The rows of a lane in a pass. Raises `ValueError` in a `DataLoader`'s worker."
-        if get_worker_info() is not None:
-            raise ValueError(
-                "worker processes cannot share an iterable data set: use "
-                "num_workers=0, the next window is read ahead by a thread")
+    def rows(self, lane: int, number: int) -> CheckpointableIterator:
+        "The rows of a lane in a pass: (name, row)."
         dataset = self.dataset
-        if _is_hf(dataset):
+        if hasattr(dataset, "num_shards"):
             from datasets.distributed import split_dataset_by_node
             node = (lane + number) % self.lanes # lanes take turns at large shards
             dataset = split_dataset_by_node(dataset, node, self.lanes) # a copy
         if self.shuffle and hasattr(dataset, "set_epoch"):
             dataset.set_epoch(number)
-        return DatasetRows(dataset, self._content, place)
+        return DatasetRows(dataset, self._usable)
 
-    def _content(self, row, number):
-        where = self.row_name(self.name, number)
+    def _usable(self, row, number):
+        where = f"{self.name}, row {number}"
+        if isinstance(row, Mapping) and "input_ids" in row:
+            return where, row
+        if not isinstance(row, Mapping):
+            row = {"text": row}
         try:
-            if not isinstance(row, Mapping):
-                text = cell_text(row, where)
-                return text if text.strip() else None
-            if "input_ids" in row:
-                return row
-            if self.column is None:
-                self.column = one_text(where, list(row), [row])
+            self.column = self.column or one_text(where, [row])
             if self.column not in row:
                 raise ValueError(f"{where} has no column {self.column!r}; it has "
                                  f"{', '.join(row)}")
             text = cell_text(row[self.column], where)
-            return {**row, self.column: text} if text.strip() else None
         except ValueError as error:
-            self.bad_rows.refuse(str(error))
+            refuse(str(error), self.bad_rows)
             return None
-
-    def row_name(self, name: str, number: int) -> str:
-        return f"{name}, row {number}"
+        others = {name: row[name] for name in row if name != self.column}
+        return (where, others | {"text": text}) if text.strip() else None
 
 # %% ../../nbs/bucketing/sources.ipynb #8ee26236
 class Lane(CheckpointableIterator):
@@ -297,62 +191,26 @@ class Lane(CheckpointableIterator):
         self.setstate(None)
 
     def getstate(self) -> dict: # plain JSON
-        place = None if self.at_start else self.rows.place()
-        return {"pass": self.number, "place": place}
+        return self.state
 
     def setstate(self, state: dict | None) -> None:
-        state = state or {"pass": 0, "place": None}
-        self.number, self.at_start = state["pass"], state["place"] is None
-        self.rows = self.source.rows(self.lane, self.number, state["place"])
+        self.state = state or {"pass": 0, "rows": None}
+        self.rows = self.source.rows(self.lane, self.state["pass"])
+        self.rows.setstate(self.state["rows"])
 
-    def __next__(self) -> list[tuple]: # (name, number, content) of each row
-        from_start, self.at_start = self.at_start, False
-        window = self.rows.take(self.size)
-        whole_pass = from_start and len(window) < self.size
-        if self.source.shuffle and len(window) < self.size and not whole_pass:
-            self.setstate({"pass": self.number + 1, "place": None})
-            self.at_start = False
-            window += self.rows.take(self.size - len(window))
-        if not window and (from_start or self.source.shuffle):
-            raise ValueError(f"no row in pass {self.number} of {self.source.name}")
+    def __next__(self) -> list[tuple]: # (name, row) of each row
+        at_start = self.state["rows"] is None
+        window = list(itertools.islice(self.rows, self.size))
+        missing = self.size - len(window)
+        if self.source.shuffle and missing and not (at_start and window):
+            self.setstate({"pass": self.state["pass"] + 1, "rows": None})
+            window += itertools.islice(self.rows, missing)
         if not window:
+            if at_start or self.source.shuffle:
+                raise ValueError(f"no row in {self.source.name}")
             raise StopIteration
+        self.state = {"pass": self.state["pass"], "rows": self.rows.getstate()}
         return window
 
     def close(self) -> None:
         pass
-
-# %% ../../nbs/bucketing/sources.ipynb #6fbc81ce
-def open_source(
-    source: Any, # a folder, paths, or an iterable data set
-    shuffle: bool = True,
-    *,
-    seed: int = 0, # of the order of the files
-    encoding: str = "utf-8-sig", # of the text in files
-    **options, # `column`, `columns`, `bad_rows` of `FileSource`
-) -> FileSource | DatasetSource:
-    """What a stream reads.
-
-    Raises `FileNotFoundError` for what is not there, `ValueError` if there is none."""
-    if isinstance(source, (str, os.PathLike)):
-        source = _files_in(source)
-    if not isinstance(source, (list, tuple)) and hasattr(source, "__iter__"):
-        options.pop("columns", None) # a data set's rows bring theirs along
-        return DatasetSource(source, shuffle, **options)
-    paths = [str(path) for path in source]
-    if not paths:
-        raise ValueError("no file to read: the list is empty")
-    for path in paths:
-        if "://" not in path and not os.path.isfile(path):
-            raise FileNotFoundError(f"no file {path}")
-    return FileSource(paths, shuffle, seed=seed, encoding=encoding, **options)
-
-def _files_in(folder):
-    "The files of a folder, sorted; hidden ones are left out."
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(f"no folder {folder}")
-    paths = sorted(str(path) for path in Path(folder).iterdir()
-                   if path.is_file() and not path.name.startswith("."))
-    if not paths:
-        raise FileNotFoundError(f"there is no file in the folder {folder}")
-    return paths

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -161,8 +161,13 @@ class StepPlan(Sequence):
 class DealtRows(Sequence):
     "Row numbers of one step on one process, dealt when they are first read."
 
-    def __init__(self, deal: Callable[[], Sequence[int]]):
+    def __init__(
+        self,
+        deal: Callable[[], Sequence[int]],
+        place: tuple = (),  # where in the training it is: epoch, step, process
+    ):
         self._deal = deal
+        self.place = place
 
     @cached_property
     def rows(self) -> list[int]:
@@ -176,7 +181,7 @@ class DealtRows(Sequence):
 
     def __reduce__(self):
         # a worker process gets the numbers, not the plan that they come from
-        return list, (self.rows,)
+        return DealtRows, (partial(list, self.rows), self.place)
 
 # %% ../../nbs/bucketing/steps.ipynb #adabe76d
 def plan_steps(

@@ -9,152 +9,124 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from prompt_packing.bucketing.batches import BatchPlan, check_positive, check_rank
+from prompt_packing.bucketing.batches import check_positive, check_rank
 from prompt_packing.bucketing.collating import PaddedCollator
 from prompt_packing.bucketing.packing import PackedCollator, pack_sequences
 from prompt_packing.bucketing.plan import plan_batches
 from prompt_packing.bucketing.sources import (
-    DatasetSource, FileSource, Lane, open_source, token_encoder)
-from prompt_packing.foundation.text import BadRows
+    DatasetSource, FileSource, Lane, token_encoder)
 
 # %% auto #0
-__all__ = ['rows_of_ids', 'Reader', 'window_turns', 'from_window', 'deal_again', 'restored_position', 'read_windows',
-           'joined_last', 'StreamingBatches']
+__all__ = ['rows_of_ids', 'window_turns', 'deal_again', 'split_evenly', 'batches_left', 'read_windows', 'joined_last',
+           'StreamingBatches']
 
 # %% ../../nbs/bucketing/stream.ipynb #b1b1f5ce
 def rows_of_ids(
-    source: FileSource | DatasetSource,
-    texts: list[tuple], # (name, number, content) of each row
-    encode: Callable, # list of texts -> lists of ids; contents with ids do not need it
+    named: list[tuple], # (name, row) of each row of a window
+    encode: Callable, # list of texts -> lists of ids; rows with ids do not need it
     max_length: int | None, # such ids are cut to this
     most: int, # tokens that a row may have
 ) -> list[dict]: # `input_ids`, an int32 array, and what else a row has beside its text
     """The rows of a window as a collator takes them.
 
     Raises `ValueError` that names a row without a token or with too many."""
-    contents = [content for _, _, content in texts]
-    if isinstance(contents[0], str):
-        ids = encode(contents)
-    elif "input_ids" in contents[0]:
-        ids = [np.asarray(row["input_ids"])[:max_length].tolist() for row in contents]
+    rows = [row for _, row in named]
+    if "input_ids" in rows[0]:
+        rows = [_cut(row, max_length) for row in rows]
     else:
-        ids = encode([row[source.column] for row in contents])
-    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-    for row in (int(lengths.argmin()), int(lengths.argmax())):
-        if not 0 < lengths[row] <= most:
+        ids = encode([row["text"] for row in rows])
+        rows = [row | {"input_ids": np.array(each, np.int32)}
+                for row, each in zip(rows, ids)]
+    for (name, _), row in zip(named, rows):
+        if not 0 < len(row["input_ids"]) <= most:
             raise ValueError(
-                f"{source.row_name(*texts[row][:2])} has {lengths[row]} tokens, and a "
-                f"row needs one and may have {most}: give max_length= to cut, or leave "
-                "it out")
-    flat = np.fromiter(itertools.chain.from_iterable(ids), np.int32, lengths.sum())
-    ends = np.cumsum(lengths).tolist()
-    ids = [flat[start:end] for start, end in zip([0, *ends], ends)]
-    if isinstance(contents[0], str):
-        return [{"input_ids": row} for row in ids]
-    return [{"input_ids": row} | _further_columns(content, source.column, len(row))
-            for row, content in zip(ids, contents)]
+                f"{name} has {len(row['input_ids'])} tokens, and a row needs one and "
+                f"may have {most}: give max_length= to cut, or leave it out")
+    return [{name: value for name, value in row.items() if not isinstance(value, str)}
+            for row in rows]
 
-def _further_columns(content, text, length):
-    "What a row has beside text and ids, with as many entries a token as it has ids."
-    made_elsewhere, columns = "input_ids" in content, {}
-    for name, value in content.items():
-        if name in (text, "input_ids") or isinstance(value, str):
-            continue
-        is_list = made_elsewhere and np.ndim(value) > 0
-        if is_list and len(value) == len(content["input_ids"]):
-            value = value[:length]
-        if made_elsewhere or name != "attention_mask":
-            columns[name] = value
-    return columns
+def _cut(row, max_length):
+    "Ids, and other lists with an entry for each of them, cut to `max_length`."
+    tokens = len(row["input_ids"])
+    cut = {name: value[:max_length] for name, value in row.items()
+           if not isinstance(value, str) and np.ndim(value) and len(value) == tokens}
+    return row | cut | {"input_ids": np.array(cut["input_ids"], np.int32)}
 
 # %% ../../nbs/bucketing/stream.ipynb #6b11fe5f
-class Reader(NamedTuple):
-    "Who reads: a process, or a worker of one."
-    number: int # of those that read different windows or, in one pass, share each
-    readers: int
-    worker: int = 0 # in one pass: which of its process's batches it takes
-    workers: int = 1
-
 def window_turns(
-    todo: Sequence, # (window, first batch) that other readers left
+    todo: Sequence, # (window, its cuts) to finish first
     following: int, # number of the first window after these
-    number: int, # of the reader
-    readers: int,
-) -> Iterator[tuple[int, int]]: # (window, first batch)
-    "The windows of one reader: its part of what others left, then without end."
-    yield from map(tuple, todo[number::readers])
-    for window in itertools.count(following + number, readers):
-        yield window, 0
-
-def from_window(turns: Iterator, window: int | None, batch: int) -> Iterator:
-    "Turns from a batch of a window on."
-    if window is None:
-        return turns
-    turns = itertools.dropwhile(lambda turn: turn[0] != window, turns)
-    return itertools.chain([(next(turns)[0], batch)], turns)
+    step: int, # to the next window
+) -> Iterator[tuple]: # window, its cuts, and what is left after it: `todo`, `next`
+    "The windows of one reader: those to finish, then without end."
+    for place, (window, cuts) in enumerate(todo, 1):
+        yield window, cuts, {"todo": list(todo[place:]), "next": following}
+    for window in itertools.count(following, step):
+        yield window, [], {"todo": [], "next": window + step}
 
 # %% ../../nbs/bucketing/stream.ipynb #edafb97e
 def deal_again(
     states: Sequence[dict], # of all readers, from the same moment
-) -> dict: # `todo`, `following` and `lanes` of a new state
+    number: int, # of the reader that goes on
+    readers: int,
+) -> dict: # its `todo`, `next` and `lanes`
     "What readers left, for any other number of them."
-    begun = [s["window"] + 1 for s in states if s["window"] is not None]
-    following = max([states[0]["following"], *begun])
-    todo = {}
+    following = max(state["next"] for state in states)
+    todo, lanes = [], {}
     for state in states:
-        turns = window_turns(state["todo"], state["following"], *state["reader"][:2])
-        turns = from_window(turns, state["window"], state["batch"])
-        todo |= dict(itertools.takewhile(lambda turn: turn[0] < following, turns))
-    places = {tuple(place[:2]): place for state in states for place in state["lanes"]}
-    return {"todo": sorted(map(list, todo.items())), "following": following,
-            "lanes": list(places.values())}
+        passed_by = range(state["next"], following, state["reader"][1])
+        todo += state["todo"] + [[window, []] for window in passed_by]
+        lanes |= {tuple(place[:2]): place for place in state["lanes"]}
+    return {"todo": sorted(todo)[number::readers], "next": following + number,
+            "lanes": list(lanes.values())}
 
 # %% ../../nbs/bucketing/stream.ipynb #cf2a975c
-_BEGINNING = {"window": None, "batch": 0, "lanes": [], "todo": [], "following": 0,
-              "cuts": []}
+def split_evenly(
+    batches: list, # lists of rows
+    count: int, # the number of batches becomes a multiple of this
+) -> list | None: # None: too few rows
+    "Batches, the largest of which are halved until their number divides."
+    batches = list(batches)
+    while len(batches) % count:
+        largest = max(range(len(batches)), key=lambda n: len(batches[n]))
+        rows = batches[largest]
+        if len(rows) == 1:
+            return None
+        half = len(rows) // 2
+        batches[largest:largest + 1] = [rows[:half], rows[half:]]
+    return batches
 
-def restored_position(
-    states: Sequence[dict], # of some or all readers of a stream
-    reader: Reader, # that goes on
-    finite: bool, # one pass, whose windows all processes share
-) -> dict: # where this reader begins
-    """A reader's own position, or what all of them left, dealt out again.
-
-    Raises `ValueError` for states of different moments, and where one is missing."""
-    then = [Reader(*state["reader"]) for state in states]
-    positions = [{name: state[name] for name in _BEGINNING} for state in states]
-    for each, position in zip(then, positions):
-        # in one pass all processes are at the same batch
-        if each == reader or finite and each._replace(number=reader.number) == reader:
-            return position
-    count = then[0].readers * then[0].workers
-    if len(set(then)) != count or len(then) != count:
-        raise ValueError(
-            f"{len(set(then))} of the states of {count} readers: give load_state_dicts "
-            "those of all processes, each once, from the same moment")
-    if not finite:
-        return _BEGINNING | deal_again(states)
-    if len({(p["window"], p["batch"]) for p in positions}) > 1:
-        raise ValueError("the states are of different moments: in one pass all "
-                         "processes are at the same batch")
-    position = positions[0]
-    if position["batch"] == 0: # nothing of it was used
-        return position
-    cut = [then[0].readers, position["batch"]]
-    return position | {"batch": 0, "cuts": [*position["cuts"], cut]}
+def batches_left(
+    windows: Iterator[list], # batches of a window and, if needed, of those after it
+    cuts: Sequence, # of (processes, batches that each has taken)
+    processes: int,
+) -> list: # of batches; their number is a multiple of `processes`
+    "What is left of a window. Raises `ValueError` where rows are too few."
+    batches = next(windows)
+    for count, taken in [*cuts, (processes, 0)]:
+        even = split_evenly(batches, count)
+        while even is None:
+            more = next(windows, None)
+            if more is None:
+                raise ValueError(f"{sum(map(len, batches))} rows cannot be dealt evenly "
+                                 f"to {count} processes: use fewer, or a larger budget")
+            batches = batches + more
+            even = split_evenly(batches, count)
+        batches = even[taken * count:]
+    return batches
 
 # %% ../../nbs/bucketing/stream.ipynb #a4f4f0e3
 def read_windows(
     stream: StreamingBatches,
-    turns: Iterator[tuple[int, int]], # (window to read, its first batch)
+    turns: Iterator[tuple], # of `window_turns`
     known: Sequence, # places in lanes: [lane, its windows so far, state]
-) -> Iterator[tuple]: # place ahead of the window, first batch, rows of ids
+) -> Iterator[tuple]: # number, cuts, what is left after it, rows of ids
     "Windows, the next of which a thread reads and tokenizes meanwhile."
     source, opened = stream.source, {} # lane -> [its windows so far, iterator]
     encode = stream.tokenizer and token_encoder(stream.tokenizer, stream.max_length)
@@ -169,7 +141,7 @@ def read_windows(
         return [count, windows]
 
     def read():
-        number, first = next(turns)
+        number, cuts, left = next(turns)
         lane, wanted = number % source.lanes, number // source.lanes
         if lane not in opened:
             opened[lane] = open_lane(lane, wanted)
@@ -178,12 +150,12 @@ def read_windows(
             opened[lane][0] += 1
         places = [place for place in known if place[0] not in opened]
         places += [[n, count, each.getstate()] for n, (count, each) in opened.items()]
-        texts = next(opened[lane][1], None)
+        named = next(opened[lane][1], None)
         opened[lane][0] += 1
-        if texts is None:
+        if named is None:
             return None
-        rows = rows_of_ids(source, texts, encode, stream.max_length, most)
-        return {"window": number, "lanes": places}, first, rows
+        rows = rows_of_ids(named, encode, stream.max_length, most)
+        return number, cuts, left | {"lanes": places}, rows
 
     with ThreadPoolExecutor(1, "read-ahead") as thread:
         following = thread.submit(read)
@@ -199,8 +171,8 @@ def joined_last(
     window = next(windows, None)
     while window is not None:
         following = next(windows, None)
-        if following is not None and len(following[2]) < size:
-            window = *window[:2], window[2] + following[2]
+        if following is not None and len(following[-1]) < size:
+            window = *window[:-1], window[-1] + following[-1]
             following = None
         yield window
         window = following
@@ -232,7 +204,7 @@ class StreamingBatches(IterableDataset):
         max_length: int | None = None, # longer examples are cut to this
         column: str | None = None, # of the text, where rows have columns; None: found
         columns: Sequence[str] = (), # further columns of files to read, such as labels
-        bad_rows: str | BadRows = "raise", # or "skip" rows that hold no text
+        bad_rows: str = "raise", # or "skip" rows that hold no text
         encoding: str = "utf-8-sig", # of the text in files
         shuffle: bool = True, # False: one pass, by length inside each window
         seed: int = 0, # of the order of files and batches
@@ -240,101 +212,89 @@ class StreamingBatches(IterableDataset):
         world_size: int | None = None, # number of processes; give it with `rank`
         collator: Callable | None = None, # rows -> batch; None: padded or packed
     ):
-        _check_stream(token_budget, pack, window, max_length, seed, rank, world_size)
-        self.source = open_source(source, shuffle, seed=seed, encoding=encoding,
-                                  column=column, columns=columns, bad_rows=bad_rows)
+        if token_budget is None and pack is None:
+            raise ValueError("give token_budget=, pack= or both")
+        options = {"column": column, "bad_rows": bad_rows}
+        if hasattr(source, "__iter__") and not isinstance(source, (list, tuple, str)):
+            self.source = DatasetSource(source, shuffle, **options)
+        else:
+            self.source = FileSource(source, shuffle, seed=seed, columns=columns,
+                                     encoding=encoding, **options)
         self.tokenizer, self.max_length = tokenizer, max_length
-        self.token_budget, self.pack, self.window = token_budget, pack, window
-        self.finite, self.seed = not shuffle, seed
-        self.rank, self.world_size = rank, world_size
+        self.token_budget, self.pack = token_budget, pack
+        self.window, self.seed = check_positive("window", window), seed
+        self.finite, self.rank, self.world_size = not shuffle, rank, world_size
         self.collator = collator or _default_collator(tokenizer, pack)
-        self._start = _BEGINNING # where the present iteration began
-        self._place: dict = {} # after its last batch
+        self._position: dict | None = None # after the last batch
         self._restored: dict | None = None # where the next iteration begins
         self._count: int | None = None # of batches in a pass
 
     def __iter__(self) -> Iterator:
-        self._start, self._restored = self._restored or _BEGINNING, None
-        self._place, reader = {}, self._reader()
+        info = get_worker_info()
+        if info and info.num_workers > 1:
+            raise ValueError("one process reads a stream: use num_workers=0 or 1, the "
+                             "next window is read ahead by a thread")
+        start, self._restored = self._restored or self._beginning(), None
+        self._position = start
+        rank, readers = self._share()
         # other collators than ours expect lists
         lists = not isinstance(self.collator, (PaddedCollator, PackedCollator))
-        plans = self._one_pass if self.finite else self._endless
-        for place, first, rows, plan in plans(reader, self._start):
-            for batch in range(first, len(plan), reader.workers):
-                self._place = place | {"batch": batch + reader.workers}
-                picked = [rows[i] for i in plan[batch]]
+        for number, cuts, left, batches in self._windows(start):
+            for taken, rows in enumerate(batches[rank::readers], 1):
+                cut = [number, [*cuts, [readers, taken]]]
+                self._position = left | {"todo": [cut, *left["todo"]]}
                 if lists:
-                    picked = [row | {"input_ids": row["input_ids"].tolist()}
-                              for row in picked]
-                yield picked if self.yields_rows else self.collator(picked)
+                    rows = [row | {"input_ids": row["input_ids"].tolist()}
+                            for row in rows]
+                yield rows if self.yields_rows else self.collator(rows)
 
-    def _reader(self) -> Reader:
-        rank, world_size = _process_rank(self.rank, self.world_size)
-        info = get_worker_info()
-        worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        if self.finite: # workers of a process plan alike and take turns at its batches
-            return Reader(rank, world_size, worker, workers)
-        return Reader(rank * workers + worker, world_size * workers)
+    def _share(self) -> tuple[int, int]: # (rank, readers)
+        "Who shares a window: in one pass all processes, else nobody."
+        return self._process() if self.finite else (0, 1)
 
-    def _endless(self, reader, start):
-        "(place, first batch, rows, plan) of each window of a reader."
-        turns = window_turns(start["todo"], start["following"], *reader[:2])
-        turns = from_window(turns, start["window"], start["batch"])
-        for place, first, rows in read_windows(self, turns, start["lanes"]):
-            yield place, first, rows, self._plan(rows, place["window"])
+    def _process(self):
+        return _process_rank(self.rank, self.world_size)
 
-    def _one_pass(self, reader, start):
-        "The same, of windows that all processes share."
-        turns = ((number, 0) for number in itertools.count(start["window"] or 0))
-        windows = joined_last(read_windows(self, turns, start["lanes"]), self.window)
-        first, cuts = start["batch"], start["cuts"]
-        for place, _, rows in windows:
-            for readers, batches in cuts: # what they have used is left out
-                plans = [self._plan(rows, place["window"], rank, readers)[:batches]
-                         for rank in range(readers)]
-                used = set(np.concatenate(sum(plans, [])).tolist())
-                rows = [row for i, row in enumerate(rows) if i not in used]
-                # few rows may be left: they are planned with those of the next window
-                rows += next(windows, (0, 0, []))[2]
-            if rows:
-                plan = self._plan(rows, place["window"], *reader[:2])
-                yield place | {"cuts": cuts}, first or reader.worker, rows, plan
-            first, cuts = 0, []
+    def _beginning(self):
+        return {"todo": [], "next": 0 if self.finite else self._process()[0],
+                "lanes": []}
 
-    def _plan(self, rows, number, rank=0, world_size=1) -> BatchPlan:
+    def _windows(self, start):
+        "(number, cuts, what is left after it, batches left) of each window."
+        step = 1 if self.finite else self._process()[1]
+        turns = window_turns(start["todo"], start["next"], step)
+        windows = read_windows(self, turns, start["lanes"])
+        if self.finite:
+            windows = joined_last(windows, self.window)
+        for number, cuts, left, rows in windows:
+            more = (self._plan(rows, number) for number, _, _, rows in itertools.chain(
+                [(number, cuts, left, rows)], windows))
+            yield number, cuts, left, batches_left(more, cuts, self._share()[1])
+
+    def _plan(self, rows, number) -> list: # of batches of rows
         lengths = [len(row["input_ids"]) for row in rows]
-        options = dict(rank=rank, world_size=world_size, seed=self.seed, epoch=number)
+        options = {"seed": self.seed, "epoch": number}
         if self.pack is not None:
             packed_rows = max(1, (self.token_budget or 0) // self.pack)
-            return pack_sequences(lengths, self.pack, rows=packed_rows, **options)
-        return plan_batches(lengths, token_budget=self.token_budget, window=len(rows),
-                            shuffle=not self.finite, **options)
+            plan = pack_sequences(lengths, self.pack, rows=packed_rows, **options)
+        else:
+            plan = plan_batches(lengths, token_budget=self.token_budget,
+                                window=len(rows), shuffle=not self.finite, **options)
+        return [[rows[n] for n in batch] for batch in plan]
 
     def count_batches(self) -> int: # of one process
-        "Batches of a whole pass. Reads all of it, once; from then on `len` works."
+        "Batches of a whole pass. Reads all of it, once."
         if not self.finite:
-            raise ValueError(_no_end)
+            raise ValueError("a shuffled stream has no end: use shuffle=False")
         if self._count is None:
-            plans = self._one_pass(self._reader(), _BEGINNING)
-            self._count = sum(len(plan) for *_, plan in plans)
+            batches = sum(len(each) for *_, each in self._windows(self._beginning()))
+            self._count = batches // self._share()[1]
         return self._count
-
-    def __len__(self) -> int:
-        if self._count is not None:
-            return self._count
-        raise TypeError("a stream has no length; count_batches() reads a pass through "
-                        "to find it")
-
-    def __length_hint__(self) -> int:
-        "`list(stream)` asks for it: without an end it would take all memory."
-        if not self.finite:
-            raise ValueError(_no_end)
-        return 0
 
     def state_dict(self) -> dict: # plain JSON
         "The position after the last batch that was handed out."
-        position = self._restored or self._start | self._place
-        return {"settings": _settings(self), "reader": list(self._reader())} | position
+        position = self._restored or self._position or self._beginning()
+        return {"settings": _settings(self), "reader": list(self._process())} | position
 
     def load_state_dict(self, state: dict) -> None:
         """Go on after the batch at which this process made `state`.
@@ -350,13 +310,20 @@ class StreamingBatches(IterableDataset):
 
         With as many, each goes on with its own state. With another number, what was
         not read is dealt out again. Raises `ValueError` if one is missing."""
-        _check_states(states, _settings(self))
-        self._restored = restored_position(states, self._reader(), self.finite)
+        _check_states(states, _settings(self), self.finite)
+        reader = list(self._process())
+        mine = [state for state in states if self.finite or state["reader"] == reader]
+        readers = {state["reader"][0] for state in states}
+        if mine:
+            self._restored = {name: mine[0][name] for name in ("todo", "next", "lanes")}
+        elif len(readers) == states[0]["reader"][1]:
+            self._restored = deal_again(states, *reader)
+        else:
+            raise ValueError(
+                f"{len(readers)} of the states of {states[0]['reader'][1]} readers: "
+                "give load_state_dicts those of all processes, from the same moment")
 
 # %% ../../nbs/bucketing/stream.ipynb #aeaa3c40
-_no_end = ("a shuffled stream has no end: take some of its batches with "
-           "itertools.islice, or use shuffle=False for one pass")
-
 def _default_collator(tokenizer, pack):
     if pack is None:
         return PaddedCollator(tokenizer)
@@ -365,26 +332,10 @@ def _default_collator(tokenizer, pack):
 def _process_rank(rank, world_size):
     "As given, else as torch.distributed or the environment has it."
     if rank is not None:
-        return rank, world_size
+        return check_rank(rank, world_size)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-
-# %% ../../nbs/bucketing/stream.ipynb #b3995b19
-def _check_stream(token_budget, pack, window, max_length, seed, rank, world_size):
-    "Raise an error that names the wrong argument."
-    if token_budget is None and pack is None:
-        raise ValueError("give token_budget=, pack= or both")
-    for name, value in (("token_budget", token_budget), ("pack", pack)):
-        if value is not None and check_positive(name, value) < (max_length or 0):
-            raise ValueError(f"max_length={max_length} does not fit into "
-                             f"{name}={value}")
-    check_positive("window", window)
-    check_positive("seed", seed, 0)
-    if (rank is None) != (world_size is None):
-        raise ValueError(f"rank={rank}, world_size={world_size}: give both, or neither")
-    if rank is not None:
-        check_rank(rank, world_size)
 
 def _settings(stream):
     "What must be the same for a state to be of use."
@@ -392,16 +343,13 @@ def _settings(stream):
     return {"source": stream.source.name, "lanes": stream.source.lanes,
             **{name: getattr(stream, name) for name in names}}
 
-def _check_states(states, settings):
+def _check_states(states, settings, finite):
     "Raise a `ValueError` for what is no state of this stream."
-    if not states:
-        raise ValueError("no states: give those of all processes")
     for state in states:
-        if not isinstance(state, dict) or not {"settings", "reader"} <= state.keys():
-            raise ValueError(f"{state!r:.60} is no state of a stream: give what its "
-                             "state_dict() returned")
-        saved = state["settings"]
-        changed = [f"{name}: {saved.get(name)} then, {value} now"
-                   for name, value in settings.items() if saved.get(name) != value]
-        if changed:
-            raise ValueError(f"the state is of another stream ({'; '.join(changed)})")
+        if state.get("settings") != settings:
+            raise ValueError(f"the state is of another stream: {state.get('settings')} "
+                             f"then, {settings} now")
+    # in one pass all processes are at the same batch
+    if finite and any(state["todo"] != states[0]["todo"] for state in states):
+        raise ValueError("the states are of different moments: in one pass all "
+                         "processes are at the same batch")

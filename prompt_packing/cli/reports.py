@@ -42,17 +42,17 @@ def padding(
     return _padding_text(report), report
 
 _shown = {"padding": "{:.1%}", "batches": "{:,}", "computed_tokens": "{:,}",
-          "new_mates": "{:.1%}"} # the other columns are in the JSON
+          "length_correlation": "{:.2f}"} # the other columns are in the JSON
 
 def _padding_text(report):
-    "The plans as a table, what its columns mean, and what to do."
+    "The plans as a table, and what its columns mean."
     plans = import_module("pandas").DataFrame(report["plans"]).set_index("plan")
     formats = [form.format for form in _shown.values()]
     table = plans[[*_shown]].to_string(
         formatters=formats, index_names=False, na_rep="–")
     lines = ["{rows:,} examples, {tokens:,} tokens".format(**report), "", table, ""]
-    lines += [f"{name}: {report['columns'][name]}" for name in _shown] + [""]
-    return "\n".join(lines + [f"* {advice}" for advice in report["advice"]])
+    lines += [f"{name}: {report['columns'][name]}" for name in ("plan", *_shown)]
+    return "\n".join(lines)
 
 # %% ../../nbs/cli/reports.ipynb #chk00008
 HEADS = Literal["causal-lm", "masked-lm", "seq2seq-lm", "sequence-classification",

@@ -22,7 +22,7 @@ from transformers import (
 from .methods import METHODS
 from ..prompt_tuning import PromptForSequenceClassification
 from ..tasks.task import METRICS
-from ..tasks.backbones import find_place, read_config
+from ..tasks.backbones import load_from, read_config
 
 # %% ../../nbs/compare/results.ipynb #94ad51dd
 _number = (int, float)
@@ -102,21 +102,11 @@ def _rows_interval(runs):
     return _bootstrap(METRICS[metric], [*map(np.array, runs.predictions)], references)
 
 # %% ../../nbs/compare/results.ipynb #26f3f1ff
-def _barely_moves(run):
-    "Whether the numbers of a regression vary less than a fifth as much as the labels."
-    if run.problem_type != "regression":
-        return False
-    return np.std(run.predictions) < 0.2 * np.std(run.references)
-
 def _note(runs, head_score):
     "What a reader should know before taking the mean for the method; else nothing."
     notes = [] if "notes" not in runs else sorted(set(runs.notes.dropna().sum()))
     if alike := int(runs.one_class.sum()):
         notes.append(f"{alike} of {len(runs)} give one answer")
-    elif runs.apply(_barely_moves, axis=1).any():
-        spread = np.mean([np.std(answers) for answers in runs.predictions])
-        notes.append(f"predictions barely move: standard deviation {spread:.2g}, "
-                     f"labels {np.std(runs.references.iloc[0]):.2g}")
     if runs.prompt_tokens.iloc[0] and runs.score.mean() < head_score:
         notes.append("below the head alone: set init to a text")
     return "; ".join(notes)
@@ -202,13 +192,10 @@ def _plot(runs, ax):
         if len(scores) > 1: # one seed has no interval
             ax.errorbar(i, scores.mean(), _seeds_interval(scores), capsize=3,
                         color=color)
-    for score in runs.majority.unique(): # dotted: one answer for all rows
-        ax.axhline(score, ls=":", color="0.5", zorder=0)
-        ax.annotate("one answer for all rows", (0.27, score), xytext=(0, 2),
-                    xycoords=ax.get_yaxis_transform(), textcoords="offset points",
-                    fontsize=7, color="0.4", ha="center", va="bottom")
-    many = len(names) * max(map(len, "\n".join(names).split("\n"))) > 60
-    ax.set_xticks(range(len(names)), names, fontsize=7 if many else None)
+    for score in runs.majority.unique():
+        line = ax.axhline(score, ls=":", color="0.5", zorder=0)
+    ax.legend([line], ["one answer for all rows"], fontsize="small")
+    ax.set_xticks(range(len(names)), names, fontsize="small")
     ax.set(ylabel=" or ".join(runs.metric.unique()).replace("_", " "))
     return ax
 
@@ -271,10 +258,9 @@ def load_model(
         raise FileNotFoundError(f"there is no folder {folder}")
     if read_config(folder)["model_type"] == "prompt_tuning":
         return PromptForSequenceClassification.from_pretrained(folder)
-    place = find_place(folder)
-    tokenizer = place.load(AutoTokenizer)
-    model, loading = place.load(AutoModelForSequenceClassification,
-                                output_loading_info=True, use_safetensors=True)
+    tokenizer = load_from(folder, AutoTokenizer)
+    model, loading = load_from(folder, AutoModelForSequenceClassification,
+                               output_loading_info=True, use_safetensors=True)
     if missing := sorted(loading["missing_keys"]): # they would be random numbers
         raise ValueError(f"the model in {folder} is no classifier: it has no weights "
                          f"{', '.join(missing[:3])}")

@@ -25,7 +25,7 @@ from ..frozen_weights import changed_layers
 from ..prompt_tuning import TextCache, find_facts
 from ..prompt_tuning.facts import check_fits
 from ..prompt_tuning.text_cache import NoRoom
-from ..tasks import Task, load_backbone, load_task
+from ..tasks import load_backbone, load_task
 from ..trainer import Trainer, TrainingArguments
 
 # %% ../../nbs/compare/runs.ipynb #2d78218f
@@ -88,9 +88,6 @@ def _draw(task, split, name, rows, seed=0):
     data = task.splits[split]
     if rows is not None and rows < 1:
         raise ValueError(f"{name} must be at least 1, or None for all, not {rows}")
-    if rows is not None and rows > len(data):
-        _logger.warning_once(f"{task.name}: {name}={rows:,}, and the {split} split has "
-                             f"{len(data):,} rows; all of them are taken")
     if rows is None or rows >= len(data):
         return data
     return data.shuffle(seed=seed).select(range(rows))
@@ -118,13 +115,11 @@ def load_kit(
     max_cache_bytes:int=4 * 2**30, # a text cache larger than this is not built
     prompt_tokens:int=0, # of the largest prompt; all methods read the same texts
     frozen:bool=True, # whether a method with a frozen backbone reads the cache
-    task:Task|None=None, # None: it is loaded
 )->Kit:
     """Backbone, task, rows and text cache of a run. Raises what the two loaders raise,
     and `ValueError` for texts that leave the largest prompt no room."""
     backbone, tokenizer = load_backbone(run.backbone, dtype=getattr(torch, run.dtype))
-    if task is None:
-        task = load_task(run.task, **{o: getattr(run, o) for o in TASK_OPTIONS})
+    task = load_task(run.task, **{o: getattr(run, o) for o in TASK_OPTIONS})
     rows = DatasetDict(
         train=_draw(task, "train", "train_rows", run.train_rows, run.rows_seed),
         validation=_draw(task, "validation", "eval_rows", run.eval_rows))
@@ -212,13 +207,6 @@ def _majority_scores(kit):
     logits = np.tile(answer, (len(labels), 1))
     return kit.task.metric(EvalPrediction(logits, labels))
 
-def _paddings(lengths, token_budget):
-    "The fraction of padding under the budget, and in shuffled batches of 32 rows."
-    shuffled = lengths[np.random.default_rng(0).permutation(len(lengths))]
-    rows = np.array_split(shuffled, max(1, len(lengths) // 32))
-    plain = 1 - lengths.sum() / sum(len(r) * r.max() for r in rows)
-    return plan_batches(lengths, token_budget=token_budget).padding, float(plain)
-
 # %% ../../nbs/compare/runs.ipynb #16033bee
 def _one_class(run, predicted, references):
     "Whether all predictions are the same although the references are not."
@@ -272,11 +260,11 @@ def _save(model, kit, folder, run):
 
 def _costs(run, kit, model):
     lengths = np.asarray(kit.train["length"])
-    padding, shuffled = _paddings(lengths, run.token_budget)
+    plan = plan_batches(lengths, token_budget=run.token_budget)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return {"text_seconds": kit.text_seconds, "trained_parameters": trained,
             "cached": kit.data(model, "train") is not kit.train,
-            "padding": padding, "padding_shuffled": shuffled}
+            "padding": plan.padding}
 
 def _frozen(run, kit):
     "How many tensors of the backbone are not what they were when it was loaded."

@@ -97,12 +97,10 @@ def _settled(run, records): # `records`: of the trials, by run
 _shared = ("backbone", "task", "train_rows", "rows_seed", "eval_rows", "max_length",
            "dtype", "data", *TASK_OPTIONS)
 
-_tasks = {} # digest of its rows -> task, of a sweep that this process has begun
-
 @lru_cache(maxsize=1) # a run mostly follows one that shares its kit
 def _load_shared(run, output_dir, **options):
     folder = Path(output_dir) / "text_cache" / run.name
-    return load_kit(run, folder, task=_tasks.get(run.data), **options)
+    return load_kit(run, folder, **options)
 
 def _kit_of(run, output_dir, **options): # options of `load_kit`
     "The kit of a run: runs that agree in the settings that count get the same."
@@ -192,10 +190,7 @@ def _digest(task):
 def _data(name, settings):
     "The digest of a task."
     given = {o: settings[o] for o in TASK_OPTIONS if o in settings}
-    task = load_task(name, **given)
-    digest = _digest(task)
-    _tasks[digest] = task # the kits of this process need not read it again
-    return digest
+    return _digest(load_task(name, **given))
 
 # %% ../../nbs/compare/sweep.ipynb #772f801d
 def _tidy(output_dir, keep_text_cache):
@@ -256,7 +251,6 @@ def sweep(
         runs = [_settled(run, trials) for run in wanted if run not in refused]
         records, failed = recorded(runs, what="runs")
         _tidy(output_dir, keep_text_cache)
-    _tasks.clear()
     refused |= failed
     if not records:
         raise ValueError(next(iter(refused.values())))

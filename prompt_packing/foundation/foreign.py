@@ -16,7 +16,7 @@ from torch.utils import _pytree
 # %% auto #0
 __all__ = ['BatchNorm', 'tree_flatten', 'tree_map', 'tree_unflatten', 'IF_THERE', 'write_count', 'computed_buffers',
            'tensor_tables', 'input_shape', 'attention_of', 'set_attention_of', 'set_sync', 'plain_forward',
-           'forget_processes', 'picked_rows', 'inner_iterable', 'pinned', 'no_foreign_code']
+           'forget_processes', 'picked_rows', 'pinned', 'no_foreign_code']
 
 # %% ../../nbs/foundation/foreign.ipynb #f0e1a007
 BatchNorm = nn.modules.batchnorm._BatchNorm # the base of `SyncBatchNorm` too
@@ -69,10 +69,6 @@ def forget_processes():
 def picked_rows(dataset: Any) -> Any:
     "The table of row numbers of a data set that was filtered or shuffled; else None."
     return dataset._indices
-
-def inner_iterable(stream: Any) -> Any:
-    "What a `datasets.IterableDataset` reads from."
-    return stream._ex_iterable
 
 def pinned(batch: Any, device: Any = None) -> Any:
     "A nest of tensors in pinned memory, as a `DataLoader` pins its batches."

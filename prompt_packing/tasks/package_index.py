@@ -61,9 +61,8 @@ def download(
     faults = [line for line in said.splitlines() if "ERROR" in line or "pip" in line]
     raise ConnectionError(
         f"{package.requirement} could not be had from the package index "
-        f"({' '.join(faults[-1:])}): see `pip config list`, run "
-        f"`{shlex.quote(sys.executable)} -m ensurepip` if pip is missing, or give a "
-        "folder as source")
+        f"({' '.join(faults[-1:])}): see `pip config list`, or if pip is missing run "
+        f"`{shlex.quote(sys.executable)} -m ensurepip`")
 
 # %% ../../nbs/tasks/package_index.ipynb #de85a23a
 def cached(

@@ -8,13 +8,14 @@ __all__ = ['TASKS', 'METRICS', 'TaskMetric', 'Task', 'make_task']
 # %% ../../nbs/tasks/task.ipynb #669c333d
 import csv
 import hashlib
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import evaluate
 import numpy as np
 import pandas as pd
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
@@ -75,17 +76,27 @@ METRICS = dict( # of predictions and references, in this order
     pearson=partial(_correlation, pearsonr), spearmanr=partial(_correlation, spearmanr))
 
 # %% ../../nbs/tasks/task.ipynb #458bb283
-@dataclass(frozen=True)
-class TaskMetric:
-    "GLUE's metrics without a download: a `compute_metrics` for the Trainer."
-    metrics: tuple # names in `METRICS`
-    problem_type: str = "single_label_classification" # as in a model's config
+_VALUES = {"single_label_classification": Value("int64"),
+           "multi_label_classification": List(Value("int64")),
+           "regression": Value("float64")}
 
-    def compute(self,
-        predictions:np.ndarray, # as `decide` gives them
-        references:np.ndarray, # of the same shape
-    ) -> dict: # each metric's name and value
-        "The metrics of predictions that were decided."
+class TaskMetric(evaluate.Metric):
+    "GLUE's metrics without a download; also a `compute_metrics` for the Trainer."
+    def __init__(self,
+        metrics:Sequence[str], # names in `METRICS`
+        problem_type:str="single_label_classification", # as in a model's config
+        **kwargs:Any, # of `evaluate.Metric`, such as `num_process`
+    ):
+        self.metrics, self.problem_type = tuple(metrics), problem_type
+        super().__init__(config_name="-".join(self.metrics), **kwargs)
+
+    def _info(self):
+        value = _VALUES[self.problem_type]
+        return evaluate.MetricInfo(
+            description=type(self).__doc__, citation="", inputs_description="labels",
+            features=Features({"predictions": value, "references": value}))
+
+    def _compute(self, predictions, references):
         predictions, references = np.asarray(predictions), np.asarray(references)
         return {n: float(METRICS[n](predictions, references)) for n in self.metrics}
 
@@ -103,7 +114,7 @@ class TaskMetric:
         logits = prediction.predictions
         if isinstance(logits, tuple):
             logits = logits[0]
-        return self.compute(self.decide(logits), prediction.label_ids)
+        return self._compute(self.decide(logits), prediction.label_ids)
 
 # %% ../../nbs/tasks/task.ipynb #9e4752cf
 def _place(text):
@@ -116,13 +127,11 @@ def _place(text):
 def _tokens(batch, tokenizer, text_columns, max_length):
     "Columns of a batch of rows, for `Dataset.map`."
     texts = [batch[c] for c in text_columns]
-    out = tokenizer(*texts, truncation=max_length is not None, max_length=max_length)
-    names = ["input_ids", "attention_mask"]
-    is_pair = len(text_columns) == 2
-    if is_pair and "token_type_ids" in out:
-        names.append("token_type_ids")
+    out = tokenizer(*texts, truncation=True, max_length=max_length)
+    if len(texts) == 1:
+        out.pop("token_type_ids", None) # all zeros
     lengths = [len(ids) for ids in out["input_ids"]]
-    return {n: out[n] for n in names} | {"labels": batch["label"], "length": lengths}
+    return {**out, "labels": batch["label"], "length": lengths}
 
 # %% ../../nbs/tasks/task.ipynb #5abba6bb
 def _check_lengths(encoded, limit, where):
@@ -131,7 +140,7 @@ def _check_lengths(encoded, limit, where):
     if len(lengths) and lengths.min() == 0:
         row = int(lengths.argmin())
         raise ValueError(f"{where}: row {row} (the first is row 0) has no tokens")
-    if limit and (full := int((lengths == limit).sum())):
+    if (full := int((lengths == limit).sum())):
         _logger.warning_once(f"{where}: {full:,} of {len(lengths):,} texts fill all "
                              f"{limit:,} tokens; what was longer is cut")
 
@@ -166,9 +175,7 @@ class Task:
 
         Pairs get `token_type_ids` too, if the tokenizer makes them. Raises `ValueError`
         for a row without a single token."""
-        limit = min(max_length or int(1e30), tokenizer.model_max_length)
-        limit = limit if limit < int(1e20) else None # a tokenizer's sign for none
-        encoded = {}
+        limit, encoded = min(max_length or 10**9, tokenizer.model_max_length, 10**9), {}
         for name, split in self.splits.items():
             encoded[name] = split.map(
                 _tokens, batched=True, batch_size=10_000, desc=f"Tokenizing {name}",
@@ -183,15 +190,13 @@ class Task:
     ):
         """Write the rows of all splits with the names of their classes.
 
-        Several labels of a row are a JSON list of names, as `load_task` reads it."""
+        Several labels of a row are a list of names, as `load_task` reads it."""
         tables = [split.to_pandas() for split in self.splits.values()]
-        table = pd.concat(tables, ignore_index=True)
-        names = np.array(self.label_names)
+        table, names = pd.concat(tables), np.array(self.label_names)
         if self.problem_type == "single_label_classification":
             table["label"] = names[table["label"]]
         if self.problem_type == "multi_label_classification":
-            table["label"] = [json.dumps(names[marks > 0].tolist(), ensure_ascii=False)
-                              for marks in table["label"]]
+            table["label"] = [names[marks > 0].tolist() for marks in table["label"]]
         table.to_csv(path, index=False, quoting=csv.QUOTE_NONNUMERIC)
 
     def __repr__(self):
@@ -210,10 +215,8 @@ def _split_by_hash(tables, text_columns, share, name):
     pairs = rows[list(text_columns)].itertuples(index=False)
     places = np.array([_place("\t".join(pair)) for pair in pairs])
     held_out = places < share
-    texts = np.unique(places)
-    if len(texts) > 1 and held_out.all() == held_out.any(): # all on one side
-        count = min(len(texts) - 1, max(1, round(share * len(texts))))
-        held_out = places < texts[count]
+    if held_out.all() == held_out.any(): # few rows, or one side of such a split
+        held_out = places <= np.quantile(places, share)
         _logger.warning_once(
             f"{name}: by their hashes all texts are on one side, so {held_out.sum()} "
             f"of the {len(rows)} rows are held out for validation")
@@ -265,13 +268,11 @@ def make_task(
 def _with_text(table, columns, where, skip_empty):
     "The rows that have text in all `columns`; ValueError for others unless skipped."
     table = table.reset_index(drop=True)
-    empty = np.zeros(len(table), bool)
     for column in columns:
         values = table[column].astype(object).where(table[column].notna(), "")
-        texts = [cell_text(value, f"{where}: row {row} (the first is row 0)")
-                 for row, value in enumerate(values)]
-        table = table.assign(**{column: pd.Series(texts, dtype=object)})
-        empty |= np.array([not text.strip() for text in texts], bool)
+        table[column] = [cell_text(value, f"{where}: row {row} (the first is row 0)")
+                         for row, value in enumerate(values)]
+    empty = (table[[*columns]].map(str.strip) == "").any(axis=1)
     if empty.any() and not skip_empty:
         raise ValueError(f"{where}: row {empty.argmax()} (the first is row 0) has an "
                          "empty text; remove it or fill it")

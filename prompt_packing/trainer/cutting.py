@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..bucketing.cut import cut_packed_rows, cut_rows
-from ..bucketing.packed_rows import PackingWay
 from ..foundation.rows import RowLengths, StepRows
 
 # %% auto #0
@@ -32,7 +31,6 @@ class StepCutter:
     token_budget: int | None # most tokens of a part: rows x longest row
     pass_cost: Callable # () -> the fixed cost of a pass, in tokens, once it matters
     pack: int | None = None # tokens in a packed row; None: rows are padded
-    way: PackingWay | None = None # how the model keeps packed rows apart
     say: Callable = print # takes a message, once each
     most_passes: Callable | None = None # passes here -> most of all processes
     has_spoken: bool = field(default=False, init=False) # of a budget that costs time
@@ -42,43 +40,29 @@ class StepCutter:
         if self.token_budget and longest > self.token_budget:
             self.say(f"a row of {longest:,} tokens is longer than token_budget="
                      f"{self.token_budget:,}: such rows are computed alone")
-        everything = np.arange(len(lengths))
-        if not self.pack:
-            return self._padded(everything, lengths)
-        most = self.way.longest or longest
-        short, long = everything[lengths <= most], everything[lengths > most]
-        # processes that compute together ask as often: once here, once for their passes
-        most_long = self.most_passes(len(long)) if self.most_passes else len(long)
-        if most_long == 0:
-            return self._packed(everything, lengths)
-        self.say(f"rows of more than {most:,} tokens are padded: the model does not keep "
-                 "them apart in packed rows")
-        if self.most_passes:
-            return self._padded(everything, lengths)
-        packed = self._packed(short, lengths) if len(short) else []
-        return self._padded(long, lengths) + packed
+        return self._packed(lengths) if self.pack else self._padded(lengths)
 
-    def _padded(self, rows: np.ndarray, lengths: np.ndarray) -> list[Part]:
+    def _padded(self, lengths: np.ndarray) -> list[Part]:
         cost = self.pass_cost()
         parts = self._with_equal_passes(lambda **passes: cut_rows(
-            lengths[rows], self.token_budget, pass_cost=cost, **passes), len(rows))
-        self._compare_with_one_pass(lengths[rows], parts, cost)
+            lengths, self.token_budget, pass_cost=cost, **passes), len(lengths))
+        self._compare_with_one_pass(lengths, parts, cost)
         # rows in their own order: what is not cut is computed as it came
-        return [Part(np.sort(rows[part])) for part in parts]
+        return [Part(np.sort(part)) for part in parts]
 
-    def _packed(self, rows: np.ndarray, lengths: np.ndarray) -> list[Part]:
+    def _packed(self, lengths: np.ndarray) -> list[Part]:
         # what one pass holds is one pass, and no cost need be known
-        fits = self.token_budget is None or lengths[rows].sum() <= self.token_budget
+        fits = self.token_budget is None or lengths.sum() <= self.token_budget
         cost = 2 ** 40 if fits else self.pass_cost()
         parts = self._with_equal_passes(lambda **passes: cut_packed_rows(
-            lengths[rows], self.pack, self.token_budget, pass_cost=cost, **passes),
-            len(rows))
+            lengths, self.pack, self.token_budget, pass_cost=cost, **passes),
+            len(lengths))
         made = []
         for part in parts: # packed rows, each of some rows
             numbers = np.concatenate([np.asarray(each) for each in part])
             ends = np.cumsum([len(each) for each in part])
             layout = [list(range(end - len(each), end)) for end, each in zip(ends, part)]
-            made.append(Part(rows[numbers], layout))
+            made.append(Part(numbers, layout))
         return made
 
     def _with_equal_passes(self, cut: Callable, rows: int) -> list:

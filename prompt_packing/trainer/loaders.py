@@ -19,7 +19,8 @@ from tqdm.auto import tqdm
 from transformers.trainer_utils import seed_worker
 from transformers.utils import logging
 
-from ..bucketing.collating import dataset_lengths
+from ..bucketing.batches import as_lengths
+from ..bucketing.collating import stored_lengths
 from ..bucketing.cut import deal_packed_rows, deal_rows
 from ..bucketing.steps import DealtRows, StepPlan, plan_steps
 from ..bucketing.packed_rows import PackingWay, lay_end_to_end
@@ -45,15 +46,16 @@ def measured_lengths(
 ) -> np.ndarray: # (rows,)
     "Tokens in each row; rows are read one by one where nothing else says it."
     names = getattr(dataset, "column_names", None) or ()
-    if given is None and (hasattr(dataset, "lengths") or column in names):
-        return dataset_lengths(dataset, column)
+    stored = None if given is not None else stored_lengths(dataset, column)
+    if stored is not None and (hasattr(dataset, "lengths") or column in names):
+        return as_lengths(stored)
     measure = RowLengths(collate, getattr(model, "main_input_name", "input_ids"), given)
-    if given is None and "input_ids" in names: # through Arrow, where the collator agrees on some rows
-        few = dataset.select(range(min(len(dataset), 256)))
+    if stored is not None: # counted by Arrow: does the collator agree on some rows?
+        few = list(dataset.select(range(min(len(dataset), 256))))
         with seeded():
-            agrees = np.array_equal(dataset_lengths(few), measure(list(few)))
+            agrees = np.array_equal(stored[:len(few)], measure(few))
         if agrees:
-            return dataset_lengths(dataset)
+            return as_lengths(stored)
     starts = tqdm(range(0, len(dataset), 1024), desc="Reading lengths",
                   disable=len(dataset) < 10_000)
     lengths = []
@@ -61,11 +63,7 @@ def measured_lengths(
         for start in starts:
             stop = min(start + 1024, len(dataset))
             lengths.append(measure([dataset[i] for i in range(start, stop)]))
-    lengths = np.concatenate(lengths)
-    if lengths.min() < 1:
-        row = int(lengths.argmin())
-        raise ValueError(f"row {row} has no tokens: leave empty rows out")
-    return lengths
+    return as_lengths(np.concatenate(lengths))
 
 # %% ../../nbs/trainer/loaders.ipynb #399587eb
 class StepSampler:
@@ -94,9 +92,8 @@ class StepSampler:
     def __iter__(self) -> Iterator[Sequence[int]]:
         for number in range(len(self.plan)):
             # steps that a resumed run passes over are not dealt
-            rows = _StepRows(partial(self.rows_of_step, number))
-            rows.place = self.plan.epoch, number, self.rank
-            yield rows
+            place = self.plan.epoch, number, self.rank
+            yield DealtRows(partial(self.rows_of_step, number), place)
 
     def rows_of_step(self, number: int) -> list[int]:
         "Row numbers of one step on this process. Raises `ValueError` if there is none."
@@ -122,18 +119,6 @@ def _flat(arrays: list) -> np.ndarray:
     return np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
 
 # %% ../../nbs/trainer/loaders.ipynb #2fcc924f
-class _StepRows(DealtRows):
-    "Row numbers of one step, and where in the training it is."
-    place: tuple[int, int, int] # epoch, step of the epoch, process
-
-    def __reduce__(self): # a worker process gets the numbers, not the plan
-        return _placed_rows, (self.rows, self.place)
-
-def _placed_rows(rows: list[int], place: tuple) -> _StepRows:
-    made = _StepRows(lambda: rows)
-    made.place = place
-    return made
-
 class _SeededRows(Dataset):
     "Rows for worker processes, in which random numbers depend on the step alone."
     def __init__(self, dataset, seed: int):
@@ -145,7 +130,7 @@ class _SeededRows(Dataset):
     def __getitem__(self, i: int):
         return self.dataset[i]
 
-    def __getitems__(self, rows: _StepRows):
+    def __getitems__(self, rows: DealtRows):
         sequence = np.random.SeedSequence([self.seed, *rows.place])
         seed = int(sequence.generate_state(1)[0])
         torch.manual_seed(seed)
@@ -198,10 +183,9 @@ def planned_loader(
         tokens_per_step=args.tokens_per_step or None, seed=data_seed(args), **window)
     if args.process_index == 0:
         _logger.info(f"{len(lengths):,} rows in {len(sampler):,} steps an epoch")
-    rows = dataset
     if args.dataloader_num_workers:
-        rows = _SeededRows(rows, data_seed(args))
-    return PlannedSteps(rows, batch_sampler=sampler, collate_fn=collate,
+        dataset = _SeededRows(dataset, data_seed(args))
+    return PlannedSteps(dataset, batch_sampler=sampler, collate_fn=collate,
                         **reading_options(args, True))
 
 # %% ../../nbs/trainer/loaders.ipynb #6eda73b8
