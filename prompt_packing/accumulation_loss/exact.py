@@ -42,20 +42,18 @@ class RowSource:
     def open(self,
         loader, # of training
         cut_step: Callable | None, # `StepRows` -> parts; None: steps are not cut
-        in_worker: Callable | None, # the same in a worker, where a batch is a step
         at_once: bool, # each micro-batch is computed when it comes
     ) -> Callable | None: # the user's collator; None: batches come ready-made
         "From here on the loader hands over rows."
         def cut(rows: StepRows) -> list | None: # None: computed whole, or as they come
             facts = self.findings.facts
-            is_whole = facts.way is Way.CHUNKS or facts.communicates
+            is_whole = facts.way is Way.CHUNKS or facts.communicates or facts.ordered
             return None if is_whole or at_once else cut_step(rows)
 
         self.loader, self.joins = loader, None
         self.cut = None if cut_step is None else cut
         # without a budget the loader makes its batches as ever, and rows come along
-        self.collate = hand_over_rows(
-            loader, makes_batches=cut_step is None, cut=in_worker)
+        self.collate = hand_over_rows(loader, makes_batches=cut_step is None)
         return self.collate
 
     def close(self):
@@ -301,9 +299,8 @@ class ExactLossMixin(_AroundStepsMixin):
     def begin_steps(self, dataloader):
         "From here on steps are made of this loader's rows."
         cut = self.cut_step if self.cuts_steps() else None
-        in_worker = self.cut_in_worker(dataloader) if cut else None
         at_once = self._steps.passes.overridden
-        collate = self._source.open(dataloader, cut, in_worker, at_once)
+        collate = self._source.open(dataloader, cut, at_once)
         self.row_lengths = RowLengths(collate, self._source.main_input, self.row_length)
         self._steps.looks.lengths = self._steps.computer.lengths = self.row_lengths
 
@@ -364,6 +361,9 @@ class ExactLossMixin(_AroundStepsMixin):
     def _run_epoch(self, *args, **kwargs):
         # a callback may have stopped the epoch before in the middle of a step
         self.model_wrapped.zero_grad()
+        loader = self._source.loader
+        if self._source.cut and self._source.collate: # before its workers start
+            hand_over_rows(loader, makes_batches=False, cut=self.cut_in_worker(loader))
         return super()._run_epoch(*args, **kwargs)
 
     def _inner_training_loop(self, *args, **kwargs):

@@ -88,12 +88,10 @@ class StepCutter:
 # %% ../../nbs/trainer/cutting.ipynb #a60b6036
 class CutInWorker:
     "Rows of a step -> its parts, in a loader's workers; the same cut as anywhere else."
-    def __init__(self, main_input: str, token_budget: int, pass_cost: int):
-        self.main_input, self.token_budget, self.pass_cost = main_input, token_budget, pass_cost
-        self.lengths = None
+    def __init__(self, lengths: RowLengths, token_budget: int, pass_cost: int):
+        self.lengths, self.token_budget, self.pass_cost = lengths, token_budget, pass_cost
 
     def __call__(self, rows: StepRows) -> list: # batches
-        self.lengths = self.lengths or RowLengths(rows.collate, self.main_input)
         parts = cut_rows(self.lengths(rows.rows), self.token_budget, pass_cost=self.pass_cost)
         return [rows.take(np.sort(part)) for part in parts]
 

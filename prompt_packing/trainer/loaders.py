@@ -127,6 +127,9 @@ class _SeededRows(Dataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
+    def __getitem__(self, i: int):
+        return self.dataset[i]
+
     def __getitems__(self, rows: DealtRows):
         sequence = np.random.SeedSequence([self.seed, *rows.place])
         seed = int(sequence.generate_state(1)[0])

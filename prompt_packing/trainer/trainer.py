@@ -71,14 +71,14 @@ class StepCut:
                 pass_cost=lambda: self.cost, say=self.say, most_passes=most_passes)
             # processes measure together, so before any of them cuts
             if self.processes.number > 1 or not self.args.pack:
-                self._find_cost(rows, lengths)
+                self.find_cost(rows, lengths)
         self._rows = rows, lengths # of the step, if the cost is to be measured now
         return self.cutter(lengths)
 
     @property
     def cost(self) -> int:
         if self.pass_cost is None:
-            self._find_cost(*self._rows)
+            self.find_cost(*self._rows)
         return self.pass_cost
 
     def _find_budget(self, rows: StepRows, lengths: np.ndarray):
@@ -92,7 +92,7 @@ class StepCut:
         # one budget for all processes: what the fullest device can hold
         self.token_budget = min(self.processes.numbers(budget))
 
-    def _find_cost(self, rows: StepRows, lengths: np.ndarray):
+    def find_cost(self, rows: StepRows, lengths: np.ndarray):
         "Measured, and the same on all processes."
         if self.pass_cost is not None:
             return
@@ -317,23 +317,34 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
             torch.accelerator.synchronize()
 
     def cut_in_worker(self, dataloader) -> CutInWorker | None:
-        "Where a loader's batch is the step, its workers cut and collate, if they know how."
-        args, budget = self.args, self.token_budget
-        knows = budget and args.pass_cost is not None and not args.pack
+        "Where a loader's batch is the step, its workers cut and collate."
+        args, budget = self.args, self.args.token_budget
         is_step = args.gradient_accumulation_steps == 1 and not is_sharded(self.model)
-        if knows and is_step and getattr(dataloader, "num_workers", 0):
-            return CutInWorker(self._steps.passes.main_input, budget, args.pass_cost)
-        return None
+        if args.pack or not isinstance(budget, int) or not is_step or \
+                not getattr(dataloader, "num_workers", 0):
+            return None
+        cut, data = self._known_cut(), dataloader.dataset
+        # workers cannot measure
+        if cut.pass_cost is None and not isinstance(data, IterableDataset):
+            with seeded(): # what reading a row draws
+                few = [data[i] for i in range(min(len(data), args.train_batch_size))]
+            cut.find_cost(StepRows(few, self.row_lengths.collate), self.row_lengths(few))
+        if cut.pass_cost is None:
+            return None
+        return CutInWorker(self.row_lengths, budget, cut.pass_cost)
 
-    def cut_step(self, rows: StepRows) -> list:
-        "The parts in which these rows are computed, as the collator makes them."
+    def _known_cut(self) -> StepCut:
         if self._cut is None:
             self._cut = StepCut(
                 self.args, self.run_without_trace, self._steps.processes,
                 self._steps.passes.bare(self.model), self._say_once)
             self._cut.load_state_dict(self._cut_state or {})
+        return self._cut
+
+    def cut_step(self, rows: StepRows) -> list:
+        "The parts in which these rows are computed, as the collator makes them."
         parts = []
-        for part in self._cut(rows, self.row_lengths(rows.rows)):
+        for part in self._known_cut()(rows, self.row_lengths(rows.rows)):
             batch = rows.take(part.numbers) if part.layout is None else packed_part(
                 rows, part, self._packing_way)
             parts.append(sent_to_device(batch, self.args, self.accelerator.non_blocking))
