@@ -24,6 +24,7 @@ import fsspec
 import pandas as pd
 import pyarrow as pa
 from fsspec.compression import compr, register_compression
+from fsspec.utils import infer_compression
 from pyarrow.parquet import ParquetFile
 
 # %% auto #0
@@ -51,9 +52,13 @@ if "zstd" not in compr: # fsspec has it where another package is installed
 
 def _open(path):
     "A file of bytes, decompressed; - is the standard input."
-    if str(path) == "-":
+    path = str(path)
+    if path == "-":
         return open(sys.stdin.fileno(), "rb", closefd=False)
-    return fsspec.open(str(path), "rb", compression="infer").open()
+    # fsspec opens local files too, with a call for each line
+    file = fsspec.open(path, "rb").open() if "://" in path else open(path, "rb")
+    compression = infer_compression(path)
+    return compr[compression](file, mode="rb") if compression else file
 
 # %% ../../nbs/foundation/text.ipynb #b67ea510
 class _Lines:
