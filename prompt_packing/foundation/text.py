@@ -341,6 +341,9 @@ def file_texts(
 def read_table(
     path: str | Path, # a file of any format, or "-": lines from the standard input
     **options: Any, # `columns`, `bad_rows`, `encoding` of `table_rows`
-) -> pd.DataFrame: # a column for each column of the file, if it has a row
-    "All rows of a file. Raises what `table_rows` raises."
-    return pd.DataFrame([row for _, row in table_rows(path, **options)])
+) -> pd.DataFrame: # a column for each column of the file
+    "All rows of a file. Raises what `table_rows` raises, and `ValueError` for none."
+    rows = [row for _, row in table_rows(path, **options)]
+    if not rows:
+        raise ValueError(f"{path}: no rows in it")
+    return pd.DataFrame(rows)
