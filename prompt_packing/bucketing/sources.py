@@ -32,11 +32,17 @@ def token_encoder(
     "The tokenizer as a function that makes ids and nothing else."
     if not hasattr(tokenizer, "pad_token_id"):
         return lambda texts: [ids[:max_length] for ids in tokenizer(texts)]
-    options = {"return_attention_mask": False, "return_token_type_ids": False}
+    try:
+        backend = deepcopy(tokenizer.backend_tokenizer)
+    except Exception: # it has none, or one with parts written in Python
+        cut = dict(truncation=True, max_length=max_length) if max_length else {}
+        return lambda texts: tokenizer(texts, verbose=False, **cut)["input_ids"]
+    backend.no_padding()
+    backend.no_truncation()
     if max_length:
-        options |= {"truncation": True, "max_length": max_length}
-    own = deepcopy(tokenizer)
-    return lambda texts: own(texts, verbose=False, **options)["input_ids"]
+        backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
+    backend.encode_special_tokens = tokenizer.split_special_tokens
+    return lambda texts: [encoding.ids for encoding in backend.encode_batch_fast(texts)]
 
 # %% ../../nbs/bucketing/sources.ipynb #2645b6f0
 def file_lengths(
@@ -67,6 +73,8 @@ MOST_LANES = 64
 
 class FileSource:
     "Files of text in any format."
+    row_name = staticmethod(row_name)
+
     def __init__(self,
         paths: Sequence | str, # of files, or of a folder
         shuffle: bool = True, # in another order in each pass, in up to 64 lanes
@@ -85,7 +93,7 @@ class FileSource:
         self.name = f"{len(self.paths)} files, checksum {zlib.crc32(names.encode())}"
 
     def rows(self, lane: int, number: int) -> CheckpointableIterator:
-        "The rows of a lane in a pass: (name, row)."
+        "The rows of a lane in a pass: (path, (number, row))."
         order = np.arange(len(self.paths))
         if self.shuffle:
             # Each pass deals all files anew: else those of a lane with little text
@@ -95,8 +103,7 @@ class FileSource:
         return SelectManyIterator(NativeCheckpointableIterator(paths), self._rows)
 
     def _rows(self, path):
-        for number, row in file_texts(path, **self.options):
-            yield row_name(path, number), row
+        return zip(itertools.repeat(path), file_texts(path, **self.options))
 
 # %% ../../nbs/bucketing/sources.ipynb #20be9010
 class DatasetRows(CheckpointableIterator):
@@ -150,7 +157,7 @@ class DatasetSource:
             self.lanes = max(n for n in range(1, MOST_LANES + 1) if shards % n == 0)
 
     def rows(self, lane: int, number: int) -> CheckpointableIterator:
-        "The rows of a lane in a pass: (name, row)."
+        "The rows of a lane in a pass: (name, (number, row))."
         dataset = self.dataset
         if hasattr(dataset, "num_shards"):
             from datasets.distributed import split_dataset_by_node
@@ -160,10 +167,13 @@ class DatasetSource:
             dataset.set_epoch(number)
         return DatasetRows(dataset, self._usable)
 
+    def row_name(self, name: str, number: int) -> str:
+        return f"{name}, row {number}"
+
     def _usable(self, row, number):
-        where = f"{self.name}, row {number}"
         if isinstance(row, Mapping) and "input_ids" in row:
-            return where, row
+            return self.name, (number, row)
+        where = self.row_name(self.name, number)
         if not isinstance(row, Mapping):
             row = {"text": row}
         try:
@@ -176,7 +186,8 @@ class DatasetSource:
             refuse(str(error), self.bad_rows)
             return None
         others = {name: row[name] for name in row if name != self.column}
-        return (where, others | {"text": text}) if text.strip() else None
+        row = others | {"text": text}
+        return (self.name, (number, row)) if text.strip() else None
 
 # %% ../../nbs/bucketing/sources.ipynb #8ee26236
 class Lane(CheckpointableIterator):
@@ -198,7 +209,7 @@ class Lane(CheckpointableIterator):
         self.rows = self.source.rows(self.lane, self.state["pass"])
         self.rows.setstate(self.state["rows"])
 
-    def __next__(self) -> list[tuple]: # (name, row) of each row
+    def __next__(self) -> list[tuple]: # (name, (number, row)) of each row
         at_start = self.state["rows"] is None
         window = list(itertools.islice(self.rows, self.size))
         missing = self.size - len(window)

@@ -28,7 +28,8 @@ __all__ = ['rows_of_ids', 'window_turns', 'deal_again', 'split_evenly', 'batches
 
 # %% ../../nbs/bucketing/stream.ipynb #b1b1f5ce
 def rows_of_ids(
-    named: list[tuple], # (name, row) of each row of a window
+    source: FileSource | DatasetSource,
+    named: list[tuple], # (name, (number, row)) of each row of a window
     encode: Callable, # list of texts -> lists of ids; rows with ids do not need it
     max_length: int | None, # such ids are cut to this
     most: int, # tokens that a row may have
@@ -36,27 +37,31 @@ def rows_of_ids(
     """The rows of a window as a collator takes them.
 
     Raises `ValueError` that names a row without a token or with too many."""
-    rows = [row for _, row in named]
+    rows = [row for _, (_, row) in named]
     if "input_ids" in rows[0]:
         rows = [_cut(row, max_length) for row in rows]
     else:
         ids = encode([row["text"] for row in rows])
-        rows = [row | {"input_ids": np.array(each, np.int32)}
+        rows = [_without_texts(row) | {"input_ids": np.array(each, np.int32)}
                 for row, each in zip(rows, ids)]
-    for (name, _), row in zip(named, rows):
+    for (name, (number, _)), row in zip(named, rows):
         if not 0 < len(row["input_ids"]) <= most:
             raise ValueError(
-                f"{name} has {len(row['input_ids'])} tokens, and a row needs one and "
-                f"may have {most}: give max_length= to cut, or leave it out")
-    return [{name: value for name, value in row.items() if not isinstance(value, str)}
-            for row in rows]
+                f"{source.row_name(name, number)} has {len(row['input_ids'])} tokens, "
+                f"and a row needs one and may have {most}: give max_length= to cut, or "
+                "leave it out")
+    return rows
+
+def _without_texts(row):
+    return {name: value for name, value in row.items() if not isinstance(value, str)}
 
 def _cut(row, max_length):
-    "Ids, and other lists with an entry for each of them, cut to `max_length`."
-    tokens = len(row["input_ids"])
-    cut = {name: value[:max_length] for name, value in row.items()
-           if not isinstance(value, str) and np.ndim(value) and len(value) == tokens}
-    return row | cut | {"input_ids": np.array(cut["input_ids"], np.int32)}
+    "Without texts; lists with an entry for each id are cut like the ids."
+    cut, tokens = _without_texts(row), len(row["input_ids"])
+    for name, value in cut.items():
+        if np.ndim(value) and len(value) == tokens:
+            cut[name] = value[:max_length]
+    return cut | {"input_ids": np.array(cut["input_ids"], np.int32)}
 
 # %% ../../nbs/bucketing/stream.ipynb #6b11fe5f
 def window_turns(
@@ -154,7 +159,7 @@ def read_windows(
         opened[lane][0] += 1
         if named is None:
             return None
-        rows = rows_of_ids(named, encode, stream.max_length, most)
+        rows = rows_of_ids(source, named, encode, stream.max_length, most)
         return number, cuts, left | {"lanes": places}, rows
 
     with ThreadPoolExecutor(1, "read-ahead") as thread:

@@ -24,6 +24,7 @@ import fsspec
 import pandas as pd
 import pyarrow as pa
 from fsspec.compression import compr, register_compression
+from fsspec.utils import infer_compression
 from pyarrow.parquet import ParquetFile
 
 # %% auto #0
@@ -51,9 +52,13 @@ if "zstd" not in compr: # fsspec has it where another package is installed
 
 def _open(path):
     "A file of bytes, decompressed; - is the standard input."
-    if str(path) == "-":
+    path = str(path)
+    if path == "-":
         return open(sys.stdin.fileno(), "rb", closefd=False)
-    return fsspec.open(str(path), "rb", compression="infer").open()
+    # fsspec opens local files too, with a call for each line
+    file = fsspec.open(path, "rb").open() if "://" in path else open(path, "rb")
+    compression = infer_compression(path)
+    return compr[compression](file, mode="rb") if compression else file
 
 # %% ../../nbs/foundation/text.ipynb #b67ea510
 class _Lines:
@@ -136,34 +141,20 @@ def _separated_rows(lines, is_csv):
 def _json_rows(lines):
     "Objects in a list, or one on each line."
     texts = (line for line in lines if not line.isspace())
-    first = next(texts, "")
-    if not first.lstrip().startswith("["):
-        for text in itertools.chain([first] if first else [], texts):
-            yield _json_object(_parsed(text))
-        return
-    rows = _parsed(first + "".join(texts))
-    if lines.fault:
-        rows = ValueError(lines.fault[1])
-    if isinstance(rows, ValueError):
-        raise ValueError(f"{lines.path} {rows}")
-    for number, row in enumerate(rows, 1):
-        lines.number = number # messages count the rows of a list
-        yield _json_object(row)
-
-def _parsed(text):
-    "The value of a text, or an error that says why there is none."
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return ValueError(f"is not JSON: {error}")
-
-def _json_object(value):
-    "An object; of anything else what is wrong with it."
-    if isinstance(value, ValueError):
-        return str(value)
-    if isinstance(value, dict):
-        return value
-    return f"is no JSON object but of type {type(value).__name__}"
+    for place, text in enumerate(texts):
+        is_list = place == 0 and text.lstrip().startswith("[")
+        if is_list:
+            text += "".join(texts)
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            yield f"is not JSON: {error}"
+            continue
+        for number, row in enumerate(value if is_list else [value], 1):
+            if is_list:
+                lines.number = number # messages count the rows of a list
+            fault = f"is no JSON object but of type {type(row).__name__}"
+            yield row if isinstance(row, dict) else fault
 
 # %% ../../nbs/foundation/text.ipynb #458ff9d0
 def _parquet_rows(path, columns):
@@ -177,20 +168,22 @@ def _parquet_rows(path, columns):
             yield from batch.to_pylist()
 
 # %% ../../nbs/foundation/text.ipynb #1e964965
-def _rows(path, columns, encoding):
+def _rows(lines, format):
+    "Each row of a text, or what is wrong with it."
+    if format == "lines":
+        return ({"text": line.rstrip("\r\n")} for line in lines)
+    if format in ("csv", "tsv"):
+        return _separated_rows(lines, format == "csv")
+    return _json_rows(lines)
+
+def _numbered(path, columns, encoding):
     "The number of each row, and the row or what is wrong with it."
     format = file_format(path)
     if format == "parquet":
         yield from enumerate(_parquet_rows(path, columns), 1)
         return
     lines = _Lines(path, encoding)
-    if format == "lines":
-        rows = ({"text": line.rstrip("\r\n")} for line in lines)
-    elif format in ("csv", "tsv"):
-        rows = _separated_rows(lines, format == "csv")
-    else:
-        rows = _json_rows(lines)
-    for row in rows:
+    for row in _rows(lines, format):
         fault, lines.fault = lines.fault, None
         yield fault or (lines.number, row)
 
@@ -233,7 +226,7 @@ def table_rows(
     object."""
     number, needed = 0, set(columns)
     try:
-        for number, row in _rows(path, columns, encoding):
+        for number, row in _numbered(path, columns, encoding):
             if isinstance(row, dict) and not needed <= row.keys():
                 missing = next(column for column in columns if column not in row)
                 row = f"has no column {missing!r}; it has {', '.join(row)}"
@@ -330,14 +323,17 @@ def file_texts(
     options = {"bad_rows": bad_rows, "encoding": encoding}
     column, count = text_column(path, column, **options), 0
     for number, row in table_rows(path, [column, *columns], **options):
+        text = row[column]
         try:
-            text = cell_text(row[column], "")
+            if not isinstance(text, str) or not text.isascii():
+                text = cell_text(text, row_name(path, number))
         except ValueError as error:
-            refuse(f"{row_name(path, number)}{error}", bad_rows)
+            refuse(str(error), bad_rows)
             continue
         if text and not text.isspace():
             count += 1
-            yield number, {"text": text} | {name: row[name] for name in columns}
+            others = {name: row[name] for name in columns} if columns else {}
+            yield number, {"text": text, **others}
     if not count:
         raise ValueError(f"{path} is empty: no text in it, so leave it out")
 
@@ -345,6 +341,9 @@ def file_texts(
 def read_table(
     path: str | Path, # a file of any format, or "-": lines from the standard input
     **options: Any, # `columns`, `bad_rows`, `encoding` of `table_rows`
-) -> pd.DataFrame: # a column for each column of the file, if it has a row
-    "All rows of a file. Raises what `table_rows` raises."
-    return pd.DataFrame([row for _, row in table_rows(path, **options)])
+) -> pd.DataFrame: # a column for each column of the file
+    "All rows of a file. Raises what `table_rows` raises, and `ValueError` for none."
+    rows = [row for _, row in table_rows(path, **options)]
+    if not rows:
+        raise ValueError(f"{path}: no rows in it")
+    return pd.DataFrame(rows)
