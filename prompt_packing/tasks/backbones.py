@@ -102,7 +102,9 @@ def load_from(
     with no_foreign_code(place):
         try:
             return auto.from_pretrained(place, trust_remote_code=False, **settings)
-        except (OSError, ImportError) as error: # a file or a package is missing
+        except ImportError: # it names the package that is missing
+            raise
+        except OSError as error: # no such model, or a file of it is missing
             if Path(place).exists():
                 raise
             raise OSError(
