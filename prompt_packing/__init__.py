@@ -56,20 +56,7 @@ class _Package(ModuleType):
 
 sys.modules[__name__].__class__ = _Package
 
-# %% ../nbs/how_it_is_built.ipynb #f0e1d001
-TYPE_CHECKING = False # for type checkers it is true, and nothing is imported for it
-
 # %% ../nbs/how_it_is_built.ipynb #5037d2d0
-if TYPE_CHECKING:
-    from prompt_packing.accumulation_loss import ExactLossMixin, audit_loss
-    from prompt_packing.bucketing import StreamingBatches, pack_sequences, plan_batches
-    from prompt_packing.compare import compare, load_model, sweep
-    from prompt_packing.frozen_weights import FrozenWeightsCallback
-    from prompt_packing.packed_sequence import PackedSequenceCollator, PackedSequenceMixin
-    from prompt_packing.prompt_tuning import PromptForSequenceClassification, TextCache
-    from prompt_packing.tasks import load_backbone, load_task, load_tokenizer
-    from prompt_packing.trainer import Trainer, TrainingArguments
-
 _all_ = ["PackedSequenceMixin", "PackedSequenceCollator", "ExactLossMixin", "audit_loss",
          "plan_batches", "pack_sequences", "StreamingBatches", "FrozenWeightsCallback",
          "load_task", "load_backbone", "load_tokenizer", "Trainer", "TrainingArguments",

@@ -34,19 +34,13 @@ def wikitext_lines(
 ) -> list: # of str, one paragraph or heading each
     """Lines of WikiText-103 with more than two characters.
 
-    Raises `ValueError` for another split, and what `datasets.load_dataset` raises where
+    Raises `KeyError` for another split, and what `datasets.load_dataset` raises where
     there is neither the folder nor a network."""
-    if split not in _wikitext_files:
-        known = ", ".join(_wikitext_files)
-        raise ValueError(f"split is {split!r}: choose one of {known}")
-    folder = os.environ.get("PROMPT_PACKING_DATA")
-    if folder is None:
-        lines = _hub_lines(split)
+    name, folder = _wikitext_files[split], os.environ.get("PROMPT_PACKING_DATA")
+    if folder:
+        lines = Path(folder, "wikitext", name).read_text("utf-8").split("\n")
     else:
-        file = Path(folder, "wikitext", _wikitext_files[split])
-        lines = file.read_text("utf-8").split("\n")
+        from datasets import load_dataset
+        data = load_dataset("Salesforce/wikitext", "wikitext-103-v1", split=split)
+        lines = data["text"]
     return [line.strip() for line in lines if len(line.strip()) > 2]
-
-def _hub_lines(split):
-    from datasets import load_dataset
-    return load_dataset("Salesforce/wikitext", "wikitext-103-v1", split=split)["text"]

@@ -12,9 +12,8 @@ from typing import Annotated, Literal
 
 from typer import Argument, BadParameter, Option
 
-from prompt_packing.cli.options import (
-    Column, Encoding, Model, Plot, TextFiles, Tokenizer, chapter, command, text_column,
-    whole)
+from .options import (
+    Column, Encoding, Model, TextFiles, Tokenizer, chapter, command, text_column, whole)
 
 # %% ../../nbs/cli/reports.ipynb #87224866
 @command("padding my.csv --tokenizer minilm-l6 --token-budget 4096")
@@ -25,7 +24,6 @@ def padding(
     max_length: whole("longer examples are cut") = 512,
     column: Column = None,
     encoding: Encoding = None,
-    plot: Plot = None,
 ):
     "Report how much of the computation is padding, and how much with a token budget."
     column = text_column(files, column, encoding)
@@ -36,9 +34,6 @@ def padding(
             files, encode, column=column, max_length=max_length,
             progress=lambda rows: bar.update(rows - bar.n), **encoding)
     report = bucketing.padding_report(lengths, token_budget=token_budget)
-    if plot:
-        axes = bucketing.plot_tradeoff(lengths, token_budget=token_budget)
-        axes.figure.savefig(plot, dpi=150, bbox_inches="tight")
     return _padding_text(report), report
 
 _shown = {"padding": "{:.1%}", "batches": "{:,}", "computed_tokens": "{:,}",
@@ -94,13 +89,7 @@ Checkpoint = Annotated[Path, Argument(
     exists=True, help="a folder, a safetensors file, or a fingerprint's .json")]
 
 @command("verify runs/mine/checkpoint-500 runs/mine/checkpoint-1000")
-def verify(
-    a: Checkpoint,
-    b: Checkpoint,
-    unmoved: Annotated[bool, Option("--unmoved", help="list what never moved")] = False,
-):
-    "List the tensors in which two checkpoints differ, or those that never moved."
-    weights = chapter("frozen_weights")
-    compare = weights.unmoved_weights if unmoved else weights.compare_weights
-    table = compare(a, b)
+def verify(a: Checkpoint, b: Checkpoint):
+    "List the tensors in which two checkpoints differ."
+    table = chapter("frozen_weights").compare_weights(a, b)
     return _table_text(table), table, int(len(table) > 0)

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from typer import Argument, Option
 
 from .options import (
-    Column, Encoding, OutputDir, Plot, TextFiles, Tokenizer, chapter, check_columns,
+    Column, Encoding, OutputDir, TextFiles, Tokenizer, chapter, check_columns,
     command, model_name, one_of, reader, several, task_name, text_column, whole)
 
 # %% ../../nbs/cli/training.ipynb #82d147a2
@@ -57,7 +57,7 @@ def compare(
     methods: several(f"of {', '.join(METHODS)}", read=one_of(*METHODS)) = None,
     prompt_tokens: several("prompt sizes [default: 5]", read=int) = None,
     seeds: several("runs of each method [default: 0,1,2]", read=int) = None,
-    source: Annotated[str, Option(help="of the task: hub, pypi, or a folder")] = None,
+    source: Annotated[str, Option(help="of a GLUE task: its folder")] = None,
     text_column: several("of the task's file: the text, or two for pairs") = None,
     label_column: several("of the task's file; several of 0 and 1: multi-label") = None,
     encoding: Encoding = None,
@@ -72,11 +72,10 @@ def compare(
     dtype: Literal["float32", "bfloat16", "float16"] = None,
     keep_finetuned: Annotated[bool, Option("--keep-finetuned")] = False,
     output_dir: OutputDir = Path("runs/compare"),
-    plot: Plot = None,
 ):
     "Compare a head, a prompt and fine-tuning; several models and tasks are crossed."
     given = {name: value for name, value in locals().items() if value is not None}
-    for name in ("model", "task", "text_column", "encoding", "plot"):
+    for name in ("model", "task", "text_column", "encoding"):
         given.pop(name, None)
     for name in {"label_column", "learning_rate"} & {*given}:
         if len(given[name]) == 1:
@@ -86,10 +85,8 @@ def compare(
         check_columns(file, columns, encoding)
     if text_column:
         given["text_columns"] = tuple(text_column)
-    comparison = chapter("compare").sweep(model, task, **given, **encoding)
-    if plot:
-        comparison.plot().figure.savefig(plot, dpi=150)
-    return _comparison_answer(comparison)
+    return _comparison_answer(
+        chapter("compare").sweep(model, task, **given, **encoding))
 
 # %% ../../nbs/cli/training.ipynb #50577f62
 def _comparison_answer(comparison):

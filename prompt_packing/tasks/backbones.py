@@ -102,7 +102,9 @@ def load_from(
     with no_foreign_code(place):
         try:
             return auto.from_pretrained(place, trust_remote_code=False, **settings)
-        except (OSError, ImportError) as error: # a file or a package is missing
+        except ImportError: # it names the package that is missing
+            raise
+        except OSError as error: # no such model, or a file of it is missing
             if Path(place).exists():
                 raise
             raise OSError(
@@ -167,15 +169,10 @@ def load_tokenizer(
 
     A folder with a tokenizer alone will do. Raises what `load_backbone` raises."""
     place = find_place(name, cache_dir)
-    auto, limit, folder = AutoTokenizer, 0, Path(place)
+    limit, folder = 0, Path(place)
     if not folder.exists() or (folder/"config.json").is_file():
         limit = _positions(load_from(place, AutoConfig))
-    elif not (folder/"tokenizer_config.json").is_file():
-        auto = PreTrainedTokenizerFast # the tokenizers library saves this alone
-        if not (folder/"tokenizer.json").is_file():
-            raise FileNotFoundError(f"the folder {folder} holds no tokenizer: it has "
-                                    "neither tokenizer.json nor tokenizer_config.json")
-    tokenizer = load_from(place, auto)
+    tokenizer = load_from(place, AutoTokenizer)
     if name in BACKBONES:
         tokenizer.name_or_path = name
     return _ready(tokenizer, limit, name)

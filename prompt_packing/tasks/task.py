@@ -154,7 +154,6 @@ class Task:
     label_names: tuple # in the order of their numbers; one for a regression
     metrics: tuple # names in `METRICS`; the first one chooses the best model
     source: str # where the rows came from, in words
-    left_out: int = 0 # rows not taken: without text or without a clear label
     problem_type: str = "single_label_classification" # as in a model's config
 
     @property
@@ -233,19 +232,16 @@ def make_task(
     labels:Labels, # how the labels are read
     metrics:Sequence[str], # of `METRICS`; the first chooses the best model
     source:str, # where the rows came from, in words
-    skip_empty:bool=False, # leave out rows without text; False: they are an error
     validation:float=0.1, # share held out where there is no such split
-    left_out:int=0, # rows that were left out before
 )->Task:
     """A `Task` of tables.
 
-    Raises `ValueError` for rows without text or label, for a split without rows, and
-    for training rows of a single class."""
+    Rows without text are left out, and a message counts them. Raises `ValueError` for
+    a row without a label, for a split without rows, and for training rows of a single
+    class."""
     for split, table in tables.items():
         where = f"{name}, {split}"
-        full = _with_text(table, text_columns, where, skip_empty)
-        left_out += len(table) - len(full)
-        table = full[[*text_columns, "label"]].reset_index(drop=True)
+        table = _with_text(table[[*text_columns, "label"]], text_columns, where)
         values = label_values(table["label"], labels, where)
         tables[split] = table.assign(label=pd.Series(values, dtype=object))
     if "validation" not in tables:
@@ -262,18 +258,19 @@ def make_task(
     splits = {split: Dataset.from_dict(table.to_dict("list"), features=features)
               for split, table in tables.items()}
     return Task(name, DatasetDict(splits), tuple(text_columns), names, tuple(metrics),
-                source, left_out, labels.problem_type)
+                source, labels.problem_type)
 
 # %% ../../nbs/tasks/task.ipynb #6ff0c3e5
-def _with_text(table, columns, where, skip_empty):
-    "The rows that have text in all `columns`; ValueError for others unless skipped."
+def _with_text(table, columns, where):
+    "The rows that have text in all `columns`; a message counts the others."
     table = table.reset_index(drop=True)
     for column in columns:
         values = table[column].astype(object).where(table[column].notna(), "")
         table[column] = [cell_text(value, f"{where}: row {row} (the first is row 0)")
                          for row, value in enumerate(values)]
     empty = (table[[*columns]].map(str.strip) == "").any(axis=1)
-    if empty.any() and not skip_empty:
-        raise ValueError(f"{where}: row {empty.argmax()} (the first is row 0) has an "
-                         "empty text; remove it or fill it")
-    return table[~empty]
+    if empty.any():
+        _logger.warning_once(f"{where}: {empty.sum():,} of {len(table):,} rows have an "
+                             f"empty text, the first is row {empty.argmax()} (from 0); "
+                             "they are left out")
+    return table[~empty].reset_index(drop=True)

@@ -49,7 +49,8 @@ def _splits_of(data):
     if isinstance(data, Dataset):
         return {"train": data}
     if "train" not in data:
-        raise ValueError(f"there is no split train; there is {', '.join(data) or 'none'}")
+        there = ", ".join(data) or "none"
+        raise ValueError(f"there is no split train; there is {there}")
     return {_SPLITS.get(split, split): rows for split, rows in data.items()}
 
 # %% ../../nbs/tasks/tasks.ipynb #c2321ea5
@@ -64,7 +65,7 @@ def _unlabelled(labels):
 
 def _task_of(name, splits, source, validation=0.1, *, text_columns=None,
              label_column=None, label_separator=None, labels=None, problem_type=None,
-             metrics=None, **how):
+             metrics=None):
     "A task of tables or data sets, one for each split."
     stored = labels is not None or problem_type == "regression" # positions are meant
     tables = {split: _table(rows, not stored) for split, rows in splits.items()}
@@ -94,7 +95,7 @@ def _task_of(name, splits, source, validation=0.1, *, text_columns=None,
             names=labels or names, problem_type=problem_type, separator=label_separator)
     return make_task(name, tables, text_columns, kind,
                      metrics or _METRICS_OF[kind.problem_type], source,
-                     validation=validation, **how)
+                     validation=validation)
 
 # %% ../../nbs/tasks/tasks.ipynb #4140e7f3
 def _say_columns(name, table, text_columns, label_columns):
@@ -177,19 +178,16 @@ def _clear_reviews(rows):
 # %% ../../nbs/tasks/tasks.ipynb #25d4dcd8
 def _named_task(name, source, validation, cache_dir, encoding):
     "A task of `TASKS` from the package index, the hub or a folder."
-    where, left_out = "the hub's nyu-mll/glue", 0
+    where = "the hub's nyu-mll/glue"
     if source not in (None, "pypi" if name in _RATED else "hub"):
         splits = _read_path(Path(source), encoding)
         where = f"the folder {Path(source).name}"
     elif name in _RATED:
-        rows = _read_reviews(name, cache_dir)
-        splits = {"train": _clear_reviews(rows)}
-        left_out = len(rows) - len(splits["train"])
+        splits = {"train": _clear_reviews(_read_reviews(name, cache_dir))}
         where = f"the package index ({_REVIEWS.requirement})"
     else:
         splits = _glue_hub(name)
-    return _task_of(name, splits, where, validation, label_column="label",
-                    skip_empty=True, left_out=left_out, **TASKS[name])
+    return _task_of(name, splits, where, validation, label_column="label", **TASKS[name])
 
 # %% ../../nbs/tasks/tasks.ipynb #d8d5de81
 def load_task(
@@ -210,9 +208,10 @@ def load_task(
     GLUE's tasks come from the hub or a folder, the reviews from the package index.
     Columns and labels that are not given are found.
 
-    Raises `ValueError` for an unknown task, missing columns, an empty text, a single
-    class and a label outside the range; `FileNotFoundError` for no such file;
-    `ConnectionError` if the hub or the index cannot be reached."""
+    Rows without text are left out, and a message counts them. Raises `ValueError` for
+    missing columns, a single class and a label outside the range, `FileNotFoundError`
+    for no such task or file, `ConnectionError` if the hub or the index cannot be
+    reached."""
     if isinstance(name, str) and name in TASKS:
         return _named_task(name, source, validation, cache_dir, encoding)
     if isinstance(name, (Dataset, DatasetDict)):
@@ -222,8 +221,8 @@ def load_task(
         if not path.exists():
             close = difflib.get_close_matches(str(name), TASKS, 1)
             hint = f" (did you mean {close[0]}?)" if close else ""
-            raise FileNotFoundError(f"there is no task, file or folder {path}{hint}; the "
-                                    f"tasks are {', '.join(TASKS)}")
+            raise FileNotFoundError(f"there is no task, file or folder {path}{hint}; "
+                                    f"the tasks are {', '.join(TASKS)}")
         splits = _read_path(path, encoding)
         where = f"the {'folder' if path.is_dir() else 'file'} {path.name}"
         name = str(name) if source else path.stem
