@@ -41,7 +41,8 @@ class RowSource:
 
     def open(self,
         loader, # of training
-        cut: Callable | None, # `StepRows` -> parts; None: steps are not cut
+        # `StepRows` -> parts, and batches to count items of; None: steps are not cut
+        cut: Callable | None,
         in_worker: Callable | None, # the same in a worker, where a batch is a step
     ) -> Callable | None: # the user's collator; None: batches come ready-made
         "From here on the loader hands over rows."
@@ -60,6 +61,7 @@ class RowSource:
 
         No step: no process has a batch left. Processes with fewer get fillers."""
         rows, parts, batches = None, None, taken
+        counted = None # batches of the collator, where parts are others: packed
         has_rows = bool(taken) and all(isinstance(batch, Rows) for batch in taken)
         if has_rows:
             rows = self._joined(StepRows.of(taken, self.collate))
@@ -68,11 +70,11 @@ class RowSource:
                 batches = [LazyBatch(each, self.collate) for each in taken]
         if rows is not None and self.cut is not None:
             in_worker = taken[0].parts if len(taken) == 1 else None
-            parts = in_worker or self.cut(rows)
+            parts, counted = (in_worker, in_worker) if in_worker else self.cut(rows)
         elif taken and self.cut is not None:
             self.findings.say(_not_cut, Kind.EXACT)
         if has_rows:
-            count = count_of(parts or batches)
+            count = count_of(counted or batches)
         has_any = bool(batches)
         if self.processes.number > 1:
             counted, total, some = self.processes.sum(
@@ -159,7 +161,8 @@ class OneStep:
         "Of a micro-batch that is computed at once."
         if not isinstance(inputs, LazyBatch) or inputs.was_changed or step.rows is None:
             return [inputs]
-        return self.source.cut(StepRows(inputs.rows.rows, step.rows.collate)) or [inputs]
+        parts, _ = self.source.cut(StepRows(inputs.rows.rows, step.rows.collate))
+        return parts or [inputs]
 
     def _end(self, step: Step):
         self.step, self.has_ended = None, step.is_of_loop
@@ -250,7 +253,7 @@ class ExactLossMixin:
             facts = self.loss_facts
             is_whole = facts.way == "chunks" or facts.communicates or facts.ordered
             if is_whole or self._steps.passes.overridden:
-                return None
+                return None, None
             return self.cut_step(rows)
         return cut, self.cut_in_worker(dataloader)
 

@@ -279,19 +279,27 @@ class TokenBudgetMixin:
             return CutInWorker(self._steps.passes.main_input, budget, args.pass_cost)
         return None
 
-    def cut_step(self, rows: StepRows) -> list:
-        "The parts in which these rows are computed, as the collator makes them."
+    def cut_step(self, rows: StepRows) -> tuple[list, list]:
+        """The parts in which these rows are computed, and the batches to count items of.
+
+        These are the collator's. Packed rows have fewer labels: the first of a sequence
+        is no target there, and for a loss that is not known to shift transformers
+        counts it."""
         if self._cut is None:
             self._cut = StepCut(
                 self.args, self.run_without_trace, self._steps.processes,
                 self._steps.passes.bare(self.model), self._say_once)
             self._cut.load_state_dict(self._cut_state or {})
-        parts = []
+        parts, counted = [], []
         for part in self._cut(rows, self.row_lengths(rows.rows)):
-            batch = rows.take(part.numbers) if part.layout is None else packed_part(
-                rows, part, self._packing_way)
+            if part.layout is None:
+                batch = rows.take(part.numbers)
+                counted.append(batch)
+            else:
+                batch, singles = packed_part(rows, part, self._packing_way)
+                counted += singles
             parts.append(sent_to_device(batch, self.args, self.accelerator.non_blocking))
-        return parts
+        return parts, counted
 
     def make_part(self, rows: StepRows, numbers):
         "A few rows as a part of a step has them: packed where steps are."
@@ -301,7 +309,8 @@ class TokenBudgetMixin:
             return few.take()
         cutter = StepCutter(None, lambda: 0, pack, lambda text: None)
         part, = cutter(self.row_lengths(few.rows))
-        return packed_part(few, part, self._packing_way)
+        batch, _ = packed_part(few, part, self._packing_way)
+        return batch
 
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
         "In parts within the budget, where that changes nothing."
