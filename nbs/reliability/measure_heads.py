@@ -151,7 +151,7 @@ COLUMNS = """
     smoothing_ratio smoothing_cosine one_batch_ratio one_batch_cosine
     eval_1 eval_4 eval_10 exact_even_error exact_uneven_error
     exact_rebalanced_error exact_float64_error exact_way exact_says exact_eval_4
-    loss_mean counted reads_count batch_norm random couples_rows sees_padding cause
+    counted reads_count batch_norm random couples_rows sees_padding cause
     not_built seconds transformers date""".split()
 
 def compared(name: str, right: dict, other: dict) -> dict[str, float]:
@@ -255,10 +255,8 @@ def exact_columns(
                 row.get("exact_float64_error", 0.0), in_double)
     said = [text for each in facts for text in map(str, each.messages)
             if text.startswith("NOT ")]
-    means = {each.loss_mean for each in facts}
     row["exact_way"] = " ".join(dict.fromkeys(str(each.way) for each in facts))
     row["exact_says"] = said[0][:160] if said else ""
-    row["loss_mean"] = means.pop() if len(means) == 1 else ""
     loss = evaluated_loss(ExactTrainer, model, rows["uneven"], 4)
     row["exact_eval_4"] = loss / own_loss(model, rows["uneven"])
     return row

@@ -13,7 +13,7 @@ from .asking import is_sharded
 from .custom import check_was_called, use_named_loss
 from .evaluation import (
     EvaluationMean, EvaluationRows, ExactEvaluation, ways_of_evaluation)
-from .facts import Findings, Kind, LossFacts
+from .facts import Findings, Kind, LossFacts, Way
 from .looks import joins_rows
 from .passes import TrainerPasses, why_not_exact
 from .processes import AllProcesses
@@ -42,13 +42,21 @@ class RowSource:
     def open(self,
         loader, # of training
         # `StepRows` -> parts, and batches to count items of; None: steps are not cut
-        cut: Callable | None,
+        cut_step: Callable | None,
         in_worker: Callable | None, # the same in a worker, where a batch is a step
+        at_once: bool, # each micro-batch is computed when it comes
     ) -> Callable | None: # the user's collator; None: batches come ready-made
         "From here on the loader hands over rows."
-        self.loader, self.cut, self.joins = loader, cut, None
+        def cut(rows: StepRows) -> list | None: # None: computed whole, or as they come
+            facts = self.findings.facts
+            is_whole = facts.way is Way.CHUNKS or facts.communicates
+            return (None, None) if is_whole or at_once else cut_step(rows)
+
+        self.loader, self.joins = loader, None
+        self.cut = None if cut_step is None else cut
         # without a budget the loader makes its batches as ever, and rows come along
-        self.collate = hand_over_rows(loader, makes_batches=cut is None, cut=in_worker)
+        self.collate = hand_over_rows(
+            loader, makes_batches=cut_step is None, cut=in_worker)
         return self.collate
 
     def close(self):
@@ -61,7 +69,7 @@ class RowSource:
 
         No step: no process has a batch left. Processes with fewer get fillers."""
         rows, parts, batches = None, None, taken
-        counted = None # batches of the collator, where parts are others: packed
+        counted = None # the collator's batches, where parts are others: packed
         has_rows = bool(taken) and all(isinstance(batch, Rows) for batch in taken)
         if has_rows:
             rows = self._joined(StepRows.of(taken, self.collate))
@@ -131,9 +139,9 @@ class OneStep:
                 self._end(step)
             return passes.stock_step(model, inputs, count, alone=False)
         if not step.waits_for_last:
-            self.steps.compute_parts(model, step, self._parts_of(step, inputs))
+            self.steps.computer.compute_parts(model, step, self._parts_of(step, inputs))
         elif is_last:
-            self.steps.compute(model, step)
+            self.steps.computer.compute(model, step)
         if not is_last:
             return passes.nothing()
         loss = self.steps.end(model, step)
@@ -171,150 +179,9 @@ _called_again = (
     "training_step is called again after the last micro-batch of a step: the gradient of "
     "that call is added as that of one batch")
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #af84ef83
-class ExactLossMixin:
-    """The gradient of an optimizer step is that of its uncut batch, for any loss.
-
-    Put it before a Trainer: `class T(ExactLossMixin, transformers.Trainer)`. The
-    reference is what transformers computes if all rows of the step, of all processes,
-    are one batch, made by your collator. Logged and evaluation losses are those of uncut
-    batches, too. `loss_facts` says what was found out. Override
-    `count_targets(self, model, inputs)` to say yourself what weighs a batch. Where a
-    loss cannot be exact a message says so, once; with `strict_loss = True` in your class
-    that is a `ValueError`.
-
-    In the order of a run: `set_initial_training_values` once (the loader hands over
-    rows), `get_batch_samples` once a step (rows become micro-batches and parts),
-    `training_step` once a micro-batch (the last one ends the step), `prediction_step`
-    once an evaluation batch, `_save_optimizer_and_scheduler` once a checkpoint."""
-    strict_loss = False
-    # true while a loss is computed only to look at it: a `compute_loss` that records
-    # things should skip these
-    is_asking = False
-    count_targets = None # or a method: (model, inputs) -> tensor of one number
-    row_length = None # or a function: row -> tokens, where you know better
-
-    def __init_subclass__(cls, **kwargs):
-        super().__init_subclass__(**kwargs)
-        check_order(cls, ExactLossMixin)
-
-    def __init__(self, *args, **kwargs):
-        self.findings, self._exact_evaluation = Findings(self.strict_loss), None
-        self._eval_ways = None # as the first evaluation has found
-        super().__init__(*args, **kwargs)
-        self._named_loss = None if self.model is None else use_named_loss(self.model)
-        self._exact_off = why_not_exact(self.accelerator, self.args)
-        if self._exact_off:
-            self.findings.say("steps are computed by transformers' Trainer, uncut and "
-                              f"with its losses: {self._exact_off}")
-        self._begin_run()
-
-    def _begin_run(self):
-        before = type(self).__mro__[:type(self).__mro__.index(ExactLossMixin)]
-        overridden = any("training_step" in vars(base) for base in before)
-        passes = TrainerPasses(self, super().training_step, overridden)
-        processes = AllProcesses(self.accelerator)
-        self._steps = Steps(self.findings, passes, processes)
-        self._source = RowSource(self.findings, processes, passes.main_input)
-        self._one_step = OneStep(self._steps, self._source)
-
-    @property
-    def loss_facts(self) -> LossFacts:
-        return self.findings.facts
-
-    def cuts_steps(self) -> bool: # with `TokenBudgetMixin`
-        "Whether a step may be computed in other parts than its micro-batches."
-        cuts = getattr(super(), "cuts_steps", None)
-        return cuts is not None and cuts()
-
-    def make_part(self, rows: StepRows, numbers):
-        "A part of a step as it is computed: packed, for example."
-        make = getattr(super(), "make_part", None)
-        return rows.take(numbers) if make is None else make(rows, numbers)
-
-    def begin_steps(self, dataloader):
-        "From here on steps are made of this loader's rows."
-        collate = self._source.open(dataloader, *self._cuts(dataloader))
-        self.row_lengths = self._steps.looks.lengths = RowLengths(
-            collate, self._source.main_input, self.row_length)
-
-    def set_initial_training_values(self, args, dataloader, *rest):
-        needs_rows = self.cuts_steps() or args.gradient_accumulation_steps > 1 or \
-            self.accelerator.num_processes > 1
-        if needs_rows and not self._exact_off:
-            self.begin_steps(dataloader)
-        return super().set_initial_training_values(args, dataloader, *rest)
-
-    def _cuts(self, dataloader) -> tuple: # in this process, and in the loader's workers
-        if not self.cuts_steps():
-            return None, None
-
-        def cut(rows):
-            facts = self.loss_facts
-            is_whole = facts.way == "chunks" or facts.communicates or facts.ordered
-            if is_whole or self._steps.passes.overridden:
-                return None, None
-            return self.cut_step(rows)
-        return cut, self.cut_in_worker(dataloader)
-
-    def get_batch_samples(self, epoch_iterator, num_batches, *args, **kwargs):
-        "The micro-batches of this process, as many as the step has."
-        # transformers asks once for each step that it still expects of the epoch
-        if epoch_iterator is self._source.ended:
-            return [], None
-        if self._exact_off:
-            return super().get_batch_samples(epoch_iterator, num_batches, *args, **kwargs)
-        # counted here and summed below: transformers does not count where a process has
-        # no batch, and the others would wait for it
-        with set_for_now(self.args, average_tokens_across_devices=False):
-            taken, count = super().get_batch_samples(
-                epoch_iterator, num_batches, *args, **kwargs)
-            step, batches = self._source.step(
-                taken, num_batches, self._steps.passes.count, count)
-        self._one_step.start(step)
-        if step is None:
-            self._source.ended = epoch_iterator
-            return [], None
-        return batches, step.count
-
-    def _get_num_items_in_batch(self, batches, *args, **kwargs):
-        "As transformers', of batches; of rows nothing is known yet."
-        if batches and isinstance(batches[0], Rows):
-            return None
-        return super()._get_num_items_in_batch(batches, *args, **kwargs)
-
-    def training_step(self, model, inputs, num_items_in_batch=None):
-        "Forward and backward of a micro-batch, or of the whole step with its last one."
-        if self._exact_off:
-            return super().training_step(model, inputs, num_items_in_batch)
-        named = self._named_loss if self.compute_loss_func is None else None
-        calls = named.calls if named else 0
-        is_last = self.accelerator.sync_gradients
-        loss = self._one_step.take(model, inputs, num_items_in_batch, is_last,
-                                   self.args.gradient_accumulation_steps > 1)
-        if named and is_last: # the last micro-batch is no filler
-            check_was_called(self.model, named, calls)
-        return loss
-
-    def floating_point_ops(self, inputs):
-        if not isinstance(inputs, LazyBatch) or inputs.rows.batch is not None:
-            return super().floating_point_ops(inputs)
-        # of the parts of a step, with its last micro-batch; nobody collates for it
-        made, self._steps.made_parts = self._steps.made_parts, []
-        return sum(super(ExactLossMixin, self).floating_point_ops(part) for part in made)
-
-    def _run_epoch(self, *args, **kwargs):
-        # a callback may have stopped the epoch before in the middle of a step
-        self.model_wrapped.zero_grad()
-        return super()._run_epoch(*args, **kwargs)
-
-    def _inner_training_loop(self, *args, **kwargs):
-        self._begin_run()
-        try:
-            return super()._inner_training_loop(*args, **kwargs)
-        finally:
-            self._source.close()
-
+# %% ../../nbs/accumulation_loss/exact.ipynb #0735486d
+class _AroundStepsMixin:
+    "Evaluations (`prediction_step` once a batch) and checkpoints of exact losses."
     def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
         "As transformers', with the loss of the whole data set as one batch."
         if self._exact_off:
@@ -371,3 +238,140 @@ class ExactLossMixin:
         file = Path(checkpoint or "", "loss_facts.json")
         if checkpoint is not None and file.is_file():
             self._steps.load_state_dict(json.loads(file.read_text()))
+
+# %% ../../nbs/accumulation_loss/exact.ipynb #af84ef83
+class ExactLossMixin(_AroundStepsMixin):
+    """The gradient of an optimizer step is that of its uncut batch, for any loss.
+
+    Put it before a Trainer: `class T(ExactLossMixin, transformers.Trainer)`. The
+    reference is what transformers computes if all rows of the step, of all processes,
+    are one batch, made by your collator. Logged and evaluation losses are those of uncut
+    batches, too. `loss_facts` says what was found out. Override
+    `count_targets(self, model, inputs)` to say yourself what weighs a batch. Where a
+    loss cannot be exact a message says so, once; with `strict_loss = True` in your class
+    that is a `ValueError`.
+
+    In the order of a run: `set_initial_training_values` once (the loader hands over
+    rows), `get_batch_samples` once a step (rows become micro-batches and parts),
+    `training_step` once a micro-batch (the last one ends the step), `prediction_step`
+    once an evaluation batch, `_save_optimizer_and_scheduler` once a checkpoint."""
+    strict_loss = False
+    # true while a loss is computed only to look at it: a `compute_loss` that records
+    # things should skip these
+    is_asking = False
+    count_targets = None # or a method: (model, inputs) -> tensor of one number
+    row_length = None # or a function: row -> tokens, where you know better
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        check_order(cls, ExactLossMixin)
+
+    def __init__(self, *args, **kwargs):
+        self.findings, self._exact_evaluation = Findings(self.strict_loss), None
+        self._eval_ways = None # as the first evaluation has found
+        super().__init__(*args, **kwargs)
+        self._named_loss = None if self.model is None else use_named_loss(self.model)
+        self._exact_off = why_not_exact(self.accelerator, self.args)
+        if self._exact_off:
+            self.findings.say("steps are computed by transformers' Trainer, uncut and "
+                              f"with its losses: {self._exact_off}")
+        self._begin_run()
+
+    def _begin_run(self):
+        order = type(self).__mro__
+        own = order[:order.index(ExactLossMixin)] # of the user, and mixins before this one
+        overridden = any("training_step" in vars(base) for base in own)
+        passes = TrainerPasses(self, super().training_step, overridden)
+        processes = AllProcesses(self.accelerator)
+        self._steps = Steps(self.findings, passes, processes)
+        self._source = RowSource(self.findings, processes, passes.main_input)
+        self._one_step = OneStep(self._steps, self._source)
+
+    @property
+    def loss_facts(self) -> LossFacts:
+        return self.findings.facts
+
+    def cuts_steps(self) -> bool: # with `TokenBudgetMixin`
+        "Whether a step may be computed in other parts than its micro-batches."
+        cuts = getattr(super(), "cuts_steps", None)
+        return cuts is not None and cuts()
+
+    def make_part(self, rows: StepRows, numbers):
+        "A part of a step as it is computed: packed, for example."
+        make = getattr(super(), "make_part", None)
+        return rows.take(numbers) if make is None else make(rows, numbers)
+
+    def begin_steps(self, dataloader):
+        "From here on steps are made of this loader's rows."
+        cut = self.cut_step if self.cuts_steps() else None
+        in_worker = self.cut_in_worker(dataloader) if cut else None
+        at_once = self._steps.passes.overridden
+        collate = self._source.open(dataloader, cut, in_worker, at_once)
+        self.row_lengths = RowLengths(collate, self._source.main_input, self.row_length)
+        self._steps.looks.lengths = self._steps.computer.lengths = self.row_lengths
+
+    def set_initial_training_values(self, args, dataloader, *rest):
+        needs_rows = self.cuts_steps() or args.gradient_accumulation_steps > 1 or \
+            self.accelerator.num_processes > 1
+        if needs_rows and not self._exact_off:
+            self.begin_steps(dataloader)
+        return super().set_initial_training_values(args, dataloader, *rest)
+
+    def get_batch_samples(self, epoch_iterator, num_batches, *args, **kwargs):
+        "The micro-batches of this process, as many as the step has."
+        # transformers asks once for each step that it still expects of the epoch
+        if epoch_iterator is self._source.ended:
+            return [], None
+        if self._exact_off:
+            return super().get_batch_samples(epoch_iterator, num_batches, *args, **kwargs)
+        # counted here and summed below: transformers does not count where a process has
+        # no batch, and the others would wait for it
+        with set_for_now(self.args, average_tokens_across_devices=False):
+            taken, count = super().get_batch_samples(
+                epoch_iterator, num_batches, *args, **kwargs)
+            step, batches = self._source.step(
+                taken, num_batches, self._steps.passes.count, count)
+        self._one_step.start(step)
+        if step is None:
+            self._source.ended = epoch_iterator
+            return [], None
+        return batches, step.count
+
+    def _get_num_items_in_batch(self, batches, *args, **kwargs):
+        "As transformers', of batches; of rows nothing is known yet."
+        if batches and isinstance(batches[0], Rows):
+            return None
+        return super()._get_num_items_in_batch(batches, *args, **kwargs)
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        "Forward and backward of a micro-batch, or of the whole step with its last one."
+        if self._exact_off:
+            return super().training_step(model, inputs, num_items_in_batch)
+        named = self._named_loss if self.compute_loss_func is None else None
+        calls = named.calls if named else 0
+        is_last = self.accelerator.sync_gradients
+        loss = self._one_step.take(model, inputs, num_items_in_batch, is_last,
+                                   self.args.gradient_accumulation_steps > 1)
+        if named and is_last: # the last micro-batch is no filler
+            check_was_called(self.model, named, calls)
+        return loss
+
+    def floating_point_ops(self, inputs):
+        if not isinstance(inputs, LazyBatch) or inputs.rows.batch is not None:
+            return super().floating_point_ops(inputs)
+        # of the parts of a step, with its last micro-batch; nobody collates for it
+        computer = self._steps.computer
+        made, computer.made_parts = computer.made_parts, []
+        return sum(super(ExactLossMixin, self).floating_point_ops(part) for part in made)
+
+    def _run_epoch(self, *args, **kwargs):
+        # a callback may have stopped the epoch before in the middle of a step
+        self.model_wrapped.zero_grad()
+        return super()._run_epoch(*args, **kwargs)
+
+    def _inner_training_loop(self, *args, **kwargs):
+        self._begin_run()
+        try:
+            return super()._inner_training_loop(*args, **kwargs)
+        finally:
+            self._source.close()

@@ -35,6 +35,7 @@ class Step:
     kept: list = field(default_factory=list) # gradients from before the step
     gather: RowsOfAll | None = None # of the rows of other processes
     failure: str = "" # why it cannot be computed in this way
+    number: int = 0 # of this run, from 1
 
     def __post_init__(self):
         self.collated = self.batches # whatever an override of `training_step` passes on

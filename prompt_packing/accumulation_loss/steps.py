@@ -21,7 +21,7 @@ from prompt_packing.accumulation_loss.step import (
 from ..foundation.rows import IndexedRows, RowLengths, StepRows, first_size, seeded
 
 # %% auto #0
-__all__ = ['Looks', 'Steps']
+__all__ = ['Looks', 'StepComputer', 'Steps']
 
 # %% ../../nbs/accumulation_loss/steps.ipynb #d108f3dd
 class Looks:
@@ -112,53 +112,13 @@ _not_joined = (
     "the loss has to see the rows of the whole step at once, and these batches came "
     "ready-made, or an override of training_step has changed them: nothing makes one of them")
 
-# %% ../../nbs/accumulation_loss/steps.ipynb #126a756f
-class Steps:
-    """Computes optimizer steps; a training has one of these.
-
-    A step begins with its first micro-batch, perhaps with a look; parts are computed at
-    once or with the last micro-batch; at its end gradients are divided by the weight of
-    the step, and in doubt it is computed again, whole."""
+# %% ../../nbs/accumulation_loss/steps.ipynb #3411ea93
+class StepComputer:
+    "Forward and backward of a step that has begun, in its way."
     def __init__(self, findings: Findings, passes: TrainerPasses, processes: AllProcesses):
         self.findings, self.passes, self.processes = findings, passes, processes
-        self.looks = Looks(findings, passes, processes)
-        self.begun, self.weights = 0, WeightsSeen()
-        self.is_resumed = False # and the facts of the checkpoint are not yet verified
+        self.lengths: RowLengths | None = None # of the rows of the training loader
         self.made_parts = [] # of the last step, until transformers has counted them
-
-    def begin(self, model, step: Step):
-        "A look where one is due, then the way of this step; none for transformers' own."
-        self.begun += 1
-        model.train() # an evaluation may have left eval mode
-        # a loop of your own may bring more micro-batches than this one
-        has_parts = self.processes.number > 1 or not step.is_of_loop or \
-            len(step.parts or step.collated) > 1
-        before, is_due = self.findings.facts, look_is_due(self.begun)
-        if has_parts and (before.way is Way.UNKNOWN or self.is_resumed or is_due):
-            taken = self.looks.taken
-            self.looks.look(model, step)
-            # a look that only verifies facts after a resume changes none that hold, so
-            # that the run goes on as if it had not been interrupted
-            if self.is_resumed and not is_due and self.findings.facts.way == before.way:
-                self.findings.set(before)
-                self.looks.taken = taken
-            self.is_resumed = False
-        if self.findings.facts.communicates:
-            if len(step.batches) > 1:
-                self.findings.say(_communicates_in_parts)
-            return
-        if before.uneven and before.is_of_parts and not self.findings.facts.is_of_parts:
-            self.findings.say(_found_late, Kind.NOT_CHECKED)
-        way = self.findings.facts.way
-        if way is Way.CHUNKS and not self.looks.can_join(step):
-            way = self.looks.way_to_be_whole(model, step)
-        if way is Way.UNKNOWN:
-            way = self.looks.way_to_be_whole(model, step) if has_parts else Way.ADDS
-        step.begin(way)
-        step.waits_for_last = way is Way.CHUNKS or step.parts is not None
-        if step.waits_for_last and self.passes.overridden:
-            self.findings.say(_gradients_come_last, Kind.NOT_CHECKED)
-        step.kept = set_aside(model)
 
     def compute(self, model, step: Step):
         "All of a step that has begun."
@@ -193,13 +153,13 @@ class Steps:
             step.gather = RowsOfAll(
                 self.processes.number, self.processes.rank) if several else None
             # processes draw the same numbers, since each makes the same batch
-            with seeded(self.begun) if several else nullcontext():
+            with seeded(step.number) if several else nullcontext():
                 whole = StepRows(rows, step.rows.collate).take()
             if facts.collator_draws:
                 step.count = self.passes.count([whole])
             whole = self.passes.prepare(whole)
             self.made_parts = [whole]
-            lengths = self.looks.lengths(step.rows.rows)
+            lengths = self.lengths(step.rows.rows)
             with in_chunks(self.passes.bare(model), list(facts.chunked),
                            self._tokens_in_chunk(step, lengths), step.gather,
                            facts.trims, int(lengths.max(initial=1))):
@@ -216,6 +176,55 @@ class Steps:
         return max(len(numbers) * int(lengths[list(numbers)].max())
                    for numbers in step.rows.bounds() if len(numbers))
 
+# %% ../../nbs/accumulation_loss/steps.ipynb #126a756f
+class Steps:
+    """Computes optimizer steps; a training has one of these.
+
+    A step begins with its first micro-batch, perhaps with a look; parts are computed at
+    once or with the last micro-batch; at its end gradients are divided by the weight of
+    the step, and in doubt it is computed again, whole."""
+    def __init__(self, findings: Findings, passes: TrainerPasses, processes: AllProcesses):
+        self.findings, self.passes, self.processes = findings, passes, processes
+        self.looks = Looks(findings, passes, processes)
+        self.computer = StepComputer(findings, passes, processes)
+        self.begun, self.weights = 0, WeightsSeen()
+        self.is_resumed = False # and the facts of the checkpoint are not yet verified
+
+    def begin(self, model, step: Step):
+        "A look where one is due, then the way of this step; none for transformers' own."
+        self.begun += 1
+        step.number = self.begun
+        model.train() # an evaluation may have left eval mode
+        # a loop of your own may bring more micro-batches than this one
+        has_parts = self.processes.number > 1 or not step.is_of_loop or \
+            len(step.parts or step.collated) > 1
+        before, is_due = self.findings.facts, look_is_due(self.begun)
+        if has_parts and (before.way is Way.UNKNOWN or self.is_resumed or is_due):
+            taken = self.looks.taken
+            self.looks.look(model, step)
+            # a look that only verifies facts after a resume changes none that hold, so
+            # that the run goes on as if it had not been interrupted
+            if self.is_resumed and not is_due and self.findings.facts.way == before.way:
+                self.findings.set(before)
+                self.looks.taken = taken
+            self.is_resumed = False
+        if self.findings.facts.communicates:
+            if len(step.batches) > 1:
+                self.findings.say(_communicates_in_parts)
+            return
+        if before.uneven and before.is_of_parts and not self.findings.facts.is_of_parts:
+            self.findings.say(_found_late, Kind.NOT_CHECKED)
+        way = self.findings.facts.way
+        if way is Way.CHUNKS and not self.looks.can_join(step):
+            way = self.looks.way_to_be_whole(model, step)
+        if way is Way.UNKNOWN:
+            way = self.looks.way_to_be_whole(model, step) if has_parts else Way.ADDS
+        step.begin(way)
+        step.waits_for_last = way is Way.CHUNKS or step.parts is not None
+        if step.waits_for_last and self.passes.overridden:
+            self.findings.say(_gradients_come_last, Kind.NOT_CHECKED)
+        step.kept = set_aside(model)
+
     def end(self, model, step: Step) -> torch.Tensor:
         "Divide the gradients by the weight of the step; the loss of the step."
         facts = self.findings.facts
@@ -230,7 +239,7 @@ class Steps:
                 drop_gradients(model)
                 step.begin(way)
                 with seeded(): # random numbers go on as if nothing were computed twice
-                    self.compute(model, step)
+                    self.computer.compute(model, step)
                 return self.end(model, step)
         if step.way is Way.ADDS: # parts add up; transformers averages over processes
             multiply_gradients(model, float(self.processes.number))
@@ -267,8 +276,6 @@ class Steps:
             findings.say(f"{doubt}, and the model cannot be cut to verify it",
                          Kind.NOT_CHECKED)
         return way
-
-    # checkpoints
 
     def state_dict(self) -> dict: # JSON-safe
         return {"facts": self.findings.facts.state_dict(), "steps": self.begun,

@@ -248,8 +248,51 @@ class RunState:
                            "losses": [losses for _, losses in states],
                            "epoch": epoch, "batches": batches})
 
+# %% ../../nbs/trainer/resume.ipynb #8ef634b6
+class _WholeCheckpointMixin:
+    "Once a checkpoint `_save_checkpoint`, which calls the others."
+    def _save_checkpoint(self, model, trial):
+        "transformers writes it aside; then all processes put it in place."
+        run, step = self._run_state, self.state.global_step
+        if run.output is None: # by hand, outside of a training
+            return super()._save_checkpoint(model, trial)
+        if run.open_step == step: # half a step cannot be resumed
+            run.saves_after_step = True
+            return
+        callbacks = [*self.callback_handler.callbacks, self.control]
+        with run.output.writing(step):
+            self.state.stateful_callbacks |= _empty_states(callbacks)
+            super()._save_checkpoint(model, trial)
+            place = run.place_file(self.accelerator, self._trained_losses())
+            run.output.put_in_place(self.state, place)
+        if self.args.push_to_hub: # it was aside when transformers did
+            super()._push_from_checkpoint(str(run.output.path(step)))
+
+    def _trained_losses(self):
+        return {"unlogged": float(self._tr_loss), "logged": self._total_loss_scalar,
+                "logged at": self._globalstep_last_logged}
+
+    def _get_output_dir(self, trial):
+        "Where transformers writes a checkpoint."
+        if self._run_state.is_aside:
+            return str(self._run_state.output.aside)
+        return super()._get_output_dir(trial)
+
+    def _save_rng_state(self, output_dir):
+        "Also the numbers before a batch that was read ahead."
+        super()._save_rng_state(output_dir)
+        noted = self._run_state.noted
+        if noted is not None and noted.calls > self._run_state.batches:
+            with random_numbers(noted.before):
+                super()._save_rng_state(os.path.join(output_dir, AHEAD))
+
+    def _push_from_checkpoint(self, checkpoint_folder):
+        "What is pushed is the checkpoint in place."
+        if not self._run_state.is_aside:
+            super()._push_from_checkpoint(checkpoint_folder)
+
 # %% ../../nbs/trainer/resume.ipynb #922392a9
-class ExactResumeMixin:
+class ExactResumeMixin(_WholeCheckpointMixin):
     """Checkpoints whole or not at all; a resumed run ends like an undisturbed one.
 
     Put it before a Trainer: `class T(ExactResumeMixin, transformers.Trainer)`. With
@@ -366,46 +409,6 @@ class ExactResumeMixin:
         super()._maybe_log_save_evaluate(*args, **kwargs)
         if run.output.state is Writing.IN_PLACE:
             run.output.seal(self.state.best_global_step)
-
-    def _save_checkpoint(self, model, trial):
-        "transformers writes it aside; then all processes put it in place."
-        run, step = self._run_state, self.state.global_step
-        if run.output is None: # by hand, outside of a training
-            return super()._save_checkpoint(model, trial)
-        if run.open_step == step: # half a step cannot be resumed
-            run.saves_after_step = True
-            return
-        callbacks = [*self.callback_handler.callbacks, self.control]
-        with run.output.writing(step):
-            self.state.stateful_callbacks |= _empty_states(callbacks)
-            super()._save_checkpoint(model, trial)
-            place = run.place_file(self.accelerator, self._trained_losses())
-            run.output.put_in_place(self.state, place)
-        if self.args.push_to_hub: # it was aside when transformers did
-            super()._push_from_checkpoint(str(run.output.path(step)))
-
-    def _trained_losses(self):
-        return {"unlogged": float(self._tr_loss), "logged": self._total_loss_scalar,
-                "logged at": self._globalstep_last_logged}
-
-    def _get_output_dir(self, trial):
-        "Where transformers writes a checkpoint."
-        if self._run_state.is_aside:
-            return str(self._run_state.output.aside)
-        return super()._get_output_dir(trial)
-
-    def _save_rng_state(self, output_dir):
-        "Also the numbers before a batch that was read ahead."
-        super()._save_rng_state(output_dir)
-        noted = self._run_state.noted
-        if noted is not None and noted.calls > self._run_state.batches:
-            with random_numbers(noted.before):
-                super()._save_rng_state(os.path.join(output_dir, AHEAD))
-
-    def _push_from_checkpoint(self, checkpoint_folder):
-        "What is pushed is the checkpoint in place."
-        if not self._run_state.is_aside:
-            super()._push_from_checkpoint(checkpoint_folder)
 
     def _finalize_training(self, *args, **kwargs):
         "`train_loss` becomes that of all starts of the run."

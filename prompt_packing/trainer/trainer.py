@@ -122,61 +122,13 @@ class StepCut:
         if self.token_budget is None:
             self.token_budget = state.get("token_budget")
 
-# %% ../../nbs/trainer/trainer.ipynb #430fad6c
-class TokenBudgetMixin:
-    """Steps by `args.rows_per_step` or `args.tokens_per_step`, cut by `args.token_budget`
-    and `args.pack`; streams of rows.
-
-    List it before the Trainer class and after `ExactLossMixin`, which makes the gradient
-    of a cut step that of the uncut one:
-    `class T(ExactLossMixin, TokenBudgetMixin, Trainer)`.
-    Raises `TypeError` for another order, `ValueError` for a model that cannot be trained
-    on packed rows, and for arguments that contradict each other.
-
-    In the order of a run: `_get_dataloader` once a loader, `_prepare_for_training` and
-    `set_initial_training_values` once, `cut_step` and `make_part` once a step,
-    `prediction_step` once an evaluation batch."""
-    _packing_way = None # how the model keeps packed rows apart, once training begins
-    _cut: StepCut | None = None # of a training
-    _cut_state: dict | None = None # from a checkpoint
-    _predictions: PartPredictions | None = None # of an evaluation
+# %% ../../nbs/trainer/trainer.ipynb #45c00b8d
+class _StepLoaderMixin:
+    "Once a loader `_get_dataloader`, once a run `set_initial_training_values`."
     _planned = None # the loader of planned steps
     _data_place = None # a `StreamPlace`, which checkpoints hold
     collator_facts: CollatorFacts | None = None # of the last loader of rows
     _collators_found = {} # kind of data set, columns -> `CollatorFacts`
-    _said = ()
-
-    def __init__(self,
-        *args,
-        lengths: Callable | None = None, # row -> tokens, where you know better
-        **kwargs,
-    ):
-        self.row_length = lengths
-        super().__init__(*args, **kwargs)
-
-    def __init_subclass__(cls, **kwargs):
-        super().__init_subclass__(**kwargs)
-        check_order(cls, TokenBudgetMixin)
-        if issubclass(cls, transformers.Trainer):
-            _check_exact_comes_first(cls)
-
-    def cuts_steps(self) -> bool:
-        args = self.args
-        return bool(getattr(args, "token_budget", None) or getattr(args, "pack", None))
-
-    @property
-    def token_budget(self) -> int | None:
-        """Most tokens computed at once, padding included; None where nothing is cut.
-
-        `"auto"`, or `pack` without a budget, is a number from the first step on."""
-        budget = getattr(self.args, "token_budget", None)
-        return budget if isinstance(budget, int) else getattr(
-            self._cut, "token_budget", None)
-
-    def _say_once(self, text: str):
-        if text not in self._said:
-            self._said = (*self._said, text)
-            _logger.warning(text)
 
     def _validate_args(self):
         stream = self.train_dataset
@@ -249,6 +201,100 @@ class TokenBudgetMixin:
         self._data_place = data if isinstance(data, StreamPlace) else None
         return super().set_initial_training_values(args, dataloader, *rest)
 
+# %% ../../nbs/trainer/trainer.ipynb #49661e04
+class _PartPredictionMixin:
+    "Once an evaluation batch `prediction_step`."
+    _predictions: PartPredictions | None = None # of an evaluation
+
+    def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
+        "In parts within the budget, where that changes nothing."
+        def predict(batch):
+            return super(_PartPredictionMixin, self).prediction_step(
+                model, batch, prediction_loss_only, *args, **kwargs)
+        if not isinstance(inputs, LazyBatch):
+            return predict(inputs)
+        loader, mean = self._exact_evaluation.loader, self._exact_evaluation.mean
+        if loader.rows is None: # rows are ready-made batches
+            return predict(inputs.batch)
+        predictions = self._part_predictions()
+        lengths = loader.lengths(loader.rows.rows)
+        parts = predictions.parts(lengths)
+        if len(parts) == 1:
+            return predict(inputs.batch)
+        bare, facts = self._steps.passes.bare(model), self.loss_facts
+        if facts.way == "chunks": # head and loss see the whole batch, as in training
+            with in_chunks(bare, list(facts.chunked), self.token_budget, trims=facts.trims,
+                           longest=int(lengths.max())):
+                return predict(inputs.batch)
+        if predictions.why_whole is None:
+            with undisturbed(bare), set_for_now(self, is_asking=True), \
+                    set_for_now(mean, paused=True):
+                predictions.try_parts(predict, loader.few(self.token_budget),
+                                      bool(self._eval_ways))
+        if predictions.why_whole:
+            return predict(inputs.batch)
+        return predictions(predict, loader.rows, parts, mean)
+
+    def _part_predictions(self) -> PartPredictions:
+        if self._predictions is None:
+            cost = getattr(self._cut, "pass_cost", None)
+            cost = USUAL_PASS_COST if cost is None else cost
+            if is_sharded(self.model): # processes would wait for passes that others lack
+                cost = 2 ** 40
+            self._predictions = PartPredictions(self.token_budget, cost, self._say_once)
+        return self._predictions
+
+# %% ../../nbs/trainer/trainer.ipynb #430fad6c
+class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
+    """Steps by `args.rows_per_step` or `args.tokens_per_step`, cut by `args.token_budget`
+    and `args.pack`; streams of rows.
+
+    List it before the Trainer class and after `ExactLossMixin`, which makes the gradient
+    of a cut step that of the uncut one:
+    `class T(ExactLossMixin, TokenBudgetMixin, Trainer)`.
+    Raises `TypeError` for another order, `ValueError` for a model that cannot be trained
+    on packed rows, and for arguments that contradict each other.
+
+    In the order of a run: `_get_dataloader` once a loader, `_prepare_for_training` and
+    `set_initial_training_values` once, `cut_step` and `make_part` once a step,
+    `prediction_step` once an evaluation batch."""
+    _packing_way = None # how the model keeps packed rows apart, once training begins
+    _cut: StepCut | None = None # of a training
+    _cut_state: dict | None = None # from a checkpoint
+    _said = ()
+
+    def __init__(self,
+        *args,
+        lengths: Callable | None = None, # row -> tokens, where you know better
+        **kwargs,
+    ):
+        self.row_length = lengths
+        super().__init__(*args, **kwargs)
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        check_order(cls, TokenBudgetMixin)
+        if issubclass(cls, transformers.Trainer):
+            _check_exact_comes_first(cls)
+
+    def cuts_steps(self) -> bool:
+        args = self.args
+        return bool(getattr(args, "token_budget", None) or getattr(args, "pack", None))
+
+    @property
+    def token_budget(self) -> int | None:
+        """Most tokens computed at once, padding included; None where nothing is cut.
+
+        `"auto"`, or `pack` without a budget, is a number from the first step on."""
+        budget = getattr(self.args, "token_budget", None)
+        return budget if isinstance(budget, int) else getattr(
+            self._cut, "token_budget", None)
+
+    def _say_once(self, text: str):
+        if text not in self._said:
+            self._said = (*self._said, text)
+            _logger.warning(text)
+
     def _prepare_for_training(self, *args, **kwargs):
         "A model that cannot be trained on packed rows is refused before the first step."
         prepared = super()._prepare_for_training(*args, **kwargs)
@@ -311,44 +357,6 @@ class TokenBudgetMixin:
         part, = cutter(self.row_lengths(few.rows))
         batch, _ = packed_part(few, part, self._packing_way)
         return batch
-
-    def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
-        "In parts within the budget, where that changes nothing."
-        def predict(batch):
-            return super(TokenBudgetMixin, self).prediction_step(
-                model, batch, prediction_loss_only, *args, **kwargs)
-        if not isinstance(inputs, LazyBatch):
-            return predict(inputs)
-        loader, mean = self._exact_evaluation.loader, self._exact_evaluation.mean
-        if loader.rows is None: # rows are ready-made batches
-            return predict(inputs.batch)
-        predictions = self._part_predictions()
-        lengths = loader.lengths(loader.rows.rows)
-        parts = predictions.parts(lengths)
-        if len(parts) == 1:
-            return predict(inputs.batch)
-        bare, facts = self._steps.passes.bare(model), self.loss_facts
-        if facts.way == "chunks": # head and loss see the whole batch, as in training
-            with in_chunks(bare, list(facts.chunked), self.token_budget, trims=facts.trims,
-                           longest=int(lengths.max())):
-                return predict(inputs.batch)
-        if predictions.why_whole is None:
-            with undisturbed(bare), set_for_now(self, is_asking=True), \
-                    set_for_now(mean, paused=True):
-                predictions.try_parts(predict, loader.few(self.token_budget),
-                                      bool(self._eval_ways))
-        if predictions.why_whole:
-            return predict(inputs.batch)
-        return predictions(predict, loader.rows, parts, mean)
-
-    def _part_predictions(self) -> PartPredictions:
-        if self._predictions is None:
-            cost = getattr(self._cut, "pass_cost", None)
-            cost = USUAL_PASS_COST if cost is None else cost
-            if is_sharded(self.model): # processes would wait for passes that others lack
-                cost = 2 ** 40
-            self._predictions = PartPredictions(self.token_budget, cost, self._say_once)
-        return self._predictions
 
     def _save_optimizer_and_scheduler(self, output_dir):
         super()._save_optimizer_and_scheduler(output_dir)
