@@ -47,7 +47,7 @@ class RowSource:
         at_once: bool, # each micro-batch is computed when it comes
     ) -> Callable | None: # the user's collator; None: batches come ready-made
         "From here on the loader hands over rows."
-        def cut(rows: StepRows) -> list | None: # None: computed whole, or as they come
+        def cut(rows: StepRows) -> tuple: # no parts: computed whole, or as they come
             facts = self.findings.facts
             is_whole = facts.way is Way.CHUNKS or facts.communicates
             return (None, None) if is_whole or at_once else cut_step(rows)
