@@ -41,14 +41,15 @@ class RowSource:
 
     def open(self,
         loader, # of training
-        cut_step: Callable | None, # `StepRows` -> parts; None: steps are not cut
+        # `StepRows` -> parts, and batches to count items of; None: steps are not cut
+        cut_step: Callable | None,
         at_once: bool, # each micro-batch is computed when it comes
     ) -> Callable | None: # the user's collator; None: batches come ready-made
         "From here on the loader hands over rows."
-        def cut(rows: StepRows) -> list | None: # None: computed whole, or as they come
+        def cut(rows: StepRows) -> tuple: # no parts: computed whole, or as they come
             facts = self.findings.facts
             is_whole = facts.way is Way.CHUNKS or facts.communicates or facts.ordered
-            return None if is_whole or at_once else cut_step(rows)
+            return (None, None) if is_whole or at_once else cut_step(rows)
 
         self.loader, self.joins = loader, None
         self.cut = None if cut_step is None else cut
@@ -66,6 +67,7 @@ class RowSource:
 
         No step: no process has a batch left. Processes with fewer get fillers."""
         rows, parts, batches = None, None, taken
+        counted = None # the collator's batches, where parts are others: packed
         has_rows = bool(taken) and all(isinstance(batch, Rows) for batch in taken)
         if has_rows:
             rows = self._joined(StepRows.of(taken, self.collate))
@@ -74,11 +76,11 @@ class RowSource:
                 batches = [LazyBatch(each, self.collate) for each in taken]
         if rows is not None and self.cut is not None:
             in_worker = taken[0].parts if len(taken) == 1 else None
-            parts = in_worker or self.cut(rows)
+            parts, counted = (in_worker, in_worker) if in_worker else self.cut(rows)
         elif taken and self.cut is not None:
             self.findings.say(_not_cut, Kind.EXACT)
         if has_rows:
-            count = count_of(parts or batches)
+            count = count_of(counted or batches)
         has_any = bool(batches)
         if self.processes.number > 1:
             counted, total, some = self.processes.sum(
@@ -165,7 +167,8 @@ class OneStep:
         "Of a micro-batch that is computed at once."
         if not isinstance(inputs, LazyBatch) or inputs.was_changed or step.rows is None:
             return [inputs]
-        return self.source.cut(StepRows(inputs.rows.rows, step.rows.collate)) or [inputs]
+        parts, _ = self.source.cut(StepRows(inputs.rows.rows, step.rows.collate))
+        return parts or [inputs]
 
     def _end(self, step: Step):
         self.step, self.has_ended = None, step.is_of_loop

@@ -238,10 +238,10 @@ def packed_part(
     rows: StepRows,
     part: Part, # with a layout
     way: PackingWay, # of the model
-):
+) -> tuple[dict, list]: # packed rows, and the batches of one row that are in them
     "What the collator makes of each row alone, laid end to end."
     singles = [rows.take([number]) for number in part.numbers]
-    return lay_end_to_end(singles, part.layout, way)
+    return lay_end_to_end(singles, part.layout, way), singles
 
 # %% ../../nbs/trainer/loaders.ipynb #4a530cc5
 def leave_on_host(

@@ -341,14 +341,22 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
             self._cut.load_state_dict(self._cut_state or {})
         return self._cut
 
-    def cut_step(self, rows: StepRows) -> list:
-        "The parts in which these rows are computed, as the collator makes them."
-        parts = []
+    def cut_step(self, rows: StepRows) -> tuple[list, list]:
+        """The parts in which these rows are computed, and the batches to count items of.
+
+        These are the collator's. Packed rows have fewer labels: the first of a sequence
+        is no target there, and for a loss that is not known to shift transformers
+        counts it."""
+        parts, counted = [], []
         for part in self._known_cut()(rows, self.row_lengths(rows.rows)):
-            batch = rows.take(part.numbers) if part.layout is None else packed_part(
-                rows, part, self._packing_way)
+            if part.layout is None:
+                batch = rows.take(part.numbers)
+                counted.append(batch)
+            else:
+                batch, singles = packed_part(rows, part, self._packing_way)
+                counted += singles
             parts.append(sent_to_device(batch, self.args, self.accelerator.non_blocking))
-        return parts
+        return parts, counted
 
     def make_part(self, rows: StepRows, numbers):
         "A few rows as a part of a step has them: packed where steps are."
@@ -358,7 +366,8 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
             return few.take()
         cutter = StepCutter(None, lambda: 0, pack, lambda text: None)
         part, = cutter(self.row_lengths(few.rows))
-        return packed_part(few, part, self._packing_way)
+        batch, _ = packed_part(few, part, self._packing_way)
+        return batch
 
     def _save_optimizer_and_scheduler(self, output_dir):
         super()._save_optimizer_and_scheduler(output_dir)
