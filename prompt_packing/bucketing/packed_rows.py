@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from .collating import (
-    PaddedCollator, by_column, column_fills)
+    PaddedCollator, by_column, column_fills, has_entries)
 
 # %% auto #0
 __all__ = ['packing_kinds', 'PackingWay', 'lay_end_to_end', 'PackedCollator']
@@ -193,8 +193,8 @@ class PackedCollator:
 
     Takes rows with `input_ids`, and `labels` and other numbers for each token, such as
     `token_type_ids`; without labels, those of a causal model are the ids. Tokens where
-    an `attention_mask` is 0 are left out. Raises `ValueError` for a column with one
-    entry per sequence, and `TypeError` for one of text."""
+    an `attention_mask` is 0 are left out, and columns that have no entry for each token.
+    Raises `ValueError` for `labels` with one entry per sequence."""
     def __init__(self,
         capacity:int | None=None, # tokens in a row; None: one row as long as needed
         way:PackingWay | None=None, # of the model; None: "varlen"
@@ -208,9 +208,13 @@ class PackedCollator:
         features:Sequence[Mapping] | Mapping, # rows, or a dict of columns
     ) -> dict:
         columns = by_column(features)
-        has_labels = any("label" in name for name in columns)
-        collate = PaddedCollator(pad_token_id=self.way.pad_token_id,
-                                 labels_from_ids=self.way.causal and not has_labels)
+        sizes = list(map(len, columns["input_ids"]))
+        # what rows have besides, such as the class of a text, has no place in a pack
+        columns = {name: rows for name, rows in columns.items()
+                   if name == "labels" or all(map(has_entries, rows, sizes))}
+        from_ids = self.way.causal and "labels" not in columns
+        collate = PaddedCollator(
+            pad_token_id=self.way.pad_token_id, labels_from_ids=from_ids)
         singles = [collate([dict(zip(columns, row))]) for row in zip(*columns.values())]
         lengths = [len(_shown_tokens(single)) for single in singles]
         rows = _next_fit(lengths, self.capacity)
