@@ -26,9 +26,9 @@ from .task import TASKS, Task, make_task
 _logger = logging.getLogger(__name__)
 
 # %% ../../nbs/tasks/tasks.ipynb #3e8e50c6
-_SPLITS = {"train": "train", "validation": "validation", "valid": "validation",
-           "dev": "validation", "dev_matched": "validation",
-           "validation_matched": "validation",
+_SPLITS = {"train": "train", "dev_matched": "validation", "dev": "validation",
+           "valid": "validation", "validation_matched": "validation",
+           "validation": "validation", # of several, this one
            "dev_mismatched": "validation_mismatched",
            "validation_mismatched": "validation_mismatched", "test": "test"}
 
@@ -41,8 +41,8 @@ def _read_path(path, encoding):
         return _splits_of(load_from_disk(path))
     files = {file.name.partition(".")[0]: file for file in sorted(path.iterdir())
              if file_format(file) in TABLE_FORMATS} # also train.csv.gz
-    return _splits_of({name: read_table(file, **how)
-                       for name, file in files.items() if name in _SPLITS})
+    return _splits_of({name: read_table(files[name], **how)
+                       for name in _SPLITS if name in files})
 
 def _splits_of(data):
     "The splits of a data set or a dictionary by their usual names."
