@@ -237,6 +237,14 @@ class _AroundStepsMixin:
         if checkpoint is not None and file.is_file():
             self._steps.load_state_dict(json.loads(file.read_text()))
 
+    def floating_point_ops(self, inputs):
+        if not isinstance(inputs, LazyBatch) or inputs.rows.batch is not None:
+            return super().floating_point_ops(inputs)
+        # of the parts of a step, with its last micro-batch; nobody collates for it
+        computer = self._steps.computer
+        made, computer.made_parts = computer.made_parts, []
+        return sum(super(_AroundStepsMixin, self).floating_point_ops(part) for part in made)
+
 # %% ../../nbs/accumulation_loss/exact.ipynb #af84ef83
 class ExactLossMixin(_AroundStepsMixin):
     """The gradient of an optimizer step is that of its uncut batch, for any loss.
@@ -352,14 +360,6 @@ class ExactLossMixin(_AroundStepsMixin):
         if named and is_last: # the last micro-batch is no filler
             check_was_called(self.model, named, calls)
         return loss
-
-    def floating_point_ops(self, inputs):
-        if not isinstance(inputs, LazyBatch) or inputs.rows.batch is not None:
-            return super().floating_point_ops(inputs)
-        # of the parts of a step, with its last micro-batch; nobody collates for it
-        computer = self._steps.computer
-        made, computer.made_parts = computer.made_parts, []
-        return sum(super(ExactLossMixin, self).floating_point_ops(part) for part in made)
 
     def _run_epoch(self, *args, **kwargs):
         # a callback may have stopped the epoch before in the middle of a step

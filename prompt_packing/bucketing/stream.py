@@ -24,7 +24,7 @@ from prompt_packing.bucketing.sources import (
 
 # %% auto #0
 __all__ = ['rows_of_ids', 'window_turns', 'deal_again', 'split_evenly', 'batches_left', 'read_windows', 'joined_last',
-           'StreamingBatches']
+           'plan_window', 'StreamingBatches']
 
 # %% ../../nbs/bucketing/stream.ipynb #b1b1f5ce
 def rows_of_ids(
@@ -182,6 +182,17 @@ def joined_last(
         yield window
         window = following
 
+def plan_window(stream, rows, number: int) -> list: # of batches of rows
+    lengths = [len(row["input_ids"]) for row in rows]
+    options = {"seed": stream.seed, "epoch": number}
+    if stream.pack is not None:
+        packed_rows = max(1, (stream.token_budget or 0) // stream.pack)
+        plan = pack_sequences(lengths, stream.pack, rows=packed_rows, **options)
+    else:
+        plan = plan_batches(lengths, token_budget=stream.token_budget,
+                            window=len(rows), shuffle=not stream.finite, **options)
+    return [[rows[n] for n in batch] for batch in plan]
+
 # %% ../../nbs/bucketing/stream.ipynb #49212cc7
 class StreamingBatches(IterableDataset):
     """Files or an iterable data set as ready batches, padded or packed.
@@ -272,20 +283,9 @@ class StreamingBatches(IterableDataset):
         if self.finite:
             windows = joined_last(windows, self.window)
         for number, cuts, left, rows in windows:
-            more = (self._plan(rows, number) for number, _, _, rows in itertools.chain(
+            more = (plan_window(self, rows, number) for number, _, _, rows in itertools.chain(
                 [(number, cuts, left, rows)], windows))
             yield number, cuts, left, batches_left(more, cuts, self._share()[1])
-
-    def _plan(self, rows, number) -> list: # of batches of rows
-        lengths = [len(row["input_ids"]) for row in rows]
-        options = {"seed": self.seed, "epoch": number}
-        if self.pack is not None:
-            packed_rows = max(1, (self.token_budget or 0) // self.pack)
-            plan = pack_sequences(lengths, self.pack, rows=packed_rows, **options)
-        else:
-            plan = plan_batches(lengths, token_budget=self.token_budget,
-                                window=len(rows), shuffle=not self.finite, **options)
-        return [[rows[n] for n in batch] for batch in plan]
 
     def count_batches(self) -> int: # of one process
         "Batches of a whole pass. Reads all of it, once."
