@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import asdict
 
 import torch
 
 from .chunks import RowsOfAll, in_chunks
 from .facts import Findings, Kind, LossFacts, Way
-from .looks import FAILURES, Asker, can_be_whole, look, look_is_due, rows_to_see, short
+from .looks import (
+    FAILURES, Asker, can_be_whole, look, look_is_due, rows_to_see, short, short_rows)
 from .passes import TrainerPasses
 from .processes import AllProcesses
 from prompt_packing.accumulation_loss.step import (
@@ -57,10 +59,19 @@ class Looks:
         everyones, _ = self.processes.rows([kept.rows[:max(2, 6 // self.processes.number)]])
         return StepRows(everyones, rows.collate)
 
+    def many(self, step: Step, number: int) -> StepRows | None:
+        "Short rows of all processes at every second look; None: hardly more than a few."
+        if number % 2 or not self.can_join(step):
+            return None
+        lengths = self.lengths(step.rows.rows)
+        short = short_rows(lengths, 512 // self.processes.number)
+        everyones, _ = self.processes.rows([[step.rows.rows[i] for i in short]])
+        return StepRows(everyones, step.rows.collate) if len(everyones) >= 12 else None
+
     def _entries(self, step: Step, number: int) -> IndexedRows | None:
         "Of one ready-made batch, whose rows are entries of its tensors."
         batches = [b for b in step.batches if not isinstance(b, Weightless)] or step.batches
-        few = sum(self.processes.gathered([dict(batches[number % len(batches)])]), [])
+        few = sum(self.processes.gathered([copy(batches[number % len(batches)])]), [])
         few = self.passes.prepare(few[number % len(few)])
         size = first_size(few)
         return None if size is None else IndexedRows(few, size)
@@ -73,9 +84,13 @@ class Looks:
             if sample is None:
                 self._trust_unseen(step)
                 return
+            many = self.many(step, self.taken)
+            if self.taken and many is not None:
+                sample, many = many, None
             self.taken += 1
-            if look(self.asker(model, step.count), self.findings, sample, can_join=can_join,
-                    cuts=self.passes.cuts, processes=self.processes.number):
+            if look(self.asker(model, step.count), self.findings, sample, many,
+                    can_join=can_join, cuts=self.passes.cuts,
+                    processes=self.processes.number):
                 return
 
     def _trust_unseen(self, step: Step):
@@ -93,7 +108,7 @@ class Looks:
             return findings.facts.way
         if findings.facts.chunked is None:
             sample, asker = self.sample(step, self.taken), self.asker(model, step.count)
-            can_be_whole(asker, findings, asker.whole(sample), len(sample))
+            can_be_whole(asker, findings, asker.whole(sample), sample)
         if findings.facts.chunked:
             return Way.CHUNKS
         if findings.facts.way is Way.UNKNOWN:

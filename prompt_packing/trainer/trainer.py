@@ -141,7 +141,6 @@ class TokenBudgetMixin:
     _packing_way = None # how the model keeps packed rows apart, once training begins
     _cut: StepCut | None = None # of a training
     _cut_state: dict | None = None # from a checkpoint
-    _predictions: PartPredictions | None = None # of an evaluation
     _planned = None # the loader of planned steps
     _data_place = None # a `StreamPlace`, which checkpoints hold
     collator_facts: CollatorFacts | None = None # of the last loader of rows
@@ -309,8 +308,11 @@ class TokenBudgetMixin:
                 model, batch, prediction_loss_only, *args, **kwargs)
         if not isinstance(inputs, LazyBatch):
             return predict(inputs)
-        loader, mean = self._exact_evaluation.loader, self._exact_evaluation.mean
-        predictions = self._part_predictions()
+        evaluation = self._exact_evaluation
+        loader, mean = evaluation.loader, evaluation.mean
+        if evaluation.predictions is None:
+            evaluation.predictions = self._part_predictions()
+        predictions = evaluation.predictions
         parts = predictions.parts(loader.lengths(loader.rows.rows))
         if len(parts) == 1:
             return predict(inputs.batch)
@@ -322,19 +324,17 @@ class TokenBudgetMixin:
             with undisturbed(bare), set_for_now(self, is_asking=True), \
                     set_for_now(mean, paused=True):
                 predictions.try_parts(predict, loader.few(self.token_budget),
-                                      bool(self._eval_ways))
+                                      bool(evaluation.known.ways))
         if predictions.why_whole:
             return predict(inputs.batch)
         return predictions(predict, loader.rows, parts, mean)
 
     def _part_predictions(self) -> PartPredictions:
-        if self._predictions is None:
-            cost = getattr(self._cut, "pass_cost", None)
-            cost = USUAL_PASS_COST if cost is None else cost
-            if is_sharded(self.model): # processes would wait for passes that others lack
-                cost = 2 ** 40
-            self._predictions = PartPredictions(self.token_budget, cost, self._say_once)
-        return self._predictions
+        cost = getattr(self._cut, "pass_cost", None)
+        cost = USUAL_PASS_COST if cost is None else cost
+        if is_sharded(self.model): # processes would wait for passes that others lack
+            cost = 2 ** 40
+        return PartPredictions(self.token_budget, cost, self._say_once)
 
     def _save_optimizer_and_scheduler(self, output_dir):
         super()._save_optimizer_and_scheduler(output_dir)
