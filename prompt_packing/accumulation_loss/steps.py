@@ -64,7 +64,8 @@ class Looks:
         if number % 2 or not self.can_join(step):
             return None
         lengths = self.lengths(step.rows.rows)
-        short = short_rows(lengths, 512 // self.processes.number)
+        most = 256 if number else 512 # later looks cost less
+        short = short_rows(lengths, most // self.processes.number)
         everyones, _ = self.processes.rows([[step.rows.rows[i] for i in short]])
         return StepRows(everyones, step.rows.collate) if len(everyones) >= 12 else None
 
@@ -250,8 +251,8 @@ class Steps:
     def _other_way(self, model, step: Step, doubt: str, failed: bool) -> Way:
         "How to compute a step again that may be wrong; the same on all processes."
         findings = self.findings
-        if step.way is Way.CHUNKS:
-            findings.give_up(doubt, reads=False)
+        if step.way is Way.CHUNKS: # weights that looks have seen are kept
+            findings.give_up(doubt, reads=findings.facts.is_of_parts)
             return findings.facts.way
         if step.way is Way.ROWS:
             return step.way
