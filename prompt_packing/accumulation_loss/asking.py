@@ -62,11 +62,12 @@ class Watch(TorchDispatchMode):
         self._parameters = {p.untyped_storage().data_ptr(): p for p in parameters}
         self._data = [(p, p.data) for p in parameters] # to see `p.data = x`
         self._before = {} # address -> its values before the first write
+        self._given_back = 0 # parameters that had other data
 
     @property
     def writes(self) -> int: # parameters that were written to or replaced
         replaced = sum(p.data_ptr() != data.data_ptr() for p, data in self._data)
-        return len(self._before) + replaced
+        return len(self._before) + replaced + self._given_back
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace in ("c10d", "_c10d_functional"):
@@ -87,7 +88,7 @@ class Watch(TorchDispatchMode):
         with torch.no_grad():
             for parameter, data in self._data:
                 if parameter.data_ptr() != data.data_ptr():
-                    parameter.data = data
+                    parameter.data, self._given_back = data, self._given_back + 1
             for address, values in self._before.items():
                 self._parameters[address].data.copy_(values)
 

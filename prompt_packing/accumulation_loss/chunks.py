@@ -20,7 +20,7 @@ from ..foundation.foreign import (
 from ..foundation.mixins import set_for_now
 
 # %% auto #0
-__all__ = ['chunked_modules', 'in_chunks', 'RowsOfAll']
+__all__ = ['chunked_modules', 'wide_arguments', 'in_chunks', 'RowsOfAll']
 
 # %% ../../nbs/accumulation_loss/chunks.ipynb #056541af
 def _rows_in(nest) -> int | None:
@@ -79,21 +79,44 @@ def _has_rows(value, rows: int) -> bool:
     tensors = [leaf for leaf in tree_flatten(value)[0] if torch.is_tensor(leaf)]
     return bool(tensors) and all(leaf.dim() and len(leaf) == rows for leaf in tensors)
 
-def _taken(values: dict, rows: torch.Tensor, width: int | None = None) -> dict:
-    "Some rows of all arguments; only so many columns of those that are as wide as the mask."
-    columns = values["attention_mask"].shape[-1] if width else None
+def _taken(values: dict, rows: torch.Tensor, width: int = 0, trims: Collection = ()) -> dict:
+    "Some rows of all arguments; only so many columns of those that are named."
     def of(leaf):
-        if not torch.is_tensor(leaf):
-            return leaf
-        leaf = leaf[rows.to(leaf.device)]
-        is_wide = width and leaf.dim() > 1 and leaf.shape[1] == columns
-        return leaf[:, :width] if is_wide else leaf
-    return tree_map(of, values)
+        return leaf[rows.to(leaf.device)] if torch.is_tensor(leaf) else leaf
+    def narrow(leaf):
+        return leaf[:, :width] if torch.is_tensor(leaf) and leaf.dim() > 1 else leaf
+    taken = tree_map(of, values)
+    return taken | {name: tree_map(narrow, taken[name]) for name in trims if name in taken}
 
 def _lengths(mask: torch.Tensor) -> torch.Tensor: # (rows,), on the CPU
     "Columns of each row up to its last one that the mask does not hide."
     columns = torch.arange(1, mask.shape[1] + 1, device=mask.device)
     return ((mask != 0) * columns).amax(1).clamp(min=1).cpu()
+
+def wide_arguments(
+    model: nn.Module,
+    names: list[str], # of submodules
+    runs: Callable, # computes losses of batches of different widths
+) -> tuple[str, ...]: # names of arguments
+    """Arguments of these modules that have a column for each token, as the mask has.
+
+    Twelve features of a row are as wide as a mask of twelve tokens, and not as the next."""
+    seen = [] # (width of the mask, name of an argument, widths of its tensors)
+    def note(module, args, kwargs):
+        values = _named_arguments(module.forward, args, kwargs)
+        mask = values.get("attention_mask")
+        for name, value in values.items() if torch.is_tensor(mask) else ():
+            leaves = [leaf for leaf in tree_flatten(value)[0] if torch.is_tensor(leaf)]
+            widths = {leaf.shape[1] for leaf in leaves if leaf.dim() > 1}
+            seen.append((mask.shape[-1], name, widths or {mask.shape[-1]}))
+    with ExitStack() as hooks:
+        for module in map(model.get_submodule, names):
+            hooks.enter_context(module.register_forward_pre_hook(note, with_kwargs=True))
+        runs()
+    if len({width for width, _, _ in seen}) < 2:
+        return ()
+    others = {name for width, name, widths in seen if widths != {width}}
+    return tuple(sorted({name for _, name, _ in seen} - others))
 
 # %% ../../nbs/accumulation_loss/chunks.ipynb #ca9e19c2
 def _chunks_of(lengths: torch.Tensor, tokens: int) -> list[torch.Tensor]:
@@ -129,7 +152,8 @@ def _width(values: dict) -> int:
 
 class _InChunks:
     "The `forward` of one module while it runs in chunks."
-    def __init__(self, usual: Callable, tokens: int, gather, trims: bool, longest: int):
+    def __init__(self, usual: Callable, tokens: int, gather, trims: Collection[str],
+                 longest: int):
         self.usual, self.tokens, self.gather, self.trims = usual, tokens, gather, trims
         self.longest = longest
         self.__signature__ = inspect.signature(usual)
@@ -147,19 +171,20 @@ class _InChunks:
 
     def _run(self, values, rows: int):
         mask = values.get("attention_mask")
-        trims = self.trims and torch.is_tensor(mask) and mask.dim() == 2
+        trims = bool(self.trims) and torch.is_tensor(mask) and mask.dim() == 2
         # untrimmed rows are all as wide as the batch
         width = mask.shape[1] if trims else _width(values)
         lengths = _lengths(mask) if trims else torch.full((rows,), width)
+        lengths[lengths.argmax()] = width # so outputs of a column for each token are known
         # of images the width says nothing
         least = 1 if trims else self.longest
         chunks = _chunks_of(lengths.clamp(min=least), self.tokens)
         widths = [int(lengths[chunk].max()) for chunk in chunks]
-        taken = [_taken(values, chunk, most if trims else None)
+        taken = [_taken(values, chunk, most, self.trims if trims else ())
                  for chunk, most in zip(chunks, widths)]
         outputs, shape = zip(*map(tree_flatten, map(self._run_chunk, taken)))
         if trims and not _has_one_entry_a_row(outputs, chunks):
-            self.trims = False # entries of tokens cannot be put back in their places
+            self.trims = () # entries of tokens cannot be put back in their places
             return self._run(values, rows)
         order = torch.cat(chunks).argsort()
         whole = [_put_back(parts, order, widths, width) for parts in zip(*outputs)]
@@ -182,7 +207,7 @@ def in_chunks(
     names: list[str], # of submodules, from `chunked_modules`
     tokens: int, # most in a chunk: rows x longest row
     gather=None, # a `RowsOfAll`: outputs of all processes are put together
-    trims: bool = True, # chunks are only as wide as their longest row
+    trims: Collection[str] = (), # arguments only as wide as a chunk's longest row
     longest: int = 1, # row of the batch, in tokens: no row without a mask counts for less
 ) -> Iterator[None]:
     "While it lasts, these modules run their rows in chunks, and again in backward."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from accelerate import Accelerator
 
 from .asking import last_parameter, only_graph_of
 from .facts import Findings, LossFacts, Way
-from .looks import FAILURES, Asker, joins_rows, ways_of_parts
+from .looks import (
+    FAILURES, Asker, joins_rows, short_rows, ways_of_parts)
 from .processes import AllProcesses
 from .reading import Unreadable, WeightReader
 from ..foundation.foreign import tree_map
@@ -25,7 +26,7 @@ from ..foundation.rows import (
     same_numbers, seeded, take_back)
 
 # %% auto #0
-__all__ = ['EvaluationMean', 'EvaluationRows', 'ways_of_evaluation', 'ExactEvaluation']
+__all__ = ['EvaluationMean', 'EvaluationRows', 'ways_of_evaluation', 'EvaluationFacts', 'ExactEvaluation']
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #162780c5
 class EvaluationMean:
@@ -40,6 +41,7 @@ class EvaluationMean:
         self.filters = filters
         self.reader = WeightReader()
         self.parts = [] # (loss, weight, rows), where they were computed
+        self.signatures = set() # of the terms of these losses
         self.by_rows = False # transformers' mean over batches
         self.is_sum = False # the losses of batches add up
         self.last = None # the parameter from which a graph is kept
@@ -77,6 +79,7 @@ class EvaluationMean:
             self.last = last_parameter(loss)
         try:
             weight = self.reader(loss)
+            self.signatures.add(self.reader.signature)
             # a sum is larger for more rows, and compares with nothing
             self.is_sum = self.is_sum or self.reader.is_sum
             if not self.is_sum:
@@ -85,6 +88,10 @@ class EvaluationMean:
             pass
         self.reads = False
         return None
+
+    def has_doubt(self) -> bool:
+        "Whether a weight may be a bound: of `total / count.clamp(min=1)` without a target."
+        return self.reads and any(weight and not loss for loss, weight, _ in self.parts)
 
     def sums(self) -> tuple[float, float]:
         "Losses times weights, and weights, in float64."
@@ -132,7 +139,7 @@ class EvaluationRows:
         for each in self.loader:
             self.rows = None
             if isinstance(each, Rows):
-                if len(self.seen) < 6:
+                if len(self.seen) < 64:
                     self.seen.rows = self.seen.rows + each.rows
                 if self.joins is None and len(self.seen) > 1:
                     self.joins = joins_rows(self.seen)
@@ -145,6 +152,10 @@ class EvaluationRows:
         "Let the loader hand over batches again."
         take_back(self.loader)
 
+    def many(self) -> StepRows:
+        "As many short rows as a look may take: they may show what a few do not."
+        return self.seen.some(short_rows(self.lengths(self.seen.rows)))
+
     def few(self, budget: int | None = None) -> StepRows: # at most six
         "Short rows and long ones, so that parts differ in width; short ones under a budget."
         rows = self.rows if self.rows is not None and len(self.rows) > 5 else self.seen
@@ -153,10 +164,13 @@ class EvaluationRows:
         number = min(6, len(order))
         chosen = order[np.linspace(0, len(order) - 1, number).astype(int)]
         if budget and number * int(lengths[chosen].max()) > budget:
-            chosen = order[:number]
+            _, first = np.unique(lengths[order], return_index=True) # one of each length
+            chosen = np.sort([*first, *np.delete(np.arange(len(order)), first)][:number])
+            chosen = order[chosen]
             while len(chosen) > 2 and len(chosen) * int(lengths[chosen].max()) > budget:
                 chosen = chosen[:-1]
-        return rows.some(chosen)
+        middle = len(chosen) // 2 # comes first, since a collator may sort them
+        return rows.some(np.roll(chosen, -middle))
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #919d8e09
 def ways_of_evaluation(asker: Asker, sample: StepRows) -> list[Way]:
@@ -175,31 +189,47 @@ def ways_of_evaluation(asker: Asker, sample: StepRows) -> list[Way]:
     # two rows or more in a part: that of one row has no partner, and no gradient
     first = 2 if len(sample) > 3 else 1
     deals = [[range(first), range(first, len(sample))], [order[:first], order[first:]]]
-    return ways_of_parts(asker, sample, deals, uncut)[0]
+    return ways_of_parts(asker, sample, deals, whole, uncut)[0]
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #35135502
+@dataclass
+class EvaluationFacts:
+    "What evaluations of one Trainer have found out."
+    ways: list[Way] | None = None # in which losses of batches make that of all
+    verified: set[str] = field(default_factory=set) # signatures of terms
+
 class ExactEvaluation:
     "One evaluation: what its batches weigh, found out before the first of them."
-    def __init__(self, findings: Findings, loader, mean: EvaluationMean):
+    def __init__(self, findings: Findings, loader, mean: EvaluationMean,
+                 known: EvaluationFacts | None = None):
         self.findings, self.loader, self.mean = findings, loader, mean
+        self.known = known or EvaluationFacts()
+        self.predictions = None # how a budget's parts are predicted, once that matters
 
     def settle(self,
-        ways: list | None, # what an evaluation before has found
         ask: Callable, # some rows -> ways
         budget: int | None, # most tokens computed at once
-    ) -> list | None:
-        "How the losses of batches make that of all."
+    ):
+        "Find out how the losses of batches make that of all, once there are two rows."
         if self.mean.is_settled or self.loader.rows is None or len(self.loader.seen) < 2:
-            return ways
-        if ways is None:
+            return
+        if self.known.ways is None:
             with set_for_now(self.mean, paused=True):
-                ways = ask(self.loader.few(budget))
-        self.mean.make_by(ways)
-        return ways
+                self.known.ways = ask(self.loader.few(budget))
+        self.mean.make_by(self.known.ways)
 
-    def loss(self, processes: AllProcesses) -> float | None: # None: there is none
+    def loss(self,
+        ask: Callable, # some rows -> ways
+        processes: AllProcesses,
+    ) -> float | None: # None: there is none
         "The loss of the data set; where it is a mean over batches, that is said."
         mean = self.mean
+        is_new = not mean.signatures <= self.known.verified
+        if mean.reads and is_new and len(self.loader.seen) > 1 and len(mean.parts) > 1:
+            self.known.verified |= mean.signatures
+            mean.make_by(ask(self.loader.many()))
+        if mean.has_doubt():
+            mean.make_by([])
         by_rows, batches = processes.sum(float(mean.by_rows), float(len(mean.parts)))
         mean.by_rows = bool(by_rows)
         value = mean.mean(processes.sum)

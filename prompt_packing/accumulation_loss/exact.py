@@ -11,8 +11,9 @@ from pathlib import Path
 
 from .asking import is_sharded
 from .custom import check_was_called, use_named_loss
-from .evaluation import (
-    EvaluationMean, EvaluationRows, ExactEvaluation, ways_of_evaluation)
+from prompt_packing.accumulation_loss.evaluation import (
+    EvaluationFacts, EvaluationMean, EvaluationRows, ExactEvaluation,
+    ways_of_evaluation)
 from .facts import Findings, Kind, LossFacts, Way
 from .looks import joins_rows
 from .passes import TrainerPasses, why_not_exact
@@ -192,17 +193,21 @@ class _AroundStepsMixin:
             dataloader, lazily, self._source.main_input, self.row_length)
         mean = EvaluationMean(self.loss_facts, self.args.logging_nan_inf_filter,
                               not is_sharded(self.model))
-        evaluation = ExactEvaluation(self.findings, loader, mean)
+        evaluation = ExactEvaluation(self.findings, loader, mean, self._of_evaluations)
         try:
             with set_for_now(self, _exact_evaluation=evaluation):
                 output = super().evaluation_loop(
                     loader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         finally:
             loader.close()
-        loss = evaluation.loss(self._steps.processes)
+        loss = evaluation.loss(self._ask_of_evaluation, self._steps.processes)
         if f"{metric_key_prefix}_loss" in output.metrics and loss is not None:
             output.metrics[f"{metric_key_prefix}_loss"] = loss
         return output
+
+    def _ask_of_evaluation(self, rows: StepRows) -> list:
+        asker = self._steps.looks.asker(self.model_wrapped, None)
+        return ways_of_evaluation(asker, rows)
 
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
         "As transformers'; the loss and what it is a mean over are noted."
@@ -210,10 +215,7 @@ class _AroundStepsMixin:
         if evaluation is None:
             return super().prediction_step(
                 model, inputs, prediction_loss_only, *args, **kwargs)
-
-        def ask(rows):
-            return ways_of_evaluation(self._steps.looks.asker(model, None), rows)
-        self._eval_ways = evaluation.settle(self._eval_ways, ask, passes.token_budget)
+        evaluation.settle(self._ask_of_evaluation, passes.token_budget)
         mean = evaluation.mean
         mean.paused, real = evaluation.real_rows(inputs, self.accelerator)
         with passes.as_one_step(), set_for_now(
@@ -274,7 +276,7 @@ class ExactLossMixin(_AroundStepsMixin):
 
     def __init__(self, *args, **kwargs):
         self.findings, self._exact_evaluation = Findings(self.strict_loss), None
-        self._eval_ways = None # as the first evaluation has found
+        self._of_evaluations = EvaluationFacts()
         super().__init__(*args, **kwargs)
         self._named_loss = None if self.model is None else use_named_loss(self.model)
         self._exact_off = why_not_exact(self.accelerator, self.args)

@@ -12,7 +12,7 @@ from enum import Enum
 import torch
 from transformers.utils import logging
 
-from ..foundation.rows import first_size
+from ..foundation.rows import entries, first_size
 
 # %% auto #0
 __all__ = ['Way', 'Kind', 'Message', 'LossFacts', 'Findings', 'target_counts']
@@ -76,7 +76,7 @@ class LossFacts:
     mean_over: str = "" # in words, where a count of the batch is what was read
     per_count: float = 0.0 # weight for each thing of `mean_over`
     chunked: tuple[str, ...] | None = None # modules that run in chunks; None: not tried
-    trims: bool = True # chunks may be only as wide as their longest row
+    trims: tuple[str, ...] = () # arguments that chunks get only as wide as their rows
     checks: int = 0 # looks that said something
     messages: tuple[Message, ...] = () # once each
 
@@ -153,6 +153,7 @@ def target_counts(batch: Mapping) -> dict[str, float]:
     "Things in a batch that losses are means over, by their names."
     # of tokens first: in a few parts rows may be in proportion to them by chance
     of_tokens, counts = {}, {"rows": first_size(batch) or 1}
+    batch = entries(batch)
     mask = batch.get("attention_mask")
     if torch.is_tensor(mask) and mask.dim() == 2:
         counts["tokens"] = (mask != 0).sum()

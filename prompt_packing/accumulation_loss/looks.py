@@ -15,14 +15,15 @@ import torch
 from torch import nn
 
 from .asking import Watch, is_sharded, undisturbed, versions
-from .chunks import chunked_modules, in_chunks
+from .chunks import chunked_modules, in_chunks, wide_arguments
 from .facts import Findings, Kind, Way, target_counts
 from .reading import Unreadable, WeightReader, ratio_of
-from ..foundation.rows import IndexedRows, StepRows, first_size, same_numbers, seeded
+from ..foundation.rows import (
+    IndexedRows, StepRows, entries, first_size, numbers_drawn, same_numbers, seeded)
 
 # %% auto #0
-__all__ = ['FAILURES', 'short', 'look_is_due', 'Sums', 'Asker', 'shuffled', 'rows_to_see', 'joins_rows', 'ways_of_parts', 'look',
-           'can_be_whole']
+__all__ = ['FAILURES', 'SEEDS', 'short', 'look_is_due', 'Sums', 'Asker', 'shuffled', 'rows_to_see', 'short_rows', 'joins_rows',
+           'ways_of_parts', 'look', 'can_be_whole']
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #9828552e
 # what a batch may raise that a loss, a model or a collator cannot take
@@ -104,6 +105,7 @@ class Asker:
         self.part, self.prepare, self.weight_of = part, prepare, weight_of
         self.takes_gradients = not is_sharded(model)
         self.writes = False # the model writes into parameters, which is undone
+        self.drew = False # random numbers, when its value was computed last
 
     def whole(self, sample: StepRows):
         "The rows as one batch, as the user's collator makes it."
@@ -147,9 +149,11 @@ class Asker:
     def value(self, batch, count=None, seed: int = 0) -> float:
         # with a graph: some losses compute gradients themselves, or are others without
         watch = Watch(self.model) if self.writes else None
-        with undisturbed(self.model, seed, watch), torch.enable_grad(), \
-                watch or nullcontext():
-            loss = self.loss_of(batch, self.count if count is None else count)
+        with undisturbed(self.model, seed, watch), torch.enable_grad():
+            before = numbers_drawn()
+            with watch or nullcontext():
+                loss = self.loss_of(batch, self.count if count is None else count)
+            self.drew = numbers_drawn() != before
         return float(loss.detach())
 
     def tolerance(self, epsilon: float) -> float: # relative
@@ -160,7 +164,7 @@ class Asker:
 
     def near(self, first: float, second: float, epsilon=0.0, noise=0.0) -> bool:
         if not isfinite(first) or not isfinite(second):
-            return first == second
+            return str(first) == str(second) # not a number is none in both
         size = max(abs(first), abs(second), 1e-12)
         return abs(first - second) <= max(self.tolerance(epsilon) * size, noise)
 
@@ -220,13 +224,22 @@ def rows_to_see(
     return chosen
 
 
-def _deals(sample: StepRows, number: int, keeps_sizes: bool) -> list:
-    """How a look parts its rows: three ways at first, then another one each time.
+def short_rows(
+    lengths: np.ndarray, # tokens in each row of a step
+    most_tokens: int = 512, # of them as one batch
+) -> list[int]: # row numbers
+    "As many rows as a look may take."
+    order = np.argsort(lengths, kind="stable")
+    tokens = lengths[order] * np.arange(1, len(order) + 1)
+    return np.sort(order[tokens <= most_tokens]).tolist()
+
+def _deals(sample: StepRows, number: int, keeps_sizes: bool, at_first: int = 3) -> list:
+    """How a look parts its rows: several ways at first, then another one each time.
 
     By chance a few parts may make their whole, so that of the hardest rows of two parts,
     for example. A part of one row tells nothing of a loss that compares rows."""
     rows, deals = len(sample), []
-    for seed in range(number, number + (1 if number else 3)):
+    for seed in range(number, number + (1 if number else at_first)):
         order = shuffled(rows, seed)
         # uneven, so that means over rows weigh differently
         first = max(rows // 3, 1 if rows < 4 or rows == 4 and seed % 2 else 2)
@@ -236,13 +249,13 @@ def _deals(sample: StepRows, number: int, keeps_sizes: bool) -> list:
     return deals
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #be9c5259
-def _deals(sample: StepRows, number: int, keeps_sizes: bool) -> list:
-    """How a look parts its rows: three ways at first, then another one each time.
+def _deals(sample: StepRows, number: int, keeps_sizes: bool, deals: int = 3) -> list:
+    """How a look parts its rows: several ways at first, then another one each time.
 
     By chance a few parts may make their whole, so that of the hardest rows of two parts,
     for example. A part of one row tells nothing of a loss that compares rows."""
     rows = len(sample)
-    seeds = range(number, number + (1 if number else 3))
+    seeds = range(number, number + (1 if number else deals))
     deals = []
     for seed in seeds:
         order = shuffled(rows, seed)
@@ -254,13 +267,24 @@ def _deals(sample: StepRows, number: int, keeps_sizes: bool) -> list:
     return deals
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #3dd46ef5
-def _draws_numbers(sample: StepRows) -> bool:
-    "Whether the collator makes another batch of the same rows with other random numbers."
-    made = []
-    for seed in (0, 1):
+SEEDS = range(1, 7) # what happens now and then happens with one of them
+
+def _collator_differs(sample: StepRows, seeds) -> bool:
+    "Whether the collator makes another batch of the same rows with one of these seeds."
+    def made(seed: int):
         with seeded(seed):
-            made.append(sample.take())
-    return not same_numbers(*made)
+            before = numbers_drawn()
+            batch = sample.take()
+            return batch, numbers_drawn() != before
+    first, draws = made(0)
+    return (draws or 0 in seeds) and any(
+        not same_numbers(first, made(seed)[0]) for seed in seeds)
+
+def _ask_collator(findings: Findings, sample: StepRows):
+    "Whether a batch depends on more than its rows."
+    if _collator_differs(sample, [0]):
+        findings.say(_has_state.format("collator"), Kind.NOT_CHECKED)
+    findings.set(collator_draws=_collator_differs(sample, [0, *SEEDS]))
 
 def joins_rows(
     sample: StepRows, # two rows at least
@@ -278,23 +302,30 @@ def joins_rows(
     return not same_numbers(*made)
 
 def _ask_for_reasons(asker: Asker, findings: Findings, whole, uncut: Sums, ways: list):
-    "Whether the loss divides by the count it is given; where no way fits, if it draws."
+    "Whether the loss divides by the count it is given; where no way fits, what it draws."
+    def differs(*args):
+        return not asker.near(uncut.loss, asker.value(whole, *args), uncut.epsilon)
     if asker.count is not None and Way.WEIGHS not in ways:
-        other = asker.value(whole, 2 * asker.count + 1)
-        findings.set(takes_count=not asker.near(uncut.loss, other, uncut.epsilon))
-    if not ways:
-        again = asker.value(whole, seed=1)
-        findings.set(draws=not asker.near(uncut.loss, again, uncut.epsilon))
+        findings.set(takes_count=differs(2 * asker.count + 1))
+    if ways:
+        return
+    if differs():
+        findings.say(_has_state.format("loss"), Kind.NOT_CHECKED)
+    findings.set(draws=asker.drew and any(differs(None, seed) for seed in SEEDS))
 
 
 def ways_of_parts(
     asker: Asker,
     sample: StepRows,
     deals: list, # each a list of parts, each a list of row numbers
-    uncut: Sums, # of the rows as one batch
+    whole, # the rows as one batch
+    uncut: Sums, # of it
 ) -> tuple: # ways, `Sums` of the last deal, why there is none, its parts
     "The ways in which every deal of the rows makes the whole."
     ways, made, reason, parts = [Way.ADDS, Way.WEIGHS], None, "", []
+    size = first_size(whole) or 1 # one entry: rows laid end to end
+    if size > 1 and size % len(sample):
+        return [], made, f"the collator makes {size} entries of {len(sample)} rows", parts
     for deal in deals:
         try:
             with seeded():
@@ -338,6 +369,7 @@ def look(
     asker: Asker,
     findings: Findings, # what is known, and what will be
     sample: StepRows, # rows of the step that begins, the same on all processes
+    many: StepRows | None = None, # short rows of it, as many as a look may take
     *,
     can_join: bool = True, # the collator can make one batch of the rows of a step
     cuts: bool = False, # rows are dealt to parts in any order
@@ -347,7 +379,8 @@ def look(
 
     The reference is what the user's collator makes of all rows of the sample, and the
     parts are what it makes of some of them: the very batches that a step is cut into. Of
-    a collator that draws random numbers parts are entries of the batch of all."""
+    a collator that draws random numbers parts are entries of the batch of all. Many short
+    rows show what a few cannot: the mean of the eight hardest, or a bound of a divisor."""
     number, asker.writes = findings.facts.checks, findings.facts.moves
     facts = findings.facts
     if facts.way in (Way.CHUNKS, Way.ROWS) or facts.ordered or facts.draws:
@@ -363,7 +396,7 @@ def look(
         if not any(uncut.weights): # a mean over nothing
             return False
         if number == 0 and not isinstance(sample, IndexedRows):
-            findings.set(collator_draws=_draws_numbers(sample))
+            _ask_collator(findings, sample)
     except FAILURES: # so it does without us, and training will say so
         return False
     findings.set(checks=number + 1)
@@ -381,8 +414,14 @@ def look(
     # where the collator makes two entries of a row, nothing says which belong to it
     if findings.facts.collator_draws and first_size(whole) == len(sample):
         parts_of = IndexedRows(whole, len(sample))
-    deals = _deals(sample, number, not cuts)
-    ways, made, reason, parts = ways_of_parts(asker, parts_of, deals, uncut)
+    deals = _deals(sample, number, not cuts, 3 if many is None else 1)
+    ways, made, reason, parts = ways_of_parts(asker, parts_of, deals, whole, uncut)
+    if ways and many is not None and not findings.facts.collator_draws:
+        deal = _deals(many, 1, False, 1)
+        whole, sample = asker.whole(many), many
+        uncut = asker.run([whole])
+        others, made, reason, parts = ways_of_parts(asker, many, deal, whole, uncut)
+        ways = [way for way in ways if way in others]
     if ways and not made.tells:
         findings.set(checks=number)
         return False
@@ -409,6 +448,10 @@ _draws = (
     "the weights of the parts are read, and cannot be checked, since the loss draws random "
     "numbers, others for each part of a step than for the whole batch")
 
+_has_state = (
+    "the {} gives something else each time for the same rows, as with a state or random "
+    "numbers of its own: steps in parts, and looks at it, call it more often")
+
 _communicates = (
     "the loss communicates between processes: its batches are computed as they come, with "
     "the losses and gradients of transformers, and are not cut")
@@ -426,7 +469,7 @@ def _whole_from_here(asker, findings: Findings, whole, sample, can_join: bool, r
         findings.give_up(f"{reason}; and batches that come ready-made are kept as they are",
                          reads)
         return
-    can_be_whole(asker, findings, whole, len(sample))
+    can_be_whole(asker, findings, whole, sample)
     if not findings.facts.chunked:
         findings.give_up(f"{reason}; nor can the model be cut", reads)
         return
@@ -438,37 +481,46 @@ def can_be_whole(
     asker: Asker,
     findings: Findings,
     whole, # a batch
-    rows: int, # that it was made of
+    sample: StepRows, # that it was made of
 ):
     "Find out, once, in what chunks of rows the model can run."
     if findings.facts.chunked is not None:
         return
     findings.set(chunked=())
-    rows = first_size(whole) or rows # a collator may make two entries of each row
-    width = max((t.shape[1] for t in whole.values()
+    rows = first_size(whole) or len(sample) # a collator may make two entries of each row
+    width = max((t.shape[1] for t in entries(whole).values()
                  if torch.is_tensor(t) and t.dim() > 1), default=1)
     most = max(width, rows * width // 2)
     try:
         usual = asker.run([whole])
-        for names, trims in _chunkings(asker, whole, rows):
-            try:
-                with in_chunks(asker.model, names, tokens=most, trims=trims):
-                    cut = asker.run([whole])
-            except FAILURES:
-                continue
-            if asker.same(cut, Way.ADDS, usual):
-                findings.set(chunked=names, trims=trims)
-                return
+        for names in _chunkings(asker, whole, rows):
+            for trims in (True, False):
+                try:
+                    trims = _wide_arguments(asker, names, whole, sample) if trims else ()
+                    with in_chunks(asker.model, names, tokens=most, trims=trims):
+                        cut = asker.run([whole])
+                except FAILURES:
+                    continue
+                if asker.same(cut, Way.ADDS, usual):
+                    findings.set(chunked=names, trims=trims)
+                    return
     except FAILURES: # the whole fails, too
         pass
 
+def _wide_arguments(asker: Asker, names: tuple, whole, sample: StepRows) -> tuple:
+    "Arguments that may be trimmed, as batches of all rows and of two rows each show."
+    def runs():
+        asker.value(whole)
+        for start in range(0, len(sample) - 1, 2):
+            asker.value(asker.whole(sample.some([start, start + 1])))
+    return wide_arguments(asker.model, names, runs)
+
 def _chunkings(asker: Asker, whole, rows: int) -> Iterator[tuple]:
-    "Names of modules and whether to trim: the topmost ones first, then those inside."
+    "Names of modules: the topmost ones first, then those inside."
     passed = ()
     for _ in range(3): # of modules in modules
         names = tuple(chunked_modules(asker.model, lambda: asker.value(whole), rows, passed))
         if not names:
             return
-        yield names, True
-        yield names, False
+        yield names
         passed += names

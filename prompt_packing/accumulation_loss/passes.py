@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 
 import torch
 from accelerate import Accelerator, PartialState
@@ -78,7 +79,7 @@ class TrainerPasses:
         forward = {} if plain is None else {"forward": plain}
         with set_for_now(self._trainer, is_asking=True), self.as_one_step(), \
                 self._trainer.compute_loss_context_manager(), set_for_now(bare, **forward):
-            made = self._trainer.compute_loss(bare, dict(batch), num_items_in_batch=count)
+            made = self._trainer.compute_loss(bare, copy(batch), num_items_in_batch=count)
         return made[0] if isinstance(made, tuple) else made
 
     def backward(self, model, part, count, weigh: Callable):
@@ -91,14 +92,14 @@ class TrainerPasses:
             return (weigh(loss), *rest) if isinstance(made, tuple) else weigh(loss)
         with self.as_one_step(), set_for_now(self._trainer, compute_loss=weighed):
             # a copy, because `compute_loss` may pop labels, and looks read the part again
-            self._training_step(model, dict(part), count)
+            self._training_step(model, copy(part), count)
 
     def stock_step(self, model, batch, count, alone: bool) -> torch.Tensor:
         "As transformers computes a batch; alone: where it is the whole step."
         if not alone:
-            return self._training_step(model, dict(batch), count)
+            return self._training_step(model, copy(batch), count)
         with self.as_one_step(): # where others are accumulated
-            return self._training_step(model, dict(batch), count)
+            return self._training_step(model, copy(batch), count)
 
 # %% ../../nbs/accumulation_loss/passes.ipynb #da0871da
 def why_not_exact(accelerator: Accelerator, args) -> str:

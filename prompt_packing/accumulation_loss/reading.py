@@ -123,9 +123,22 @@ def read_terms(
     return terms
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #dac3ef40
-def signature_of(terms: list[Term]) -> str: # for example "mean of NllLoss + mean of Mean"
-    "Which terms a loss has: two losses of one signature go together in the same way."
-    return " + ".join([f"{'mean' if t.is_mean else 'sum'} of {t.name}" for t in terms])
+def signature_of(terms: list[Term]) -> str: # for example "mean of NllLoss < LogSoftmax"
+    """Which terms a loss has: two losses of one signature go together in the same way.
+
+    A cross-entropy of classes and one of pairs differ only in what their logits are, so
+    the nodes before a reduction belong to it."""
+    return " + ".join([f"{'mean' if t.is_mean else 'sum'} of {_path(t.node)}" for t in terms])
+
+def _path(node) -> str:
+    "Names of a node and of the two that compute before it, nearest first."
+    names = []
+    while node is not None and len(names) < 3 and not hasattr(node, "variable"):
+        name = _name_of(node)
+        if name not in _PASSES_ON: # shapes of parts differ
+            names.append(name)
+        node = next((n for n, _ in node.next_functions if n is not None), None)
+    return " < ".join(names)
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #37b631a2
 class WeightReader:

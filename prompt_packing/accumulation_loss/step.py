@@ -14,7 +14,7 @@ from torch import nn
 from .chunks import RowsOfAll
 from .facts import LossFacts, Way, target_counts
 from .reading import Unreadable, WeightReader
-from ..foundation.rows import StepRows, first_size, state_of
+from ..foundation.rows import StepRows, entries, first_size, state_of
 
 # %% auto #0
 __all__ = ['UNEVEN', 'Step', 'WeightsSeen', 'set_aside', 'add_back', 'drop_gradients', 'multiply_gradients', 'is_filler',
@@ -117,6 +117,7 @@ class WeightsSeen:
         `total / count.clamp(min=1)` of a part without a target. A weight is believed
         where a count of the batch says the same, or where it is one of many."""
         reason = ""
+        self.largest = max([self.largest, *(weight for weight, *_ in step.weights)])
         for weight, loss, part in step.weights:
             counted = None
             if facts.mean_over: # packed rows have no mask to count tokens by
@@ -130,7 +131,6 @@ class WeightsSeen:
                 reason = "the weight that was read for a part may be a bound of it"
         for weight, *_ in step.weights:
             self.smallest = min(self.smallest, weight)
-            self.largest = max(self.largest, weight)
         if not facts.uneven and self.largest - self.smallest > 1e-5 * self.largest:
             reason = UNEVEN
         return reason
@@ -172,7 +172,7 @@ _NOTHING = torch.zeros(0, dtype=torch.long) # of which transformers counts token
 
 def is_filler(batch: Mapping) -> bool:
     "Whether it stands in for a batch that the data set did not have."
-    return any(value is _NOTHING for value in batch.values())
+    return any(value is _NOTHING for value in entries(batch).values())
 
 class Weightless(dict):
     "A batch computed with weight 0."
@@ -191,5 +191,5 @@ def filled_up(
     batches = batches or [Weightless(last)]
     if len(batches) == width: # a `LazyBatch` is not read
         return batches
-    filler = dict(batches[0]) | {main_input: _NOTHING, "attention_mask": _NOTHING}
+    filler = entries(batches[0]) | {main_input: _NOTHING, "attention_mask": _NOTHING}
     return [filler] * (width - len(batches)) + batches

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import asdict
 
 import torch
 
 from .chunks import RowsOfAll, in_chunks
 from .facts import Findings, Kind, LossFacts, Way
-from .looks import FAILURES, Asker, can_be_whole, look, look_is_due, rows_to_see, short
+from .looks import (
+    FAILURES, Asker, can_be_whole, look, look_is_due, rows_to_see, short, short_rows)
 from .passes import TrainerPasses
 from .processes import AllProcesses
 from prompt_packing.accumulation_loss.step import (
@@ -60,10 +62,19 @@ class Looks:
         everyones = self.processes.rows([kept.rows[:share]]) # all look at the same ones
         return StepRows(everyones, rows.collate)
 
+    def many(self, step: Step) -> StepRows | None: # None: hardly more than a few
+        "As many short rows as the first look may take, the same on all processes."
+        if self.taken or not self.can_join(step):
+            return None
+        most = min(512, self.passes.token_budget or 512) // self.processes.number
+        short = short_rows(self.lengths(step.rows.rows), most)
+        everyones = self.processes.rows([[step.rows.rows[i] for i in short]])
+        return StepRows(everyones, step.rows.collate) if len(everyones) >= 12 else None
+
     def _entries(self, step: Step, number: int) -> IndexedRows | None:
         "Of one ready-made batch, whose rows are entries of its tensors."
         batches = [b for b in step.batches if not isinstance(b, Weightless)] or step.batches
-        few = sum(self.processes.gathered([dict(batches[number % len(batches)])]), [])
+        few = sum(self.processes.gathered([copy(batches[number % len(batches)])]), [])
         few = self.passes.prepare(few[number % len(few)])
         size = first_size(few)
         return None if size is None else IndexedRows(few, size)
@@ -76,9 +87,11 @@ class Looks:
             if sample is None:
                 self._trust_unseen(step)
                 return
+            many = self.many(step)
             self.taken += 1
-            if look(self.asker(model, step.count), self.findings, sample, can_join=can_join,
-                    cuts=self.passes.cuts, processes=self.processes.number):
+            if look(self.asker(model, step.count), self.findings, sample, many,
+                    can_join=can_join, cuts=self.passes.cuts,
+                    processes=self.processes.number):
                 return
 
     def _trust_unseen(self, step: Step):
@@ -96,7 +109,7 @@ class Looks:
             return findings.facts.way
         if findings.facts.chunked is None:
             sample, asker = self.sample(step, self.taken), self.asker(model, step.count)
-            can_be_whole(asker, findings, asker.whole(sample), len(sample))
+            can_be_whole(asker, findings, asker.whole(sample), sample)
         if findings.facts.chunked:
             return Way.CHUNKS
         if findings.facts.way is Way.UNKNOWN:
@@ -253,8 +266,8 @@ class Steps:
     def _other_way(self, model, step: Step, doubt: str, failed: bool) -> Way:
         "How to compute a step again that may be wrong; the same on all processes."
         findings = self.findings
-        if step.way is Way.CHUNKS:
-            findings.give_up(doubt, reads=False)
+        if step.way is Way.CHUNKS: # weights that looks have seen are kept
+            findings.give_up(doubt, reads=findings.facts.is_of_parts)
             return findings.facts.way
         if step.way is Way.ROWS:
             return step.way

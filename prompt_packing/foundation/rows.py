@@ -20,7 +20,7 @@ from .foreign import pinned, tree_flatten, tree_map
 
 # %% auto #0
 __all__ = ['Rows', 'RowCollator', 'copied', 'hand_over_rows', 'take_back', 'LazyBatch', 'state_of', 'StepRows', 'IndexedRows',
-           'first_size', 'indexed', 'seeded', 'same_numbers', 'RowLengths', 'positions']
+           'entries', 'first_size', 'indexed', 'seeded', 'numbers_drawn', 'same_numbers', 'RowLengths', 'positions']
 
 # %% ../../nbs/foundation/rows.ipynb #2e3ad548
 class Rows:
@@ -70,8 +70,19 @@ class RowCollator:
         return Rows(kept, batch, parts)
 
 def copied(rows: Iterable) -> list:
-    "Shallow copies: a collator may pop labels out of a row."
-    return [dict(row) if type(row) is dict else copy.copy(row) for row in rows]
+    "Copies: a collator may pop labels out of a row, or write into what it holds."
+    nests = (dict, list, tuple, torch.Tensor)
+    return [_copied(row) if type(row) in nests else copy.copy(row) for row in rows]
+
+def _copied(value):
+    if torch.is_tensor(value):
+        return value.clone()
+    if type(value) is dict:
+        return {key: _copied(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        is_plain = not value or isinstance(value[0], (int, float, str)) # as of token ids
+        return value[:] if is_plain else type(value)(map(_copied, value))
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 # %% ../../nbs/foundation/rows.ipynb #1739134d
 def hand_over_rows(
@@ -141,11 +152,15 @@ class LazyBatch(MutableMapping):
         self.was_changed = True
         del self.batch[key]
 
+    def __copy__(self): # a batch like any other
+        return copy.copy(self.batch)
+
 def state_of(batch: Mapping) -> dict:
     "What changes where somebody replaces a value of a batch, or writes into a tensor."
     if isinstance(batch, LazyBatch):
         return {"": batch.was_changed}
-    return {key: (id(value), getattr(value, "_version", 0)) for key, value in batch.items()}
+    return {key: (id(value), getattr(value, "_version", 0))
+            for key, value in entries(batch).items()}
 
 # %% ../../nbs/foundation/rows.ipynb #3d04368a
 class StepRows:
@@ -195,13 +210,22 @@ class IndexedRows(StepRows):
         numbers = list(numbers)
         return IndexedRows(self.take(numbers), len(numbers))
 
+def entries(batch) -> dict:
+    "The values of a batch by their names; of a tuple by their places."
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    if isinstance(batch, (tuple, list)) and not isinstance(batch, PackedSequence):
+        return dict(enumerate(batch))
+    return {"": batch}
+
 def first_size(batch) -> int | None:
     "The one first size of all tensors of a batch, which is its rows; None: they differ."
-    if not isinstance(batch, Mapping):
+    if not isinstance(batch, (Mapping, tuple, list)):
         return None
+    batch = entries(batch)
     if any(isinstance(value, PackedSequence) for value in batch.values()):
         return None
-    leaves = tree_flatten(dict(batch))[0]
+    leaves = tree_flatten(batch)[0]
     sizes = {len(leaf) for leaf in leaves if torch.is_tensor(leaf) and leaf.dim()}
     sizes |= {len(leaf) for leaf in leaves if isinstance(leaf, np.ndarray) and leaf.ndim}
     return sizes.pop() if len(sizes) == 1 else None
@@ -216,7 +240,7 @@ def indexed(batch, numbers: list[int], rows: int):
         if isinstance(leaf, np.ndarray) and leaf.ndim and len(leaf) == rows:
             return leaf[index.numpy()]
         return leaf
-    return tree_map(of, dict(batch))
+    return tree_map(of, dict(batch) if isinstance(batch, Mapping) else batch)
 
 # %% ../../nbs/foundation/rows.ipynb #2839a3bc
 @contextmanager
@@ -235,6 +259,12 @@ def seeded(
         random.setstate(python)
         np.random.set_state(of_numpy)
         torch.set_rng_state(of_torch)
+
+def numbers_drawn() -> tuple:
+    "What is another after random numbers were drawn on the CPU."
+    of_numpy = np.random.get_state()
+    return (hash(random.getstate()), of_numpy[1].tobytes(), of_numpy[2],
+            torch.get_rng_state().numpy().tobytes())
 
 def same_numbers(first, second) -> bool:
     "Whether two batches hold the same values."
@@ -308,7 +338,7 @@ def positions(
     main_input: str, # of the model, for example `input_ids`
 ) -> int: # at least 1
     "Positions that a row takes in the model."
-    values = dict(batch) if isinstance(batch, Mapping) else {"": batch}
+    values = entries(batch)
     packed = [len(v.data) for v in values.values() if isinstance(v, PackedSequence)]
     if packed:
         return max(packed)

@@ -35,9 +35,10 @@ def joined_predictions(
     losses, logits, labels = zip(*map(pad_nest, made))
     loss = None
     if losses[0] is not None:
-        weights = weights or rows
-        total = sum(weights) or 1.0
-        loss = sum(w * each for w, each in zip(weights, losses) if w) / total
+        used = [(w, each) for w, each in zip(weights or rows, losses) if w]
+        loss = losses[0] # a mean over nothing
+        if used:
+            loss = sum(w * each for w, each in used) / sum(w for w, _ in used)
     logits = tree_map(lambda *leaves: _joined(leaves, rows, order), *logits)
     labels = tree_map(lambda *leaves: _joined(leaves, rows, order), *labels)
     return loss, logits, labels

@@ -204,8 +204,6 @@ class _StepLoaderMixin:
 # %% ../../nbs/trainer/trainer.ipynb #49661e04
 class _PartPredictionMixin:
     "Once an evaluation batch `prediction_step`."
-    _predictions: PartPredictions | None = None # of an evaluation
-
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
         "In parts within the budget, where that changes nothing."
         def predict(batch):
@@ -213,10 +211,13 @@ class _PartPredictionMixin:
                 model, batch, prediction_loss_only, *args, **kwargs)
         if not isinstance(inputs, LazyBatch):
             return predict(inputs)
-        loader, mean = self._exact_evaluation.loader, self._exact_evaluation.mean
+        evaluation = self._exact_evaluation
+        loader, mean = evaluation.loader, evaluation.mean
         if loader.rows is None: # rows are ready-made batches
             return predict(inputs.batch)
-        predictions = self._part_predictions()
+        if evaluation.predictions is None:
+            evaluation.predictions = self._part_predictions()
+        predictions = evaluation.predictions
         lengths = loader.lengths(loader.rows.rows)
         parts = predictions.parts(lengths)
         if len(parts) == 1:
@@ -230,19 +231,17 @@ class _PartPredictionMixin:
             with undisturbed(bare), set_for_now(self, is_asking=True), \
                     set_for_now(mean, paused=True):
                 predictions.try_parts(predict, loader.few(self.token_budget),
-                                      bool(self._eval_ways))
+                                      bool(evaluation.known.ways))
         if predictions.why_whole:
             return predict(inputs.batch)
         return predictions(predict, loader.rows, parts, mean)
 
     def _part_predictions(self) -> PartPredictions:
-        if self._predictions is None:
-            cost = getattr(self._cut, "pass_cost", None)
-            cost = USUAL_PASS_COST if cost is None else cost
-            if is_sharded(self.model): # processes would wait for passes that others lack
-                cost = 2 ** 40
-            self._predictions = PartPredictions(self.token_budget, cost, self._say_once)
-        return self._predictions
+        cost = getattr(self._cut, "pass_cost", None)
+        cost = USUAL_PASS_COST if cost is None else cost
+        if is_sharded(self.model): # processes would wait for passes that others lack
+            cost = 2 ** 40
+        return PartPredictions(self.token_budget, cost, self._say_once)
 
 # %% ../../nbs/trainer/trainer.ipynb #430fad6c
 class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
