@@ -6,13 +6,12 @@ and batch: `s.step`, `s.model`, `s.memory` (a dict of its own), `s.count`."""
 import random
 from collections import UserDict
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_sequence
 from transformers import BatchEncoding
 
 ce, pad_rows = F.cross_entropy, nn.utils.rnn.pad_sequence
