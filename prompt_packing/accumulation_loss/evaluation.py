@@ -152,9 +152,10 @@ class EvaluationRows:
         "Let the loader hand over batches again."
         take_back(self.loader)
 
-    def many(self) -> StepRows:
+    def many(self, budget: int | None = None) -> StepRows:
         "As many short rows as a look may take: they may show what a few do not."
-        return self.seen.some(short_rows(self.lengths(self.seen.rows)))
+        most = min(512, budget or 512)
+        return self.seen.some(short_rows(self.lengths(self.seen.rows), most))
 
     def few(self, budget: int | None = None) -> StepRows: # at most six
         "Short rows and long ones, so that parts differ in width; short ones under a budget."
@@ -220,6 +221,7 @@ class ExactEvaluation:
 
     def loss(self,
         ask: Callable, # some rows -> ways
+        budget: int | None, # most tokens computed at once
         processes: AllProcesses,
     ) -> float | None: # None: there is none
         "The loss of the data set; where it is a mean over batches, that is said."
@@ -227,7 +229,7 @@ class ExactEvaluation:
         is_new = not mean.signatures <= self.known.verified
         if mean.reads and is_new and len(self.loader.seen) > 1 and len(mean.parts) > 1:
             self.known.verified |= mean.signatures
-            mean.make_by(ask(self.loader.many()))
+            mean.make_by(ask(self.loader.many(budget)))
         if mean.has_doubt():
             mean.make_by([])
         by_rows, batches = processes.sum(float(mean.by_rows), float(len(mean.parts)))

@@ -200,7 +200,8 @@ class _AroundStepsMixin:
                     loader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         finally:
             loader.close()
-        loss = evaluation.loss(self._ask_of_evaluation, self._steps.processes)
+        loss = evaluation.loss(self._ask_of_evaluation, self._steps.passes.token_budget,
+                               self._steps.processes)
         if f"{metric_key_prefix}_loss" in output.metrics and loss is not None:
             output.metrics[f"{metric_key_prefix}_loss"] = loss
         return output
