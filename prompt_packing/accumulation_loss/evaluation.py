@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 
 from .asking import last_parameter, only_graph_of
-from .facts import Findings, LossFacts, Way
+from .facts import Findings, LossFacts, Way, numbers
 from .looks import (
     FAILURES, Asker, joins_rows, short_rows, ways_of_parts)
 from .processes import AllProcesses
@@ -91,12 +91,16 @@ class EvaluationMean:
 
     def has_doubt(self) -> bool:
         "Whether a weight may be a bound: of `total / count.clamp(min=1)` without a target."
-        return self.reads and any(weight and not loss for loss, weight, _ in self.parts)
+        return self.reads and any(weight and not loss for loss, weight, _ in self._read())
+
+    def _read(self) -> list[tuple]: # (loss, weight, rows) as numbers, in one transfer
+        flat = numbers([each for part in self.parts for each in part])
+        return list(zip(flat[::3], flat[1::3], flat[2::3]))
 
     def sums(self) -> tuple[float, float]:
         "Losses times weights, and weights, in float64."
-        numbers = [list(map(float, part)) for part in self.parts]
-        losses, weights, rows = torch.tensor(numbers, dtype=torch.float64).view(-1, 3).T
+        read = torch.tensor(self._read(), dtype=torch.float64)
+        losses, weights, rows = read.view(-1, 3).T
         weights = rows if self.by_rows else weights
         used = weights != 0
         if self.filters:

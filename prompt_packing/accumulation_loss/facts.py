@@ -5,7 +5,7 @@
 # %% ../../nbs/accumulation_loss/facts.ipynb #e97e76fe
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 
@@ -15,7 +15,7 @@ from transformers.utils import logging
 from ..foundation.rows import entries, first_size
 
 # %% auto #0
-__all__ = ['Way', 'Kind', 'Message', 'LossFacts', 'Findings', 'target_counts']
+__all__ = ['Way', 'Kind', 'Message', 'LossFacts', 'Findings', 'target_counts', 'numbers', 'counted_targets']
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #b70e75ed
 class Way(str, Enum):
@@ -151,6 +151,18 @@ _logger = logging.get_logger(__name__)
 # %% ../../nbs/accumulation_loss/facts.ipynb #43be37df
 def target_counts(batch: Mapping) -> dict[str, float]:
     "Things in a batch that losses are means over, by their names."
+    counts = counted_targets(batch)
+    return dict(zip(counts, numbers(counts.values())))
+
+def numbers(counts: Iterable) -> list[float]:
+    "Counts of a device and of the CPU as numbers, in one transfer."
+    counts = list(counts)
+    of_device = [each.reshape(()) for each in counts if torch.is_tensor(each)]
+    read = iter(torch.stack(of_device).tolist() if of_device else [])
+    return [float(next(read) if torch.is_tensor(each) else each) for each in counts]
+
+def counted_targets(batch: Mapping) -> dict: # of tensors where they were counted
+    "As `target_counts`, and not read yet."
     # of tokens first: in a few parts rows may be in proportion to them by chance
     of_tokens, counts = {}, {"rows": first_size(batch) or 1}
     batch = entries(batch)
@@ -169,4 +181,4 @@ def target_counts(batch: Mapping) -> dict[str, float]:
             of_tokens[f"{key} that are not -100"] = targets.sum()
             of_tokens[f"{key} that are not -100, but each row's first"] = \
                 targets[..., 1:].sum()
-    return {name: float(count) for name, count in {**of_tokens, **counts}.items()}
+    return of_tokens | counts

@@ -307,7 +307,7 @@ def _ask_for_reasons(asker: Asker, findings: Findings, whole, uncut: Sums, ways:
         return not asker.near(uncut.loss, asker.value(whole, *args), uncut.epsilon)
     if asker.count is not None and Way.WEIGHS not in ways:
         findings.set(takes_count=differs(2 * asker.count + 1))
-    if ways:
+    if ways and findings.facts.checks > 1: # at first it may draw now and then
         return
     if differs():
         findings.say(_has_state.format("loss"), Kind.NOT_CHECKED)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .chunks import RowsOfAll
-from .facts import LossFacts, Way, target_counts
+from .facts import LossFacts, Way, counted_targets, numbers
 from .reading import Unreadable, WeightReader
 from ..foundation.rows import StepRows, entries, first_size, state_of
 
@@ -118,10 +118,13 @@ class WeightsSeen:
         where a count of the batch says the same, or where it is one of many."""
         reason = ""
         self.largest = max([self.largest, *(weight for weight, *_ in step.weights)])
-        for weight, loss, part in step.weights:
-            counted = None
-            if facts.mean_over: # packed rows have no mask to count tokens by
-                counted = target_counts(part).get(facts.mean_over)
+        counts = [counted_targets(part).get(facts.mean_over) for *_, part in step.weights
+                  ] if facts.mean_over else [None]
+        if any(each is None for each in counts): # packed rows have no mask to count by
+            counts = [None] * len(step.weights)
+        else:
+            counts = numbers(counts)
+        for (weight, loss, _), counted in zip(step.weights, counts):
             if counted is not None:
                 is_doubtful = abs(weight - facts.per_count * counted) > 1e-5 * abs(weight)
             else:
