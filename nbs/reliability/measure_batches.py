@@ -1,7 +1,8 @@
 """Runs the cases of `batches_cases.py`, for `batches.ipynb`.
 
-    python measure_batches.py [--more] [KIND OR NAME ...]
-    torchrun --nproc_per_node 2 measure_batches.py OUT.json REFERENCES.pt"""
+python measure_batches.py [--more] [KIND OR NAME ...]
+torchrun --nproc_per_node 2 measure_batches.py OUT.json REFERENCES.pt"""
+
 import contextlib
 import copy
 import inspect
@@ -28,10 +29,12 @@ from prompt_packing import Trainer, TrainingArguments
 from prompt_packing.accumulation_loss import ExactLossMixin
 from prompt_packing.packed_sequence import PackedSequenceMixin
 
+
 class Exact(ExactLossMixin, transformers.Trainer):
     "transformers' Trainer with the mixin alone."
 
-STEP, STEPS = 12, 7 # rows of a step, steps; the last one has five rows
+
+STEP, STEPS = 12, 7  # rows of a step, steps; the last one has five rows
 
 
 class Packs(PackedSequenceMixin, transformers.Trainer):
@@ -40,23 +43,43 @@ class Packs(PackedSequenceMixin, transformers.Trainer):
 
 class Rows(Dataset):
     "Each reading makes new rows, as reading files does."
-    def __init__(self, rows): self.rows = rows
-    def __len__(self): return len(self.rows)
-    def __getitem__(self, i): return copy.deepcopy(self.rows[i])
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return copy.deepcopy(self.rows[i])
 
 
 class Stream(IterableDataset):
     "The same without numbers of rows."
-    def __init__(self, rows): self.rows = rows
-    def __iter__(self): return (copy.deepcopy(row) for row in self.rows)
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return (copy.deepcopy(row) for row in self.rows)
 
 
 class Messages(logging.Handler):
     "What the library says meanwhile."
-    def __init__(self): super().__init__(logging.WARNING); self.texts = []
-    def emit(self, record): self.texts.append(record.getMessage())
-    def __enter__(self): logger.addHandler(self); return self
-    def __exit__(self, *error): logger.removeHandler(self)
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.texts = []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+    def __enter__(self):
+        logger.addHandler(self)
+        return self
+
+    def __exit__(self, *error):
+        logger.removeHandler(self)
 
 
 logger = logging.getLogger("prompt_packing")
@@ -65,11 +88,17 @@ logger = logging.getLogger("prompt_packing")
 def model_of(case: Case):
     "The case's model; its loss is inside where the case says so."
     base = case.model
+
     class WithLoss(base):
         def forward(self, *args, **b):
             out = super().forward(*args, **b)
-            made = case.function(out, b, SimpleNamespace(model=super_of(self), memory=self.memory, count=None))
+            made = case.function(
+                out,
+                b,
+                SimpleNamespace(model=super_of(self), memory=self.memory, count=None),
+            )
             return dict(loss=made) | out
+
     torch.manual_seed(0)
     model = WithLoss() if case.how == "forward" else base()
     model.memory = {}
@@ -78,8 +107,12 @@ def model_of(case: Case):
 
 class super_of:
     "The model without its loss: calls of it do not come back."
-    def __init__(self, model): self.__dict__["model"] = model
-    def __getattr__(self, name): return getattr(self.model, name)
+
+    def __init__(self, model):
+        self.__dict__["model"] = model
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
 
 
 def trainer_of(case: Case, kind, rows, data=Rows, **more):
@@ -90,7 +123,10 @@ def trainer_of(case: Case, kind, rows, data=Rows, **more):
 
     class Keeps(torch.optim.SGD):
         def step(self, closure=None):
-            each = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
+            each = [
+                p.grad if p.grad is not None else torch.zeros_like(p)
+                for p in model.parameters()
+            ]
             gradients.append(torch.cat([g.detach().flatten() for g in each]))
             super().step()
 
@@ -99,7 +135,9 @@ def trainer_of(case: Case, kind, rows, data=Rows, **more):
         is_args = isinstance(inputs, tuple)
         fields = vars(inputs) if hasattr(inputs, "__dataclass_fields__") else inputs
         out = model(*inputs) if is_args else model(**fields)
-        s = SimpleNamespace(step=self.state.global_step, model=bare, memory=memory, count=num_items_in_batch)
+        s = SimpleNamespace(
+            step=self.state.global_step, model=bare, memory=memory, count=num_items_in_batch
+        )
         made = case.function(out, inputs, s)
         return (made, out) if return_outputs else made
 
@@ -108,7 +146,9 @@ def trainer_of(case: Case, kind, rows, data=Rows, **more):
         return case.function(out, out["b"] | dict(labels=labels), s)
 
     given = dict(case.given)
-    members = dict(_get_train_sampler=lambda self, *a: SequentialSampler(self.train_dataset))
+    members = dict(
+        _get_train_sampler=lambda self, *a: SequentialSampler(self.train_dataset)
+    )
     if case.how == "compute_loss":
         members["compute_loss"] = compute_loss
     if case.how == "loss_func":
@@ -116,39 +156,77 @@ def trainer_of(case: Case, kind, rows, data=Rows, **more):
         model.forward = lambda **b: forward(**b) | dict(b=b)
         given["compute_loss_func"] = loss_func
     ours = issubclass(kind, Trainer)
-    args = (TrainingArguments if ours else transformers.TrainingArguments)(tempfile.mkdtemp(), **dict(
-        report_to="none", disable_tqdm=True, use_cpu=True, save_strategy="no", max_grad_norm=0,
-        remove_unused_columns=False, lr_scheduler_type="constant", log_level="error",
-        logging_strategy="no", label_names=["labels"]) | more | case.args)
+    args = (TrainingArguments if ours else transformers.TrainingArguments)(
+        tempfile.mkdtemp(),
+        **dict(
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=True,
+            save_strategy="no",
+            max_grad_norm=0,
+            remove_unused_columns=False,
+            lr_scheduler_type="constant",
+            log_level="error",
+            logging_strategy="no",
+            label_names=["labels"],
+        )
+        | more
+        | case.args,
+    )
     collate = case.collate() if inspect.isclass(case.collate) else case.collate
     made = type("T", (kind,), members)(
-        model, args, train_dataset=data(rows), eval_dataset=Rows(rows), data_collator=collate,
-        optimizers=(Keeps(model.parameters(), lr=.05), None), **given)
+        model,
+        args,
+        train_dataset=data(rows),
+        eval_dataset=Rows(rows),
+        data_collator=collate,
+        optimizers=(Keeps(model.parameters(), lr=0.05), None),
+        **given,
+    )
     made.remove_callback(PrinterCallback)
     return made, gradients
 
 
 def seed():
-    torch.manual_seed(5); random.seed(5); np.random.seed(5)
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)
 
 
 def gradients(case, kind, steps=STEPS, **more):
-    trainer, made = trainer_of(case, kind, cases.make_rows(STEP * (steps - 1) + (5 if steps == STEPS else STEP)),
-                               max_steps=steps, **more)
-    seed(); trainer.train()
+    trainer, made = trainer_of(
+        case,
+        kind,
+        cases.make_rows(STEP * (steps - 1) + (5 if steps == STEPS else STEP)),
+        max_steps=steps,
+        **more,
+    )
+    seed()
+    trainer.train()
     return made
 
 
 def flat(nest) -> list:
     "The leaves of a nest of arrays and numbers."
-    if isinstance(nest, dict): nest = tuple(nest.values())
-    if isinstance(nest, (tuple, list)): return [leaf for part in nest for leaf in flat(part)]
-    return [] if nest is None else [np.asarray(nest, np.float64) if np.ndim(nest) or isinstance(nest, (float, int, bool)) else nest]
+    if isinstance(nest, dict):
+        nest = tuple(nest.values())
+    if isinstance(nest, (tuple, list)):
+        return [leaf for part in nest for leaf in flat(part)]
+    return (
+        []
+        if nest is None
+        else [
+            np.asarray(nest, np.float64)
+            if np.ndim(nest) or isinstance(nest, (float, int, bool))
+            else nest
+        ]
+    )
 
 
 def metrics(case, kind, **more):
     "Losses and metrics of an evaluation."
-    case = copy.copy(case); case.args = dict(case.args)
+    case = copy.copy(case)
+    case.args = dict(case.args)
     sets, first = case.args.pop("eval_sets", 1), case.args.pop("eval_on_start", False)
     trainer, _ = trainer_of(case, kind, cases.make_rows(30), **more)
     seed()
@@ -159,7 +237,11 @@ def metrics(case, kind, **more):
     if first:
         trainer.state.global_step = 3
         found.append(trainer.evaluate())
-    return [np.array([v for f in found for k, v in sorted(f.items()) if k.endswith(("loss", "of"))])]
+    return [
+        np.array(
+            [v for f in found for k, v in sorted(f.items()) if k.endswith(("loss", "of"))]
+        )
+    ]
 
 
 def predictions(case, kind, **more):
@@ -172,53 +254,127 @@ def predictions(case, kind, **more):
 
 def error(right, found) -> float:
     "The largest relative error of a list of arrays; -100 in place of padding is none."
-    if len(right) != len(found): return float("inf")
+    if len(right) != len(found):
+        return float("inf")
     worst = 0.0
     for r, f in zip(right, found):
         r, f = np.asarray(r, np.float64), np.asarray(f, np.float64)
-        if r.shape != f.shape: return float("inf")
+        if r.shape != f.shape:
+            return float("inf")
         keep = ~((f == -100) | (r == -100) | (np.isnan(r) & np.isnan(f)))
-        if not keep.any(): continue
+        if not keep.any():
+            continue
         size = max(float(np.linalg.norm(r[keep])), 1e-6)
         away = float(np.linalg.norm(f[keep] - r[keep])) / size
         worst = max(worst, away if away == away else float("inf"))
     return worst
 
 
-WAYS = { # kind of case -> stock, and the ways to compute the same
+WAYS = {  # kind of case -> stock, and the ways to compute the same
     "loss": dict(
         stock=(gradients, transformers.Trainer, dict(per_device_train_batch_size=STEP)),
-        accumulated=(gradients, Exact, dict(per_device_train_batch_size=3, gradient_accumulation_steps=4)),
-        budget_26=(gradients, Trainer, dict(per_device_train_batch_size=6, gradient_accumulation_steps=2,
-                                            token_budget=26, pass_cost=0)),
-        budget_64=(gradients, Trainer, dict(per_device_train_batch_size=STEP, token_budget=64, pass_cost=0))),
+        accumulated=(
+            gradients,
+            Exact,
+            dict(per_device_train_batch_size=3, gradient_accumulation_steps=4),
+        ),
+        budget_26=(
+            gradients,
+            Trainer,
+            dict(
+                per_device_train_batch_size=6,
+                gradient_accumulation_steps=2,
+                token_budget=26,
+                pass_cost=0,
+            ),
+        ),
+        budget_64=(
+            gradients,
+            Trainer,
+            dict(per_device_train_batch_size=STEP, token_budget=64, pass_cost=0),
+        ),
+    ),
     "evaluation": dict(
         stock=(metrics, transformers.Trainer, dict(per_device_eval_batch_size=30)),
         batches=(metrics, Exact, dict(per_device_eval_batch_size=7)),
-        budget_26=(metrics, Trainer, dict(per_device_eval_batch_size=8, token_budget=26, pass_cost=0)),
-        budget_64=(metrics, Trainer, dict(per_device_eval_batch_size=30, token_budget=64, pass_cost=0))),
+        budget_26=(
+            metrics,
+            Trainer,
+            dict(per_device_eval_batch_size=8, token_budget=26, pass_cost=0),
+        ),
+        budget_64=(
+            metrics,
+            Trainer,
+            dict(per_device_eval_batch_size=30, token_budget=64, pass_cost=0),
+        ),
+    ),
     "prediction": dict(
         stock=(predictions, transformers.Trainer, dict(per_device_eval_batch_size=30)),
-        budget_26=(predictions, Trainer, dict(per_device_eval_batch_size=30, token_budget=26, pass_cost=0)),
-        budget_64=(predictions, Trainer, dict(per_device_eval_batch_size=30, token_budget=64, pass_cost=0))),
+        budget_26=(
+            predictions,
+            Trainer,
+            dict(per_device_eval_batch_size=30, token_budget=26, pass_cost=0),
+        ),
+        budget_64=(
+            predictions,
+            Trainer,
+            dict(per_device_eval_batch_size=30, token_budget=64, pass_cost=0),
+        ),
+    ),
 }
 WAYS["collator"] = WAYS["loss"]
 stock = WAYS["loss"]["stock"]
-MORE = dict( # other ways to read the rows of a training
+MORE = dict(  # other ways to read the rows of a training
     stock=stock,
-    one_row=(gradients, Trainer, dict(per_device_train_batch_size=1, gradient_accumulation_steps=12)),
-    workers=(gradients, Trainer, dict(per_device_train_batch_size=STEP, token_budget=64, pass_cost=0,
-                                      dataloader_num_workers=2)),
-    stream=(gradients, Trainer, dict(per_device_train_batch_size=4, gradient_accumulation_steps=3, data=Stream)))
+    one_row=(
+        gradients,
+        Trainer,
+        dict(per_device_train_batch_size=1, gradient_accumulation_steps=12),
+    ),
+    workers=(
+        gradients,
+        Trainer,
+        dict(
+            per_device_train_batch_size=STEP,
+            token_budget=64,
+            pass_cost=0,
+            dataloader_num_workers=2,
+        ),
+    ),
+    stream=(
+        gradients,
+        Trainer,
+        dict(per_device_train_batch_size=4, gradient_accumulation_steps=3, data=Stream),
+    ),
+)
 # on two processes: steps of whole batches, since accelerate fills the last one up
 TWO = dict(
-    accumulated=(gradients, Exact, dict(steps=6, per_device_train_batch_size=3,
-                                        gradient_accumulation_steps=2, ddp_timeout=60)),
-    budget_26=(gradients, Trainer, dict(steps=6, per_device_train_batch_size=6, token_budget=26,
-                                        pass_cost=0, ddp_timeout=60)))
+    accumulated=(
+        gradients,
+        Exact,
+        dict(
+            steps=6,
+            per_device_train_batch_size=3,
+            gradient_accumulation_steps=2,
+            ddp_timeout=60,
+        ),
+    ),
+    budget_26=(
+        gradients,
+        Trainer,
+        dict(
+            steps=6,
+            per_device_train_batch_size=6,
+            token_budget=26,
+            pass_cost=0,
+            ddp_timeout=60,
+        ),
+    ),
+)
 
 
-def tolerance(case): return 1e-4 if case.kind == "prediction" else 1e-5
+def tolerance(case):
+    return 1e-4 if case.kind == "prediction" else 1e-5
 
 
 def outcome(case, run, right):
@@ -227,13 +383,16 @@ def outcome(case, run, right):
         try:
             made = run()
         except Exception as reason:
-            if os.environ.get("SHOW"): import traceback; traceback.print_exc()
+            if os.environ.get("SHOW"):
+                import traceback
+
+                traceback.print_exc()
             return "crash", float("inf"), f"{type(reason).__name__}: {reason}"[:300]
     away = error(right, made)
     texts = [t for t in said.texts if case.kind == "prediction" or "token_budget=" not in t]
     doubts = [t for t in texts if "NOT EXACT" in t or "NOT CHECKED" in t]
     words = " | ".join(doubts or texts)
-    if case.random: # other numbers are drawn: only what is said can be judged
+    if case.random:  # other numbers are drawn: only what is said can be judged
         return ("said" if doubts else "random"), away, words
     if doubts:
         return "said", away, words
@@ -253,12 +412,27 @@ def measure_two(file, out):
     for name, right in torch.load(file).items():
         for way, (run, kind, args) in TWO.items():
             with contextlib.redirect_stdout(io.StringIO()):
-                result, away, words = outcome(CASES[name], lambda: run(CASES[name], kind, **args), right)
-            lines.append(dict(kind=CASES[name].kind, name=name, way=way, outcome=result, error=away, words=words))
+                result, away, words = outcome(
+                    CASES[name], lambda: run(CASES[name], kind, **args), right
+                )
+            lines.append(
+                dict(
+                    kind=CASES[name].kind,
+                    name=name,
+                    way=way,
+                    outcome=result,
+                    error=away,
+                    words=words,
+                )
+            )
             if os.environ["RANK"] == "0":
-                print(f"{name[:38]:38s} {way:11s} {result:6s} {away:8.1e} {words[:150]}", flush=True)
+                print(
+                    f"{name[:38]:38s} {way:11s} {result:6s} {away:8.1e} {words[:150]}",
+                    flush=True,
+                )
     if os.environ["RANK"] == "0":
-        with open(out, "w") as f: json.dump(lines, f)
+        with open(out, "w") as f:
+            json.dump(lines, f)
 
 
 def measure(names, show=print, ways=None):
@@ -267,18 +441,39 @@ def measure(names, show=print, ways=None):
     for name in names:
         case, right = CASES[name], None
         table = ways or WAYS[case.kind]
-        (run, kind, args), others = table["stock"], {k: v for k, v in table.items() if k != "stock"}
+        (run, kind, args), others = (
+            table["stock"],
+            {k: v for k, v in table.items() if k != "stock"},
+        )
         try:
-            with contextlib.redirect_stdout(io.StringIO()): right = run(case, kind, **args)
+            with contextlib.redirect_stdout(io.StringIO()):
+                right = run(case, kind, **args)
         except Exception as reason:
-            if os.environ.get("SHOW"): import traceback; traceback.print_exc()
-            show(f"{name}: fails with transformers: {type(reason).__name__}: {reason}"[:300]); continue
+            if os.environ.get("SHOW"):
+                import traceback
+
+                traceback.print_exc()
+            show(
+                f"{name}: fails with transformers: {type(reason).__name__}: {reason}"[:300]
+            )
+            continue
         for way, (run, kind, args) in others.items():
             start = time.process_time()
             with contextlib.redirect_stdout(io.StringIO()):
                 result, away, words = outcome(case, lambda: run(case, kind, **args), right)
-            lines.append(dict(kind=case.kind, name=name, way=way, outcome=result, error=away, words=words))
-            show(f"{case.kind[:5]} {name[:38]:38s} {way:11s} {result:6s} {away:8.1e} {time.process_time() - start:4.1f}s {words[:int(os.environ.get('WORDS', 110))]}")
+            lines.append(
+                dict(
+                    kind=case.kind,
+                    name=name,
+                    way=way,
+                    outcome=result,
+                    error=away,
+                    words=words,
+                )
+            )
+            show(
+                f"{case.kind[:5]} {name[:38]:38s} {way:11s} {result:6s} {away:8.1e} {time.process_time() - start:4.1f}s {words[: int(os.environ.get('WORDS', 110))]}"
+            )
     return lines
 
 
@@ -286,8 +481,10 @@ def setup():
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    logger.setLevel("WARNING"); logger.propagate = False
-    for handler in list(logger.handlers): logger.removeHandler(handler)
+    logger.setLevel("WARNING")
+    logger.propagate = False
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
 
 
 if __name__ == "__main__":
@@ -297,4 +494,6 @@ if __name__ == "__main__":
         sys.exit()
     wanted = [name for name in sys.argv[1:] if name != "--more"]
     chosen = [n for n in CASES if not wanted or {n, CASES[n].kind} & {*wanted}]
-    measure(chosen, lambda text: print(text, flush=True), MORE if "--more" in sys.argv else None)
+    measure(
+        chosen, lambda text: print(text, flush=True), MORE if "--more" in sys.argv else None
+    )
