@@ -66,10 +66,14 @@ class Looks:
         "As many short rows as the first look may take, the same on all processes."
         if self.taken or not self.can_join(step):
             return None
-        most = min(512, self.passes.token_budget or 512) // self.processes.number
-        short = short_rows(self.lengths(step.rows.rows), most)
-        everyones = self.processes.rows([[step.rows.rows[i] for i in short]])
-        return StepRows(everyones, step.rows.collate) if len(everyones) >= 12 else None
+        most = min(512, self.passes.token_budget or 512)
+        rows = step.rows.rows
+        if self.processes.number > 1:
+            own = short_rows(self.lengths(rows), most // self.processes.number)
+            rows = self.processes.rows([[rows[i] for i in own]])
+        short = short_rows(self.lengths(rows), most) # together they may be wider
+        made = StepRows([rows[i] for i in short], step.rows.collate)
+        return made if len(made) >= 12 else None
 
     def _entries(self, step: Step, number: int) -> IndexedRows | None:
         "Of one ready-made batch, whose rows are entries of its tensors."
