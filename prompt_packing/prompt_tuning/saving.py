@@ -43,6 +43,8 @@ class PromptTuningConfig(PretrainedConfig):
         **kwargs: Any, # of `PretrainedConfig`: `num_labels`, `id2label`, ...
     ):
         super().__init__(**kwargs)
+        if not all(isinstance(name, str) for name in self.id2label.values()):
+            raise ValueError(f"id2label is {self.id2label}; give each label a name")
         if self.problem_type is None and self.num_labels == 1:
             self.problem_type = ProblemType.REGRESSION.value
         self.backbone_name = backbone_name
