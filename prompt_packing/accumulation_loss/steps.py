@@ -14,7 +14,7 @@ import torch
 from .chunks import RowsOfAll, in_chunks
 from .facts import Findings, Kind, LossFacts, Way
 from .looks import (
-    FAILURES, Asker, can_be_whole, look, look_is_due, rows_to_see, short, short_rows)
+    FAILURES, Asker, can_be_whole, look, look_is_due, rows_to_see, short)
 from .passes import TrainerPasses
 from .processes import AllProcesses
 from prompt_packing.accumulation_loss.step import (
@@ -46,34 +46,15 @@ class Looks:
         "Rows to look at, the same on all processes; None: nothing says what a row is."
         if not self.can_join(step):
             return self._entries(step, number)
-        rows = step.rows
-        processes = self.processes.number
-        share = max(2, 6 // processes) # rows of a process, where there are several
-        budget, longest = self.passes.token_budget, None
-        if budget: # for all rows of the look together
-            longest = budget // (4 if processes == 1 else share * processes)
-        chosen = sorted(rows_to_see(self.lengths(rows.rows), number,
-                                    min(512, budget or 512), short, longest))
-        kept = StepRows([rows.rows[i] for i in chosen], rows.collate,
-                        [n for n in (sum(i in each for i in chosen)
-                                     for each in rows.bounds()) if n])
-        if processes == 1:
-            return kept
-        everyones = self.processes.rows([kept.rows[:share]]) # all look at the same ones
-        return StepRows(everyones, rows.collate)
-
-    def many(self, step: Step) -> StepRows | None: # None: hardly more than a few
-        "As many short rows as the first look may take, the same on all processes."
-        if self.taken or not self.can_join(step):
-            return None
+        rows, lengths = step.rows.rows, self.lengths(step.rows.rows)
         most = min(512, self.passes.token_budget or 512)
-        rows = step.rows.rows
-        if self.processes.number > 1:
-            own = short_rows(self.lengths(rows), most // self.processes.number)
-            rows = self.processes.rows([[rows[i] for i in own]])
-        short = short_rows(self.lengths(rows), most) # together they may be wider
-        made = StepRows([rows[i] for i in short], step.rows.collate)
-        return made if len(made) >= 12 else None
+        if number == 0:
+            most = min(most, int(lengths.sum()) // 4)
+        rows = [rows[i] for i in rows_to_see(lengths, number, most, short)]
+        if self.processes.number > 1: # all look at the same ones
+            rows = self.processes.rows([rows])
+            rows = [rows[i] for i in rows_to_see(self.lengths(rows), number, most, short)]
+        return StepRows(rows, step.rows.collate)
 
     def _entries(self, step: Step, number: int) -> IndexedRows | None:
         "Of one ready-made batch, whose rows are entries of its tensors."
@@ -91,11 +72,9 @@ class Looks:
             if sample is None:
                 self._trust_unseen(step)
                 return
-            many = self.many(step)
             self.taken += 1
-            if look(self.asker(model, step.count), self.findings, sample, many,
-                    can_join=can_join, cuts=self.passes.cuts,
-                    processes=self.processes.number):
+            if look(self.asker(model, step.count), self.findings, sample, can_join,
+                    self.processes.number):
                 return
 
     def _trust_unseen(self, step: Step):
@@ -150,10 +129,11 @@ class StepComputer:
     def compute_parts(self, model, step: Step, parts: list):
         "Backward of some parts; only the last one synchronizes processes."
         self.made_parts = parts
-        for number, part in enumerate(parts):
-            is_last = number == len(parts) - 1
-            with nullcontext() if is_last else self.passes.no_sync(model):
-                self._compute_part(model, step, part)
+        with self.passes.as_one_step():
+            for part in parts[:-1]:
+                with self.passes.no_sync(model):
+                    self._compute_part(model, step, part)
+            self._compute_part(model, step, parts[-1])
 
     def _compute_part(self, model, step: Step, part):
         facts, passes = self.findings.facts, self.passes
@@ -177,9 +157,10 @@ class StepComputer:
             whole = self.passes.prepare(whole)
             self.made_parts = [whole]
             lengths = self.lengths(step.rows.rows)
-            with in_chunks(self.passes.bare(model), list(facts.chunked),
-                           self._tokens_in_chunk(step, lengths), step.gather,
-                           facts.trims, int(lengths.max(initial=1))):
+            with self.passes.as_one_step(), in_chunks(
+                    self.passes.bare(model), list(facts.chunked),
+                    self._tokens_in_chunk(step, lengths), step.gather, facts.trims,
+                    int(lengths.max(initial=1))):
                 self._compute_part(model, step, whole)
         except torch.OutOfMemoryError: # no fault of the chunks
             raise

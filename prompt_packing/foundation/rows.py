@@ -64,8 +64,9 @@ class RowCollator:
     def __call__(self, rows):
         if not isinstance(rows, list): # columns of a data set with `__getitems__`
             return self.collate(rows)
-        kept = copied(rows)
-        batch = self.collate(rows) if self.makes_batches else None
+        kept, batch = rows, None
+        if self.makes_batches:
+            kept, batch = copied(rows), self.collate(rows)
         parts = self.cut(StepRows(kept, self.collate)) if self.cut else None
         return Rows(kept, batch, parts)
 
@@ -75,13 +76,17 @@ def copied(rows: Iterable) -> list:
     return [_copied(row) if type(row) in nests else copy.copy(row) for row in rows]
 
 def _copied(value):
-    if torch.is_tensor(value):
-        return value.clone()
     if type(value) is dict:
-        return {key: _copied(each) for key, each in value.items()}
+        made = value.copy()
+        for key, each in value.items():
+            if type(each) not in (int, float, str):
+                made[key] = _copied(each)
+        return made
     if type(value) in (list, tuple):
         is_plain = not value or isinstance(value[0], (int, float, str)) # as of token ids
         return value[:] if is_plain else type(value)(map(_copied, value))
+    if torch.is_tensor(value):
+        return value.clone()
     return value.copy() if isinstance(value, np.ndarray) else value
 
 # %% ../../nbs/foundation/rows.ipynb #1739134d
@@ -253,7 +258,7 @@ def seeded(
         if seed is not None:
             random.seed(seed)
             np.random.seed(seed % 2**32)
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed) # those of devices go on
         yield
     finally:
         random.setstate(python)
