@@ -166,7 +166,7 @@ class EvaluationRows:
         "Let the loader hand over batches again."
         take_back(self.loader)
 
-    def some(self, budget: int | None = None) -> StepRows: # five, or more short ones
+    def few(self, budget: int | None = None) -> StepRows: # five, or more short ones
         "Rows to look at, of those that have been seen."
         most = min(512, budget or 512)
         return self.seen.some(rows_to_see(self.lengths(self.seen.rows), 0, most))
@@ -210,7 +210,7 @@ class ExactEvaluation:
             return
         if self.known.ways is None:
             with set_for_now(self.mean, paused=True):
-                self.known.ways = ask(self.loader.some(budget))
+                self.known.ways = ask(self.loader.few(budget))
         self.mean.make_by(self.known.ways)
 
     def loss(self,
@@ -223,7 +223,7 @@ class ExactEvaluation:
         is_new = not mean.signatures <= self.known.verified
         if mean.reads and is_new and len(self.loader.seen) > 1 and len(mean.parts) > 1:
             self.known.verified |= mean.signatures
-            mean.make_by(ask(self.loader.some(budget)))
+            mean.make_by(ask(self.loader.few(budget)))
         if mean.has_doubt():
             mean.make_by([])
         by_rows, batches = processes.sum(float(mean.by_rows), float(len(mean.parts)))

@@ -186,30 +186,31 @@ def shuffled(count: int, seed: int) -> list[int]:
 def rows_to_see(
     lengths: np.ndarray, # tokens in each row of a step
     number: int, # of the look, from 0
-    most_tokens: int = 512, # of the rows as one batch, if five rows are within it
+    most_tokens: int = 512, # of the rows as one batch, if that holds a few
     short: bool = True, # False: any rows, where short ones told nothing
 ) -> list[int]: # row numbers
-    "At first all short rows, if they are twelve or more; else five, others each time."
+    "At first all short rows, if they are twelve or more; else a few, others each time."
+    few = 5 if len(lengths) >= 16 else 4
     order = np.argsort(lengths, kind="stable")
     if not short:
         order = order[shuffled(len(order), number)]
     widths = np.maximum.accumulate(lengths[order])
     within = int((widths * np.arange(1, len(order) + 1) <= most_tokens).sum())
-    pool = order[:max(5, within)]
+    pool = order[:max(few, within)]
     if number == 0 and len(pool) >= 12:
         return pool.tolist()
     if number:
-        pool = pool[:max(5, len(order) // 4)]
+        pool = pool[:max(few, len(order) // 4)]
         pool = pool[shuffled(len(pool), number)]
     _, first = np.unique(lengths[pool], return_index=True)
     of_each_length = pool[np.sort(first)].tolist()
-    return (of_each_length + [i for i in pool.tolist() if i not in of_each_length])[:5]
+    return (of_each_length + [i for i in pool.tolist() if i not in of_each_length])[:few]
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #be9c5259
 def deals_of(rows: int, number: int) -> list: # each two parts, of row numbers
     "How the look of this number parts its rows."
     deals = []
-    for seed in range(3) if number == 0 and rows < 12 else [number]:
+    for seed in range(2) if number == 0 and rows < 12 else [number]:
         order = shuffled(rows, seed)
         # uneven, so that means over rows weigh differently; one row alone tells nothing
         # of a loss that compares rows
@@ -251,10 +252,11 @@ def _ask_for_reasons(asker: Asker, findings: Findings, whole, uncut: Made, ways:
     "Whether the loss divides by the count it is given; where no way fits, what it draws."
     def differs(*args):
         return not asker.near(uncut.loss, asker.value(whole, *args), uncut.epsilon)
+    # at first it may draw now and then
+    if findings.facts.checks > 1 and findings.facts.way in ways:
+        return
     if asker.count is not None and Way.WEIGHS not in ways:
         findings.set(takes_count=differs(2 * asker.count + 1))
-    if ways and findings.facts.checks > 1: # at first it may draw now and then
-        return
     if differs():
         findings.say(_has_state.format("loss"), Kind.NOT_CHECKED)
     findings.set(draws=asker.drew and any(differs(None, seed) for seed in SEEDS))

@@ -31,7 +31,6 @@ class Looks:
     def __init__(self, findings: Findings, passes: TrainerPasses, processes: AllProcesses):
         self.findings, self.passes, self.processes = findings, passes, processes
         self.lengths: RowLengths | None = None # of the rows of the training loader
-        self.taken = 0 # looks so far, also those that said nothing
 
     def asker(self, model, count) -> Asker:
         bare, passes = self.passes.bare(model), self.passes
@@ -68,11 +67,10 @@ class Looks:
         "Look at rows of this step; where short ones say nothing, at others."
         can_join = self.can_join(step)
         for of_short_rows in (True, False):
-            sample = self.sample(step, self.taken, of_short_rows)
+            sample = self.sample(step, self.findings.facts.checks, of_short_rows)
             if sample is None:
                 self._trust_unseen(step)
                 return
-            self.taken += 1
             if look(self.asker(model, step.count), self.findings, sample, can_join,
                     self.processes.number):
                 return
@@ -91,7 +89,7 @@ class Looks:
                 findings.give_up(_not_joined, reads=True)
             return findings.facts.way
         if findings.facts.chunked is None:
-            sample, asker = self.sample(step, self.taken), self.asker(model, step.count)
+            sample, asker = self.sample(step, 1), self.asker(model, step.count)
             can_be_whole(asker, findings, asker.whole(sample), sample)
         if findings.facts.chunked:
             return Way.CHUNKS
@@ -198,13 +196,11 @@ class Steps:
             len(step.parts or step.collated) > 1
         before, is_due = self.findings.facts, look_is_due(self.begun)
         if has_parts and (before.way is Way.UNKNOWN or self.is_resumed or is_due):
-            taken = self.looks.taken
             self.looks.look(model, step)
             # a look that only verifies facts after a resume changes none that hold, so
             # that the run goes on as if it had not been interrupted
             if self.is_resumed and not is_due and self.findings.facts.way == before.way:
                 self.findings.set(before)
-                self.looks.taken = taken
             self.is_resumed = False
         if self.findings.facts.communicates:
             if len(step.batches) > 1:
@@ -277,12 +273,11 @@ class Steps:
 
     def state_dict(self) -> dict: # JSON-safe
         return {"facts": self.findings.facts.state_dict(), "steps": self.begun,
-                "looks": self.looks.taken, "weights": asdict(self.weights)}
+                "weights": asdict(self.weights)}
 
     def load_state_dict(self, state: dict):
         self.findings.set(LossFacts.from_state_dict(state["facts"]))
         self.begun, self.weights = state["steps"], WeightsSeen(**state["weights"])
-        self.looks.taken = state.get("looks", 0)
         self.is_resumed = True
 
 _gradients_come_last = (
