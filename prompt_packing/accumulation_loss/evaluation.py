@@ -166,10 +166,11 @@ class EvaluationRows:
         "Let the loader hand over batches again."
         take_back(self.loader)
 
-    def few(self, budget: int | None = None) -> StepRows: # five, or more short ones
-        "Rows to look at, of those that have been seen."
+    def few(self, budget: int | None = None, short: bool = False) -> StepRows:
+        "Rows to look at, of those that have been seen: of all lengths, or many short ones."
         most = min(512, budget or 512)
-        return self.seen.some(rows_to_see(self.lengths(self.seen.rows), 0, most))
+        lengths = self.lengths(self.seen.rows)
+        return self.seen.some(rows_to_see(lengths, 0, most, short))
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #919d8e09
 def ways_of_evaluation(asker: Asker, sample: StepRows) -> list[Way]:
@@ -223,7 +224,7 @@ class ExactEvaluation:
         is_new = not mean.signatures <= self.known.verified
         if mean.reads and is_new and len(self.loader.seen) > 1 and len(mean.parts) > 1:
             self.known.verified |= mean.signatures
-            mean.make_by(ask(self.loader.few(budget)))
+            mean.make_by(ask(self.loader.few(budget, short=True)))
         if mean.has_doubt():
             mean.make_by([])
         by_rows, batches = processes.sum(float(mean.by_rows), float(len(mean.parts)))

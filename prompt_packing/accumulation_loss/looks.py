@@ -189,19 +189,19 @@ def rows_to_see(
     most_tokens: int = 512, # of the rows as one batch, if that holds a few
     short: bool = True, # False: any rows, where short ones told nothing
 ) -> list[int]: # row numbers
-    "At first all short rows, if they are twelve or more; else a few, others each time."
+    "At first as many short rows as the tokens hold; then a few, others each time."
     few = 5 if len(lengths) >= 16 else 4
     order = np.argsort(lengths, kind="stable")
-    if not short:
+    if not short: # of which a few are within the tokens
+        order = order[:max(few, int((few * lengths <= most_tokens).sum()))]
         order = order[shuffled(len(order), number)]
     widths = np.maximum.accumulate(lengths[order])
     within = int((widths * np.arange(1, len(order) + 1) <= most_tokens).sum())
     pool = order[:max(few, within)]
-    if number == 0 and len(pool) >= 12:
+    if number == 0:
         return pool.tolist()
-    if number:
-        pool = pool[:max(few, len(order) // 4)]
-        pool = pool[shuffled(len(pool), number)]
+    pool = pool[:max(few, len(order) // 4)]
+    pool = pool[shuffled(len(pool), number)]
     _, first = np.unique(lengths[pool], return_index=True)
     of_each_length = pool[np.sort(first)].tolist()
     return (of_each_length + [i for i in pool.tolist() if i not in of_each_length])[:few]
