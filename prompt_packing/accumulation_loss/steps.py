@@ -48,7 +48,7 @@ class Looks:
         rows, lengths = step.rows.rows, self.lengths(step.rows.rows)
         most = min(512, self.passes.token_budget or 512)
         if number == 0:
-            most = min(most, int(lengths.sum()) // 4)
+            most = min(most, max(128, int(lengths.sum()) // 4))
         rows = [rows[i] for i in rows_to_see(lengths, number, most, short)]
         if self.processes.number > 1: # all look at the same ones
             rows = self.processes.rows([rows])
