@@ -19,7 +19,6 @@ from .looks import (
 from .processes import AllProcesses
 from .reading import Unreadable, WeightReader
 from ..foundation.foreign import tree_map
-from ..foundation.mixins import set_for_now
 from ..foundation.rows import (
     IndexedRows, LazyBatch, RowLengths, Rows, StepRows, first_size, hand_over_rows, indexed,
     same_numbers, seeded, take_back)
@@ -44,12 +43,10 @@ class EvaluationMean:
         self.by_rows = False # transformers' mean over batches
         self.is_sum = False # the losses of batches add up
         self.is_thin = True # graphs are read without their tensors
-        self.is_settled = False # a look has said how losses go together
         self.paused = False # rows that are copies of others do not count
 
     def make_by(self, ways: list[Way]):
         "As a look at some rows allows: weights as read, or transformers' mean."
-        self.is_settled = True
         if Way.WEIGHS not in ways:
             self.reads, self.by_rows, self.is_sum = False, True, Way.ADDS in ways
 
@@ -58,17 +55,19 @@ class EvaluationMean:
         def compute_and_note(model, inputs, *args, **kwargs):
             if self.paused:
                 return compute_loss(model, inputs, *args, **kwargs)
-            rows = first_size(inputs) # compute_loss may take the labels out
+            rows = first_size(inputs) or 1 # compute_loss may take the labels out
             reads = self.reads and not torch.is_inference_mode_enabled()
-            compute = self._with_graph if reads else _as_it_is
-            made = compute(compute_loss, model, inputs, *args, **kwargs)
+            if reads:
+                made = self._with_graph(compute_loss, model, inputs, *args, **kwargs)
+            else:
+                made = compute_loss(model, inputs, *args, **kwargs)
             loss = made[0] if isinstance(made, tuple) else made
             weight = self._weight_of(loss) if reads else None
             if weight is None and self.takes_count:
                 weight = kwargs.get("num_items_in_batch")
             if weight is None:
                 self.by_rows, weight = True, 1.0
-            self.parts.append((loss.detach(), weight, rows or 1))
+            self.parts.append((loss.detach(), weight, rows))
             return tree_map(_detached, made)
         return compute_and_note
 
@@ -104,23 +103,17 @@ class EvaluationMean:
         flat = numbers([each for part in self.parts for each in part])
         return list(zip(flat[::3], flat[1::3], flat[2::3]))
 
-    def sums(self) -> tuple[float, float]:
-        "Losses times weights, and weights, in float64."
+    def mean(self, sum_over_processes: Callable) -> float | None:
+        "The loss of the whole data set, in float64; None where nothing was added."
         read = torch.tensor(self._read(), dtype=torch.float64)
         losses, weights, rows = read.view(-1, 3).T
         weights = rows if self.by_rows else weights
         used = weights != 0
         if self.filters:
             used &= losses.isfinite()
-        return float((losses * weights)[used].sum()), float(weights[used].sum())
-
-    def mean(self, sum_over_processes: Callable) -> float | None:
-        "The loss of the whole data set; None where nothing was added."
-        value, weight = map(float, sum_over_processes(*self.sums()))
+        value, weight = map(float, sum_over_processes(
+            float((losses * weights)[used].sum()), float(weights[used].sum())))
         return value / weight if weight else None
-
-def _as_it_is(compute_loss: Callable, *args, **kwargs):
-    return compute_loss(*args, **kwargs)
 
 def _detached(leaf):
     return leaf.detach() if torch.is_tensor(leaf) else leaf
@@ -196,35 +189,32 @@ class EvaluationFacts:
 
 class ExactEvaluation:
     "One evaluation: what its batches weigh, found out before the first of them."
-    def __init__(self, findings: Findings, loader, mean: EvaluationMean,
-                 known: EvaluationFacts | None = None):
+    def __init__(self,
+        findings: Findings,
+        loader: EvaluationRows,
+        mean: EvaluationMean,
+        ask: Callable, # (short rows alone) -> ways, of some rows
+        known: EvaluationFacts | None = None, # from evaluations before
+    ):
         self.findings, self.loader, self.mean = findings, loader, mean
-        self.known = known or EvaluationFacts()
+        self.ask, self.known = ask, known or EvaluationFacts()
         self.predictions = None # how a budget's parts are predicted, once that matters
 
-    def settle(self,
-        ask: Callable, # some rows -> ways
-        budget: int | None, # most tokens computed at once
-    ):
+    def settle(self):
         "Find out how the losses of batches make that of all, once there are two rows."
-        if self.mean.is_settled or self.loader.rows is None or len(self.loader.seen) < 2:
+        if self.loader.rows is None or len(self.loader.seen) < 2:
             return
         if self.known.ways is None:
-            with set_for_now(self.mean, paused=True):
-                self.known.ways = ask(self.loader.few(budget))
+            self.known.ways = self.ask()
         self.mean.make_by(self.known.ways)
 
-    def loss(self,
-        ask: Callable, # some rows -> ways
-        budget: int | None, # most tokens computed at once
-        processes: AllProcesses,
-    ) -> float | None: # None: there is none
+    def loss(self, processes: AllProcesses) -> float | None: # None: there is none
         "The loss of the data set; where it is a mean over batches, that is said."
         mean = self.mean
         is_new = not mean.signatures <= self.known.verified
         if mean.reads and is_new and len(self.loader.seen) > 1 and len(mean.parts) > 1:
             self.known.verified |= mean.signatures
-            mean.make_by(ask(self.loader.few(budget, short=True)))
+            mean.make_by(self.ask(short=True))
         if mean.has_doubt():
             mean.make_by([])
         by_rows, batches = processes.sum(float(mean.by_rows), float(len(mean.parts)))

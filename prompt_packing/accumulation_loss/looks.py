@@ -23,7 +23,7 @@ from ..foundation.rows import (
 
 # %% auto #0
 __all__ = ['FAILURES', 'SEEDS', 'short', 'look_is_due', 'Made', 'together', 'Asker', 'shuffled', 'rows_to_see', 'deals_of',
-           'joins_rows', 'Compared', 'ways_of_parts', 'look', 'can_be_whole']
+           'joins_rows', 'Compared', 'ways_of_parts', 'look', 'trust', 'whole_from_here', 'can_be_whole']
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #9828552e
 # what a batch may raise that a loss, a model or a collator cannot take
@@ -374,21 +374,20 @@ def look(
             return False
         _ask_for_reasons(asker, findings, whole, uncut, found.ways)
     if findings.facts.draws:
-        _trust(findings)
+        trust(findings, _draws)
     elif found.ways:
         way = facts.way if facts.way in found.ways else found.ways[0]
         _set_parts(findings, way, found, uncut)
     else:
-        _whole_from_here(asker, findings, whole, sample, can_join, found)
+        _whole_or_not(asker, findings, whole, sample, can_join, found)
     return True
 
-def _trust(findings: Findings):
+def trust(findings: Findings, reason: str):
     "Parts that cannot be compared with a whole are weighed as read, and that is said."
     if findings.facts.way is Way.UNKNOWN:
         findings.set(way=Way.ADDS if findings.facts.takes_count else Way.WEIGHS)
     findings.set(uneven=True, chunked=())
-    findings.say(_draws, Kind.NOT_CHECKED)
-
+    findings.say(reason, Kind.NOT_CHECKED)
 
 _draws = (
     "the weights of the parts are read, and cannot be checked, since the loss draws random "
@@ -407,9 +406,9 @@ _moves = (
     "at the loss changes is put back, and steps in parts would write more often")
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #a1a09836
-def _whole_from_here(asker: Asker, findings: Findings, whole, sample: StepRows,
-                     can_join: bool, found: Compared):
-    "From this step on the loss sees all rows, where that can be."
+def _whole_or_not(asker: Asker, findings: Findings, whole, sample: StepRows,
+                  can_join: bool, found: Compared):
+    "No way fits: from this step on the loss sees all rows, where that can be."
     reads = bool(found.made) and not any(made.why_not for made in found.made)
     if not can_join: # ready-made batches: nothing makes one batch of two of them
         findings.give_up(f"{found.reason}; and batches that come ready-made are kept as "
@@ -419,8 +418,11 @@ def _whole_from_here(asker: Asker, findings: Findings, whole, sample: StepRows,
     if not findings.facts.chunked:
         findings.give_up(f"{found.reason}; nor can the model be cut", reads)
         return
+    whole_from_here(findings, found.reason)
+
+def whole_from_here(findings: Findings, reason: str):
     findings.set(way=Way.CHUNKS, uneven=True)
-    findings.say(f"{found.reason}: the model runs in chunks of rows, once more in the "
+    findings.say(f"{reason}: the model runs in chunks of rows, once more in the "
                  "backward pass; head and loss see the whole step", Kind.EXACT)
 
 def can_be_whole(

@@ -283,7 +283,7 @@ class RowLengths:
     def __call__(self, rows: list) -> np.ndarray: # int64 (rows,)
         if self.given is not None:
             return np.array([self.given(row) for row in rows], np.int64)
-        if self.keys is None:
+        if self.keys is None and rows:
             self.keys = self._find_keys(rows)
         try:
             if self.keys:
