@@ -14,14 +14,13 @@ import torch
 
 from .asking import is_sharded
 from .custom import check_was_called, use_named_loss
-from prompt_packing.accumulation_loss.evaluation import (
-    EvaluationFacts, EvaluationMean, EvaluationRows, ExactEvaluation,
-    ways_of_evaluation)
+from .evaluation import (
+    EvaluationFacts, EvaluationRows, ExactEvaluation, ways_of_evaluation)
 from .facts import Findings, Kind, LossFacts, Way
 from .looks import joins_rows
 from .passes import TrainerPasses, why_not_exact
 from .processes import AllProcesses
-from .step import Step, filled_up, is_filler
+from .step import Step, filler_like
 from .steps import Steps
 from ..foundation.mixins import check_order, set_for_now
 from ..foundation.rows import (
@@ -42,7 +41,6 @@ class RowSource:
         self.step: Step | None = None # under way
         self.handed, self.taken = [], [] # its micro-batches, and what came of them
         self.states = [] # of those handed out, where others may change them
-        self.has_ended = False # a step of several, and the next one has not begun
         self.ended = None # the iterator that has ended on all processes
 
     def open(self,
@@ -59,7 +57,6 @@ class RowSource:
         if self.loader is not None:
             take_back(self.loader)
         self.loader = self.collate = None
-        self.has_ended = False
 
     def begin(self, taken: list, width: int, count) -> tuple | None:
         """Of what a loader gave: the micro-batches for transformers' loop, and the count
@@ -77,14 +74,19 @@ class RowSource:
             counted, total, some = self.processes.sum(
                 float(is_counted), step.count if is_counted else 0, float(has_any))
             step.count, has_any = (total.float() if counted else None), bool(some)
-        self.step, self.taken, self.has_ended = (step if has_any else None), [], False
+        self.step, self.taken = (step if has_any else None), []
         if not has_any:
             return None
         if not taken: # others have a batch: compute the last one again, with weight 0
             if not self.handed:
                 raise RuntimeError(_no_batch)
             step.batches = self.handed[-1:]
-        self.handed = filled_up(step.batches, width, self.passes.main_input)
+        # fillers come first: transformers steps with the last micro-batch, a real one
+        self.missing = width - len(step.batches)
+        self.handed = step.batches
+        if self.missing: # else a `LazyBatch` is not read
+            filler = filler_like(step.batches[0], self.passes.main_input)
+            self.handed = [filler] * self.missing + step.batches
         if self.passes.overrides:
             self.states = [state_of(batch) for batch in self.handed]
         return self.handed, step.count
@@ -112,14 +114,12 @@ class RowSource:
     def take(self, inputs, count):
         "A micro-batch comes back: of the step under way, or of a loop of your own."
         if self.step is None:
-            if self.has_ended:
-                self.findings.say(_called_again)
-            self.step, self.taken = Step([], count), []
+            self.step, self.taken, self.missing = Step([], count), [], 0
         self.taken.append(inputs)
 
     def end(self) -> Step:
         "The step, after its last micro-batch: of its rows, if they came back unchanged."
-        step, self.step, self.has_ended = self.step, None, len(self.step.batches) > 1
+        step, self.step = self.step, None
         if len(self.taken) > 1 and "training_step" in self.passes.overrides:
             self.findings.say(_gradients_come_last, Kind.EXACT)
         is_same = len(self.taken) == len(self.handed) and all(
@@ -128,8 +128,7 @@ class RowSource:
         if step.batches and is_same and all(
                 map(eq, map(state_of, self.taken), self.states)):
             return step
-        batches = [batch for batch in self.taken if not is_filler(batch)]
-        return Step(batches, step.count, is_real=step.is_real)
+        return Step(self.taken[self.missing:], step.count, is_real=step.is_real)
 
 _not_cut = (
     "batches come ready-made from their loader, so token_budget and pack do not cut them: "
@@ -141,13 +140,10 @@ _not_super = (
     "training_step of this Trainer does not call super().training_step, so its gradients "
     "are not corrected")
 
-_called_again = (
-    "training_step is called again after the last micro-batch of a step: the gradient of "
-    "that call is added as that of one batch")
-
 _gradients_come_last = (
     "your training_step runs once for each micro-batch, and gradients exist only after the "
-    "last one of a step: code in it that reads gradients earlier finds none")
+    "last one of a step: code that reads gradients earlier finds none, and what a second "
+    "call of super().training_step gives then is added as it is")
 
 # %% ../../nbs/accumulation_loss/exact.ipynb #0735486d
 class _AroundStepsMixin:
@@ -166,10 +162,9 @@ class _AroundStepsMixin:
         def ask(short=False):
             few = loader.few(passes.token_budget, short)
             return ways_of_evaluation(looks.asker(self.model_wrapped, None), few)
-        mean = EvaluationMean(self.loss_facts, self.args.logging_nan_inf_filter,
-                              not is_sharded(self.model))
         evaluation = ExactEvaluation(
-            self.findings, loader, mean, ask, self._of_evaluations)
+            self.findings, loader, ask, self._of_evaluations, not is_sharded(self.model),
+            self.args.logging_nan_inf_filter)
         try:
             with set_for_now(self, _exact_evaluation=evaluation):
                 output = super().evaluation_loop(
@@ -188,13 +183,12 @@ class _AroundStepsMixin:
             return super().prediction_step(
                 model, inputs, prediction_loss_only, *args, **kwargs)
         evaluation.settle()
-        mean = evaluation.mean
-        mean.paused, real = evaluation.real_rows(inputs, self.accelerator)
-        with self._steps.passes.as_one_step(mean.noted):
+        evaluation.paused, real = evaluation.loader.real_rows(inputs, self.accelerator)
+        with self._steps.passes.as_one_step(evaluation.noted):
             made = super().prediction_step(
                 model, inputs, prediction_loss_only, *args, **kwargs)
             if real is not None:
-                mean.paused = False
+                evaluation.paused = False
                 super().prediction_step(model, real, True, *args, **kwargs)
         return made
 

@@ -17,7 +17,7 @@ from ..foundation.rows import StepRows, entries, first_size
 
 # %% auto #0
 __all__ = ['UNEVEN', 'Step', 'Attempt', 'WeightsSeen', 'set_aside', 'add_back', 'drop_gradients', 'multiply_gradients',
-           'is_filler', 'filled_up']
+           'filler_like']
 
 # %% ../../nbs/accumulation_loss/step.ipynb #31a06e63
 @dataclass
@@ -184,19 +184,9 @@ def multiply_gradients(model: nn.Module, factor: float):
 # %% ../../nbs/accumulation_loss/step.ipynb #dbf9c672
 _NOTHING = torch.zeros(0, dtype=torch.long) # of which transformers counts tokens
 
-def is_filler(batch: Mapping) -> bool:
-    "Whether it stands in for a batch that the data set did not have."
-    return any(value is _NOTHING for value in entries(batch).values())
-
-def filled_up(
-    batches: list, # of this process, one at least
-    width: int, # micro-batches of a step
+def filler_like(
+    batch: Mapping,
     main_input: str, # of the model, for example `input_ids`
-) -> list: # `width` micro-batches
-    """A step's micro-batches, with fillers first.
-
-    The last micro-batch, with which transformers steps, is then a real one."""
-    if len(batches) == width: # a `LazyBatch` is not read
-        return batches
-    filler = entries(batches[0]) | {main_input: _NOTHING, "attention_mask": _NOTHING}
-    return [filler] * (width - len(batches)) + batches
+) -> dict:
+    "What stands in for a batch that the data set did not have; nobody computes it."
+    return entries(batch) | {main_input: _NOTHING, "attention_mask": _NOTHING}

@@ -185,15 +185,14 @@ class Steps:
         facts, count = attempt.facts, step.count
         if self.processes.number > 1:
             attempt.gather = RowsOfAll(self.processes.number, self.processes.rank)
-        micro = [[step.rows.rows[i] for i in numbers] for numbers in step.rows.bounds()]
         try:
-            everyones = StepRows(self.processes.rows(micro), step.rows.collate)
+            rows = self.processes.rows(step.rows.micro)
             # processes draw the same numbers, since each makes the same batch
             with seeded(self.begun) if attempt.gather else nullcontext():
-                whole = everyones.take()
+                whole = StepRows(rows, step.rows.collate).take()
             if facts.collator_draws: # other numbers, other targets
                 count = self.passes.count([whole])
-            tokens, longest = self._sizes(micro)
+            tokens, longest = self._sizes(step.rows.micro)
             with in_chunks(self.passes.bare(model), list(facts.chunked), tokens,
                            attempt.gather, facts.trims, longest):
                 self._in_parts(model, attempt, [self.passes.prepare(whole)], count)

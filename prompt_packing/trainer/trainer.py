@@ -212,7 +212,7 @@ class _PartPredictionMixin:
         if not isinstance(inputs, LazyBatch):
             return predict(inputs)
         evaluation = self._exact_evaluation
-        loader, mean = evaluation.loader, evaluation.mean
+        loader, mean = evaluation.loader, evaluation
         if loader.rows is None: # rows are ready-made batches
             return predict(inputs.data)
         if evaluation.predictions is None:
