@@ -79,7 +79,7 @@ class RowSource:
             return None
         if not taken: # others have a batch: compute the last one again, with weight 0
             if not self.handed:
-                raise RuntimeError(_no_batch)
+                raise RuntimeError("this process has no batch and others have")
             step.batches = self.handed[-1:]
         # fillers come first: transformers steps with the last micro-batch, a real one
         self.missing = width - len(step.batches)
@@ -133,8 +133,6 @@ class RowSource:
 _not_cut = (
     "batches come ready-made from their loader, so token_budget and pack do not cut them: "
     "let the loader collate rows")
-
-_no_batch = "this process has no batch and others have: give each some"
 
 _not_super = (
     "training_step of this Trainer does not call super().training_step, so its gradients "

@@ -328,7 +328,6 @@ def look(
     asker: Asker,
     findings: Findings, # what is known, and what will be
     sample: StepRows, # rows of the step that begins, the same on all processes
-    can_join: bool = True, # the collator can make one batch of the rows of a step
     processes: int = 1,
 ) -> bool: # it said something
     """Find out, or verify, how the losses of parts make the loss of the whole.
@@ -379,7 +378,7 @@ def look(
         way = facts.way if facts.way in found.ways else found.ways[0]
         _set_parts(findings, way, found, uncut)
     else:
-        _whole_or_not(asker, findings, whole, sample, can_join, found)
+        _whole_or_not(asker, findings, whole, sample, found)
     return True
 
 def trust(findings: Findings, reason: str):
@@ -407,10 +406,10 @@ _moves = (
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #a1a09836
 def _whole_or_not(asker: Asker, findings: Findings, whole, sample: StepRows,
-                  can_join: bool, found: Compared):
+                  found: Compared):
     "No way fits: from this step on the loss sees all rows, where that can be."
     reads = bool(found.made) and not any(made.why_not for made in found.made)
-    if not can_join: # ready-made batches: nothing makes one batch of two of them
+    if isinstance(sample, IndexedRows): # nothing makes one batch of two
         findings.give_up(f"{found.reason}; and batches that come ready-made are kept as "
                          "they are", reads)
         return

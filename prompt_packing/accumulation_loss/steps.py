@@ -42,7 +42,7 @@ class Looks:
 
     def can_join(self, step: Step) -> bool:
         "Whether one batch can be made of the step, the same on all processes."
-        return not self.processes.any(step.rows is None)
+        return not self.processes.sum(float(step.rows is None))[0]
 
     def sample(self, step: Step, number: int, short: bool = True) -> StepRows | None:
         "Rows to look at, the same on all processes; None: nothing says what a row is."
@@ -70,13 +70,12 @@ class Looks:
 
     def look(self, model, step: Step):
         "Look at rows of this step; where short ones say nothing, at others."
-        can_join = self.can_join(step)
         for of_short_rows in (True, False):
             sample = self.sample(step, self.findings.facts.checks, of_short_rows)
             if sample is None:
                 trust(self.findings, _not_rows)
                 return
-            if look(self.asker(model, step.count), self.findings, sample, can_join,
+            if look(self.asker(model, step.count), self.findings, sample,
                     self.processes.number):
                 return
 
@@ -90,12 +89,12 @@ class Looks:
         return "" if self.findings.facts.chunked else _not_in_chunks
 
 _not_rows = (
-    "the weights of the parts are read, and cannot be checked, since the values of a batch "
-    "do not agree on a number of rows, and its loader does not give rows")
+    "the weights of the parts are read, and cannot be checked: batches come ready-made, and "
+    "their values do not agree on a number of rows")
 
 _not_joined = (
-    "the loss has to see the rows of the whole step at once, and these batches came "
-    "ready-made, or an override of training_step has changed them: nothing makes one of them")
+    "the loss has to see the whole step at once, and nothing makes one batch of those that "
+    "come ready-made, or that an override of training_step has changed")
 
 _not_in_chunks = "nothing could be found out of the loss, and the model cannot be cut"
 
@@ -165,10 +164,10 @@ class Steps:
         attempt = Attempt(way, facts, self.passes.weight_of, step.is_real)
         if way is Way.CHUNKS:
             self._whole(model, step, attempt)
-        elif step.parts is not None and facts.ordered:
-            self.findings.say(_not_in_parts, Kind.EXACT)
-            self._in_parts(model, attempt, step.batches, step.count)
         else:
+            if step.parts is not None and facts.ordered:
+                self.findings.say(_not_in_parts, Kind.EXACT)
+                step.parts = None
             self._in_parts(model, attempt, step.parts or step.batches, step.count)
         attempt.sum_up(self.processes, self.weights.doubt(attempt))
         return attempt

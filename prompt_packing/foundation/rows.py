@@ -135,6 +135,10 @@ class LazyBatch(UserDict):
 
     The Trainer's loop passes it to `training_step`. What is put into it or taken out
     has no effect on the parts, and `was_changed` says so."""
+    def __new__(cls, rows: Rows | Mapping | None = None, collate: Callable | None = None):
+        # transformers moves values to the device, and makes `type(batch)(values)` of them
+        return dict(rows) if isinstance(rows, Mapping) else super().__new__(cls)
+
     def __init__(self, rows: Rows, collate: Callable):
         self.rows, self._collate, self.was_changed = rows, collate, False
 
