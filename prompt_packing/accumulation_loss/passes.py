@@ -23,13 +23,13 @@ __all__ = ['TrainerPasses', 'why_not_exact']
 class TrainerPasses:
     "A Trainer as those see it who decide how steps are computed."
     def __init__(self,
-        trainer, # with `make_part`, `cuts_steps` and `count_targets` of `ExactLossMixin`
+        trainer, # with `make_part` and `count_targets` of `ExactLossMixin`
         training_step: Callable, # transformers'
         overrides: set = frozenset(), # methods of the user's that see batches before us
     ):
         self._trainer, self._training_step = trainer, training_step
-        self.overrides, self.cuts = overrides, trainer.cuts_steps()
         self.part, self.prepare = trainer.make_part, trainer._prepare_inputs
+        self.overrides = overrides
         self.main_input = getattr(trainer.model, "main_input_name", "input_ids")
 
     @property
@@ -75,12 +75,14 @@ class TrainerPasses:
             made = self._trainer.compute_loss(bare, copy(batch), num_items_in_batch=count)
         return made[0] if isinstance(made, tuple) else made
 
-    def backward(self, model, batch, count, syncs: bool = True) -> torch.Tensor:
-        "As transformers computes a batch; syncs: processes exchange gradients after it."
-        accelerator = self._trainer.accelerator
-        with nullcontext() if syncs else accelerator.no_sync(model):
-            # a copy, because `compute_loss` may pop labels, and looks read the part again
-            return self._training_step(model, copy(batch), count)
+    def backward(self, model, batches: list, count) -> torch.Tensor: # sum of the losses
+        "As transformers computes batches; the last exchanges gradients of processes."
+        accelerator, losses = self._trainer.accelerator, []
+        for number, batch in enumerate(batches, 1):
+            with nullcontext() if number == len(batches) else accelerator.no_sync(model):
+                # a copy: a step in doubt is computed again
+                losses.append(self._training_step(model, copy(batch), count))
+        return sum(losses)
 
 # %% ../../nbs/accumulation_loss/passes.ipynb #da0871da
 def why_not_exact(accelerator: Accelerator, args) -> str:

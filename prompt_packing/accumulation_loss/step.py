@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -39,7 +40,6 @@ class Attempt:
     ):
         self.way, self.facts = way, facts
         self.weight_of, self.is_real = weight_of, is_real
-        self.part = None # that is being computed
         self.weight, self.loss = 0.0, 0.0 # sums over the parts so far
         self.reader, self.signatures = WeightReader(), set() # of the terms of the parts
         self.weights = [] # (weight, loss, part) of each part
@@ -48,36 +48,37 @@ class Attempt:
 
     def noted(self, compute_loss: Callable) -> Callable:
         "`compute_loss` of a Trainer, whose losses are weighed and summed up here."
-        def compute_and_weigh(*args, **kwargs):
-            made = compute_loss(*args, **kwargs)
+        def compute_and_weigh(model, inputs, *args, **kwargs):
+            part = copy(inputs) # `compute_loss` may pop labels
+            made = compute_loss(model, inputs, *args, **kwargs)
             if isinstance(made, tuple):
-                return (self._weighed(made[0]), *made[1:])
-            return self._weighed(made)
+                return (self._weighed(made[0], part), *made[1:])
+            return self._weighed(made, part)
         return compute_and_weigh
 
-    def _weighed(self, loss: torch.Tensor) -> torch.Tensor:
+    def _weighed(self, loss: torch.Tensor, part) -> torch.Tensor:
         if self.gather is not None:
             self.gather.loss_is_known = True
         # a whole step has the rows of all processes
         counts = self.is_real or self.way is Way.CHUNKS
-        weight = self._weight(loss) if counts else 0.0
+        weight = self._weight(loss, part) if counts else 0.0
         if not weight: # a mean over nothing; with a gradient, so that processes can meet
             return 0 * loss.nan_to_num(0.)
         self.weight += weight
         self.loss += loss.detach() * weight
         return loss * weight
 
-    def _weight(self, loss: torch.Tensor) -> float:
+    def _weight(self, loss: torch.Tensor, part) -> float:
         if self.way is Way.CHUNKS:
             return 1.0
         if self.way is Way.ROWS:
-            return float(first_size(self.part) or 1)
-        weight = self.weight_of(self.part)
+            return float(first_size(part) or 1)
+        weight = self.weight_of(part)
         if weight is None:
             weight = self._read(loss)
         if weight is None and self.way is Way.WEIGHS:
             return 0.0
-        self.weights.append((weight, loss.detach(), self.part))
+        self.weights.append((weight, loss.detach(), part))
         return 1.0 if self.way is Way.ADDS else weight / self.facts.unit
 
     def _read(self, loss: torch.Tensor) -> float | None:

@@ -114,17 +114,19 @@ class Steps:
 
     def compute(self, model, step: Step) -> torch.Tensor:
         "The loss of a step, whose gradient is added to what the model has."
-        is_alone = self.processes.number == 1 and len(step.batches) == 1
-        if is_alone and not self.passes.cuts: # as transformers does, exactly
+        self.made_parts, facts = step.parts or step.batches, self.findings.facts
+        is_alone = self.processes.number == 1 and len(self.made_parts) == 1
+        if is_alone and facts.way is not Way.CHUNKS: # as transformers does, exactly
             with self.passes.as_one_step():
-                return self.passes.backward(model, step.batches[0], step.count)
+                return self.passes.backward(model, self.made_parts, step.count)
         self.begun += 1
-        has_parts = self.processes.number > 1 or len(step.parts or step.batches) > 1
-        if has_parts and not self.findings.facts.communicates:
+        if not facts.communicates:
             self._look_if_due(model, step)
-        if self.findings.facts.communicates:
-            return self._as_they_come(model, step)
-        way, kept = self._way(model, step, has_parts), set_aside(model)
+        if self.findings.facts.communicates: # its batches have to meet those of others
+            if len(step.batches) > 1:
+                self.findings.say(_communicates_in_parts)
+            return self.passes.backward(model, step.batches, step.count)
+        way, kept = self._way(model, step), set_aside(model)
         attempt = self._attempt(model, step, way)
         while (other := self._other_way(model, step, attempt)) is not attempt.way:
             drop_gradients(model)
@@ -147,12 +149,9 @@ class Steps:
         if before.uneven and before.is_of_parts and not facts.is_of_parts:
             self.findings.say(_found_late, Kind.NOT_CHECKED)
 
-    def _way(self, model, step: Step, has_parts: bool) -> Way:
+    def _way(self, model, step: Step) -> Way:
         "In which a step is computed first: whole while nothing is known."
-        way = self.findings.facts.way
-        if way is Way.UNKNOWN and not has_parts: # one part makes the whole in any way
-            return Way.ADDS
-        if way in (Way.UNKNOWN, Way.CHUNKS):
+        if self.findings.facts.way in (Way.UNKNOWN, Way.CHUNKS):
             why_not = self.looks.why_not_whole(model, step)
             if not why_not:
                 return Way.CHUNKS
@@ -175,9 +174,7 @@ class Steps:
     def _in_parts(self, model, attempt: Attempt, parts: list, count):
         self.made_parts = parts
         with self.passes.as_one_step(attempt.noted):
-            for number, part in enumerate(parts, 1):
-                attempt.part = part
-                self.passes.backward(model, part, count, syncs=number == len(parts))
+            self.passes.backward(model, parts, count)
 
     def _whole(self, model, step: Step, attempt: Attempt):
         "The model in chunks of the rows of this process, the loss over the rows of all."
@@ -235,14 +232,6 @@ class Steps:
             findings.say(f"{doubt}, and the model cannot be cut to verify it",
                          Kind.NOT_CHECKED)
         return findings.facts.way
-
-    def _as_they_come(self, model, step: Step) -> torch.Tensor:
-        "With the gradients of transformers."
-        if len(step.batches) > 1:
-            self.findings.say(_communicates_in_parts)
-        last = len(step.batches) - 1
-        return sum(self.passes.backward(model, batch, step.count, syncs=number == last)
-                   for number, batch in enumerate(step.batches))
 
     def _ended(self, model, attempt: Attempt, kept: list) -> torch.Tensor:
         "The loss of a step; its gradients are divided by its weight."
