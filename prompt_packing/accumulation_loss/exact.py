@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from operator import eq, is_
 from pathlib import Path
 
 import torch
@@ -39,8 +38,7 @@ class RowSource:
         self.cut_step: Callable | None = None # `StepRows` -> parts, batches to count
         self.joins: bool | None = None # the collator makes a batch of several rows
         self.step: Step | None = None # under way
-        self.handed, self.taken = [], [] # its micro-batches, and what came of them
-        self.states = [] # of those handed out, where others may change them
+        self.handed, self.taken = [], [] # its micro-batches, and what came back of them
         self.ended = None # the iterator that has ended on all processes
 
     def open(self,
@@ -87,8 +85,7 @@ class RowSource:
         if self.missing: # else a `LazyBatch` is not read
             filler = filler_like(step.batches[0], self.passes.main_input)
             self.handed = [filler] * self.missing + step.batches
-        if self.passes.overrides:
-            self.states = [state_of(batch) for batch in self.handed]
+        self.states = self._states(self.handed)
         return self.handed, step.count
 
     def _of_rows(self, taken: list[Rows]) -> Step:
@@ -122,13 +119,15 @@ class RowSource:
         step, self.step = self.step, None
         if len(self.taken) > 1 and "training_step" in self.passes.overrides:
             self.findings.say(_gradients_come_last, Kind.EXACT)
-        is_same = len(self.taken) == len(self.handed) and all(
-            map(is_, self.taken, self.handed))
         # nothing was handed out to a loop of your own
-        if step.batches and is_same and all(
-                map(eq, map(state_of, self.taken), self.states)):
+        if step.batches and self._states(self.taken) == self.states:
             return step
         return Step(self.taken[self.missing:], step.count, is_real=step.is_real)
+
+    def _states(self, batches: list) -> list:
+        "What is another where somebody has replaced or changed a batch."
+        return [state_of(batch) if self.passes.overrides else id(batch)
+                for batch in batches]
 
 _not_cut = (
     "batches come ready-made from their loader, so token_budget and pack do not cut them: "
