@@ -56,17 +56,18 @@ class RowSource:
             take_back(self.loader)
         self.loader = self.collate = None
 
-    def begin(self, taken: list, width: int, count) -> tuple | None:
+    def begin(self, given: list, width: int, count) -> tuple | None:
         """Of what a loader gave: the micro-batches for transformers' loop, and the count
         of the step. None: no process has a batch left."""
         if self.step is not None and not self.taken:
             self.findings.say(_not_super)
-        step = Step(taken, count)
-        if self.collate is not None and all(isinstance(batch, Rows) for batch in taken):
-            step = self._of_rows(taken)
-        if taken and self.cut_step is not None and step.rows is None:
+        step = Step(given, count)
+        if self.collate is not None and all(isinstance(batch, Rows) for batch in given):
+            step = self._of_rows(given)
+        if given and self.cut_step is not None and step.rows is None:
             self.findings.say(_not_cut, Kind.EXACT)
-        step.is_real = has_any = bool(taken)
+        step.is_real = has_any = bool(given)
+        # transformers sums only where a process has a batch, and others would wait
         if self.processes.number > 1:
             is_counted = step.count is not None
             counted, total, some = self.processes.sum(
@@ -75,7 +76,7 @@ class RowSource:
         self.step, self.taken = (step if has_any else None), []
         if not has_any:
             return None
-        if not taken: # others have a batch: compute the last one again, with weight 0
+        if not given: # others have a batch: compute the last one again, with weight 0
             if not self.handed:
                 raise RuntimeError("this process has no batch and others have")
             step.batches = self.handed[-1:]
@@ -88,22 +89,22 @@ class RowSource:
         self.states = self._states(self.handed)
         return self.handed, step.count
 
-    def _of_rows(self, taken: list[Rows]) -> Step:
-        rows, parts, counted = StepRows.of(taken, self.collate), None, None
+    def _of_rows(self, given: list[Rows]) -> Step:
+        rows, parts, counted = StepRows.of(given, self.collate), None, None
         if self.joins is None and len(rows) > 1:
             self.joins = joins_rows(rows)
         rows = None if self.joins is False else rows # they are ready-made batches
         if self.cut_step is None:
-            batches = [each.batch for each in taken]
+            batches = [each.batch for each in given]
         else:
-            batches = [LazyBatch(each, self.collate) for each in taken]
-            parts, counted = self._parts(taken, rows)
+            batches = [LazyBatch(each, self.collate) for each in given]
+            parts, counted = self._parts(given, rows)
         return Step(batches, self.passes.count(counted or batches), rows, parts)
 
-    def _parts(self, taken: list[Rows], rows: StepRows | None) -> tuple:
+    def _parts(self, given: list[Rows], rows: StepRows | None) -> tuple:
         "Parts of the step, and the batches to count items of; None: it is not cut."
-        if rows is not None and len(taken) == 1 and taken[0].parts: # made by a worker
-            return taken[0].parts, taken[0].parts
+        if rows is not None and len(given) == 1 and given[0].parts: # made by a worker
+            return given[0].parts, given[0].parts
         facts = self.findings.facts
         is_whole = facts.way is Way.CHUNKS or facts.communicates or facts.ordered
         return (None, None) if is_whole or not rows else self.cut_step(rows)
@@ -222,7 +223,7 @@ class ExactLossMixin(_AroundStepsMixin):
 
     In the order of a run: `set_initial_training_values` once (the loader hands over
     rows), `get_batch_samples` once a step (rows become micro-batches and parts),
-    `training_step` once a micro-batch (the last one computes the step), `prediction_step`
+    `training_step` once a micro-batch (the last one ends the step), `prediction_step`
     once an evaluation batch, `_save_optimizer_and_scheduler` once a checkpoint."""
     strict_loss = False
     # true while a loss is computed only to look at it: a `compute_loss` that records

@@ -30,7 +30,9 @@ __all__ = ['Looks', 'Steps']
 
 # %% ../../nbs/accumulation_loss/steps.ipynb #d108f3dd
 class Looks:
-    "Chooses rows of a step, and looks at the loss on them."
+    """Decides in which way a step is computed, the same on all processes.
+
+    For that the loss is looked at on some rows of the step."""
     def __init__(self, findings: Findings, passes: TrainerPasses, processes: AllProcesses):
         self.findings, self.passes, self.processes = findings, passes, processes
         self.lengths: RowLengths | None = None # of the rows of the training loader
@@ -88,6 +90,44 @@ class Looks:
             can_be_whole(asker, self.findings, asker.whole(sample), sample)
         return "" if self.findings.facts.chunked else _not_in_chunks
 
+    def way(self, model, step: Step) -> Way:
+        "In which a step is computed first: whole while nothing is known."
+        if self.findings.facts.way in (Way.UNKNOWN, Way.CHUNKS):
+            why_not = self.why_not_whole(model, step)
+            if not why_not:
+                return Way.CHUNKS
+            self.findings.give_up(why_not, reads=True)
+        return self.findings.facts.way
+
+    def other_way(self, model, step: Step, attempt: Attempt) -> Way:
+        "Another way for a step that may be wrong; the same on all processes."
+        findings, way, doubt = self.findings, attempt.way, attempt.doubt
+        if way is Way.ROWS or not doubt and not attempt.is_new:
+            return way
+        if way is Way.CHUNKS: # the last resort failed; weights that looks have seen stay
+            findings.give_up(doubt, reads=findings.facts.is_of_parts)
+            return findings.facts.way
+        if doubt in ("", UNEVEN): # look at what no look has seen
+            self.look(model, step)
+            facts = findings.facts
+            is_seen = facts.uneven if doubt else not attempt.has_new_terms(facts)
+            if facts.way is not way or is_seen:
+                return facts.way
+            doubt = doubt or "the loss has terms that no look could verify"
+        is_whole = not self.why_not_whole(model, step)
+        if attempt.has_failed: # so it will in the next step
+            if is_whole:
+                whole_from_here(findings, doubt)
+            else:
+                findings.give_up(doubt, reads=False)
+            return findings.facts.way
+        if is_whole: # this step alone
+            return Way.CHUNKS
+        if findings.facts.is_exact: # else it has been said
+            findings.say(f"{doubt}, and the model cannot be cut to verify it",
+                         Kind.NOT_CHECKED)
+        return findings.facts.way
+
 _not_rows = (
     "the weights of the parts are read, and cannot be checked: batches come ready-made, and "
     "their values do not agree on a number of rows")
@@ -114,7 +154,8 @@ class Steps:
 
     def compute(self, model, step: Step) -> torch.Tensor:
         "The loss of a step, whose gradient is added to what the model has."
-        self.made_parts, facts = step.parts or step.batches, self.findings.facts
+        facts = self.findings.facts
+        self.made_parts = step.parts or step.batches
         is_alone = self.processes.number == 1 and len(self.made_parts) == 1
         if is_alone and facts.way is not Way.CHUNKS: # as transformers does, exactly
             with self.passes.as_one_step():
@@ -126,9 +167,9 @@ class Steps:
             if len(step.batches) > 1:
                 self.findings.say(_communicates_in_parts)
             return self.passes.backward(model, step.batches, step.count)
-        way, kept = self._way(model, step), set_aside(model)
+        way, kept = self.looks.way(model, step), set_aside(model)
         attempt = self._attempt(model, step, way)
-        while (other := self._other_way(model, step, attempt)) is not attempt.way:
+        while (other := self.looks.other_way(model, step, attempt)) is not attempt.way:
             drop_gradients(model)
             with seeded(): # random numbers go on as if nothing were computed twice
                 attempt = self._attempt(model, step, other)
@@ -149,21 +190,13 @@ class Steps:
         if before.uneven and before.is_of_parts and not facts.is_of_parts:
             self.findings.say(_found_late, Kind.NOT_CHECKED)
 
-    def _way(self, model, step: Step) -> Way:
-        "In which a step is computed first: whole while nothing is known."
-        if self.findings.facts.way in (Way.UNKNOWN, Way.CHUNKS):
-            why_not = self.looks.why_not_whole(model, step)
-            if not why_not:
-                return Way.CHUNKS
-            self.findings.give_up(why_not, reads=True)
-        return self.findings.facts.way
-
     def _attempt(self, model, step: Step, way: Way) -> Attempt:
         facts = self.findings.facts
         attempt = Attempt(way, facts, self.passes.weight_of, step.is_real)
         if way is Way.CHUNKS:
             self._whole(model, step, attempt)
         else:
+            # it was cut before an attempt showed that no parts make the whole
             if step.parts is not None and facts.ordered:
                 self.findings.say(_not_in_parts, Kind.EXACT)
                 step.parts = None
@@ -204,39 +237,10 @@ class Steps:
         most = max(rows * width for rows, width in sizes)
         return self.passes.token_budget or most, max(width for _, width in sizes)
 
-    def _other_way(self, model, step: Step, attempt: Attempt) -> Way:
-        "Another way for a step that may be wrong; the same on all processes."
-        findings, way, doubt = self.findings, attempt.way, attempt.doubt
-        if way is Way.ROWS or not doubt and not attempt.is_new:
-            return way
-        if way is Way.CHUNKS: # weights that looks have seen are kept
-            findings.give_up(doubt, reads=findings.facts.is_of_parts)
-            return findings.facts.way
-        if doubt in ("", UNEVEN): # look at what no look has seen
-            self.looks.look(model, step)
-            facts = findings.facts
-            is_seen = facts.uneven if doubt else not attempt.has_new_terms(facts)
-            if facts.way is not way or is_seen:
-                return facts.way
-            doubt = doubt or "the loss has terms that no look could verify"
-        is_whole = not self.looks.why_not_whole(model, step)
-        if attempt.has_failed: # so it will in the next step
-            if is_whole:
-                whole_from_here(findings, doubt)
-            else:
-                findings.give_up(doubt, reads=False)
-            return findings.facts.way
-        if is_whole: # this step alone
-            return Way.CHUNKS
-        if findings.facts.is_exact: # else it has been said
-            findings.say(f"{doubt}, and the model cannot be cut to verify it",
-                         Kind.NOT_CHECKED)
-        return findings.facts.way
-
     def _ended(self, model, attempt: Attempt, kept: list) -> torch.Tensor:
         "The loss of a step; its gradients are divided by its weight."
-        loss, factor = attempt.loss, float(self.processes.number)
-        # parts add up; transformers averages over processes
+        loss = attempt.loss
+        factor = float(self.processes.number) # which average their gradients
         if attempt.way is not Way.ADDS:
             by = 1 / float(attempt.weight) if attempt.weight else 0.0 # it may have no target
             loss, factor = loss * by, factor * by

@@ -161,7 +161,7 @@ class LazyBatch(UserDict):
 def state_of(batch: Mapping) -> dict:
     "What changes where somebody replaces a value of a batch, or writes into a tensor."
     if isinstance(batch, LazyBatch):
-        return {"": batch.was_changed}
+        return {"": (id(batch), batch.was_changed)}
     return {key: (id(value), getattr(value, "_version", 0))
             for key, value in entries(batch).items()}
 
