@@ -17,8 +17,7 @@ from .reading import Unreadable, WeightReader
 from ..foundation.rows import StepRows, entries, first_size
 
 # %% auto #0
-__all__ = ['UNEVEN', 'Step', 'Attempt', 'WeightsSeen', 'set_aside', 'add_back', 'drop_gradients', 'multiply_gradients',
-           'filler_like']
+__all__ = ['UNEVEN', 'Step', 'Attempt', 'WeightsSeen', 'set_aside', 'add_back', 'multiply_gradients', 'filler_like']
 
 # %% ../../nbs/accumulation_loss/step.ipynb #31a06e63
 @dataclass
@@ -75,21 +74,15 @@ class Attempt:
             return float(first_size(part) or 1)
         weight = self.weight_of(part)
         if weight is None:
-            weight = self._read(loss)
-        if weight is None and self.way is Way.WEIGHS:
-            return 0.0
+            try:
+                weight = self.reader(loss)
+            except Unreadable as reason: # parts that are added need no weight
+                if self.way is Way.WEIGHS:
+                    self.failure = self.failure or f"the loss cannot be read ({reason})"
+                    weight = 0.0
+            self.signatures.add(self.reader.signature)
         self.weights.append((weight, loss.detach(), part))
         return 1.0 if self.way is Way.ADDS else weight / self.facts.unit
-
-    def _read(self, loss: torch.Tensor) -> float | None:
-        try:
-            return self.reader(loss)
-        except Unreadable as reason: # parts that are added need no weight
-            if self.way is Way.WEIGHS:
-                self.failure = self.failure or f"the loss cannot be read ({reason})"
-            return None
-        finally:
-            self.signatures.add(self.reader.signature)
 
     def has_new_terms(self, facts: LossFacts) -> bool:
         "Whether a loss has other terms than those that looks have verified."
@@ -164,16 +157,13 @@ def _doubt_in_sum(attempt: Attempt) -> str:
 def set_aside(model: nn.Module) -> list[tuple]: # for `add_back`
     "Parameters with their gradients, which they no longer have."
     kept = [(p, p.grad) for p in model.parameters() if p.grad is not None]
-    drop_gradients(model)
+    for parameter, _ in kept:
+        parameter.grad = None
     return kept
 
 def add_back(kept: list[tuple]):
     for parameter, gradient in kept:
         parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-
-def drop_gradients(model: nn.Module):
-    for parameter in model.parameters():
-        parameter.grad = None
 
 def multiply_gradients(model: nn.Module, factor: float):
     if factor == 1.0:

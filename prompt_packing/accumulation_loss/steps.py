@@ -19,9 +19,8 @@ from prompt_packing.accumulation_loss.looks import (
     whole_from_here)
 from .passes import TrainerPasses
 from .processes import AllProcesses
-from prompt_packing.accumulation_loss.step import (
-    UNEVEN, Attempt, Step, WeightsSeen, add_back, drop_gradients, multiply_gradients,
-    set_aside)
+from .step import (
+    UNEVEN, Attempt, Step, WeightsSeen, add_back, multiply_gradients, set_aside)
 from ..foundation.rows import (
     IndexedRows, RowLengths, StepRows, first_size, seeded)
 
@@ -170,7 +169,7 @@ class Steps:
         way, kept = self.looks.way(model, step), set_aside(model)
         attempt = self._attempt(model, step, way)
         while (other := self.looks.other_way(model, step, attempt)) is not attempt.way:
-            drop_gradients(model)
+            set_aside(model) # the gradients of this attempt, for good
             with seeded(): # random numbers go on as if nothing were computed twice
                 attempt = self._attempt(model, step, other)
         return self._ended(model, attempt, kept)
