@@ -153,13 +153,12 @@ class Steps:
 
     def compute(self, model, step: Step) -> torch.Tensor:
         "The loss of a step, whose gradient is added to what the model has."
-        facts = self.findings.facts
+        facts, self.begun = self.findings.facts, self.begun + 1
         self.made_parts = step.parts or step.batches
         is_alone = self.processes.number == 1 and len(self.made_parts) == 1
         if is_alone and facts.way is not Way.CHUNKS: # as transformers does, exactly
             with self.passes.as_one_step():
                 return self.passes.backward(model, self.made_parts, step.count)
-        self.begun += 1
         if not facts.communicates:
             self._look_if_due(model, step)
         if self.findings.facts.communicates: # its batches have to meet those of others
