@@ -212,24 +212,25 @@ def _look_at_names(names, texts, where):
 # %% ../../nbs/tasks/labels.ipynb #e4fed826
 def _row_value(texts, labels, ids):
     "The labels of one row as a model takes them; ValueError for what is wrong."
+    names = ", ".join(labels.names)
     if labels.vectors:
         marks = [_MARKS.get(_key(text)) for text in texts]
         if len(marks) != len(labels.names) or None in marks:
-            raise ValueError(f"holds {', '.join(texts)}; needed are {len(labels.names)} "
-                             f"zeros and ones, one for each of {', '.join(labels.names)}")
+            raise ValueError(f"holds {', '.join(texts)}; needed is a 0 or 1 for each "
+                             f"of {names}")
         return marks
     several = labels.problem_type == "multi_label_classification"
     if len(texts) != 1 and not several:
-        raise ValueError(f"has {len(texts)} labels, and the training rows have one each")
+        raise ValueError(f"has {len(texts)} labels, and those of training have one")
     if labels.problem_type == "regression":
         if not isinstance(_key(texts[0]), Decimal):
-            raise ValueError(f"holds {texts[0]!r}, which is not a number, as the labels "
-                             "of a regression are")
+            raise ValueError(f"holds {texts[0]!r}, which is not a number, as the "
+                             "labels of a regression are")
         return float(texts[0])
     for text in texts:
         if _key(text) not in ids:
             raise ValueError(f"has the label {text!r}, which is outside the range; "
-                             f"allowed are {', '.join(labels.names)}")
+                             f"allowed are {names}")
     numbers = [ids[_key(text)] for text in texts]
     if several:
         return [float(i in numbers) for i in range(len(labels.names))]

