@@ -108,8 +108,7 @@ def load_from(
                 raise
             raise OSError(
                 f"{place}: {str(error).splitlines()[0]} Without a network set "
-                "HF_HUB_OFFLINE=1 to use the cache alone, give a folder, or take "
-                f"{' or '.join(BACKBONES)}, of the package index") from error
+                f"HF_HUB_OFFLINE=1, or take {' or '.join(BACKBONES)}") from error
         except Exception as error: # the tokenizers library raises no other kind
             words = " ".join(f"{type(error).__name__}: {error}".split())
             raise ValueError(f"{place} cannot be read ({words}): if it is damaged, "

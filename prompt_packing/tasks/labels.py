@@ -81,20 +81,22 @@ def _class_names(texts):
     return tuple(sorted(names.values()))
 
 # %% ../../nbs/tasks/labels.ipynb #e93339cc
+_ALIKE = str.maketrans("\u2010\u2011\u2013\u2014\u2018\u2019", "----''")
+
 def _say_alike(names, where):
     "A message where classes differ in nothing but what the eye overlooks."
     groups = {}
     for name in names:
-        plain = unicodedata.normalize("NFKC", name).casefold()
-        visible = "".join(filter(str.isprintable, plain))
-        groups.setdefault(" ".join(visible.split()), []).append(name)
+        plain = unicodedata.normalize("NFKC", name).casefold().translate(_ALIKE)
+        plain = " ".join("".join(filter(str.isprintable, plain)).split())
+        plain = {"true": "1", "false": "0"}.get(plain, plain)
+        groups.setdefault(plain, []).append(name)
     alike = [" and ".join(map(ascii, same)) for same in groups.values()
              if len(same) > 1]
     if alike:
         _logger.warning_once(
-            f"{where}: {'; '.join(alike[:5])} differ in case, Unicode form or "
-            "invisible characters alone, and are classes of their own: if they are "
-            "meant as one, write them alike in the file")
+            f"{where}: {'; '.join(alike[:5])} look like one class written in two ways, "
+            "and are classes of their own: if they are meant as one, write them alike")
 
 # %% ../../nbs/tasks/labels.ipynb #05cea8ab
 def _as_list(value, separator):
@@ -103,7 +105,8 @@ def _as_list(value, separator):
         return list(value)
     text = _plain(value)
     if separator is not None and text:
-        return [part.strip() for part in text.split(separator) if part.strip()]
+        parts = [part.strip(" '\"") for part in text.strip("[]").split(separator)]
+        return [part for part in parts if part]
     if text[:1] + text[-1:] not in ("[]", "()", "{}"):
         return value
     # numpy prints no commas, and Python would make one word of 'a' 'b'
@@ -130,17 +133,21 @@ def _label_cells(values, where="the data", separator=None):
     return rows, lists
 
 # %% ../../nbs/tasks/labels.ipynb #acbc688b
-def _several(texts, where):
-    "A question, where cells may hold several labels each; else nothing."
+def _ask_separator(texts, where):
+    "A question, where cells may hold several labels each."
     cells = sorted(set(texts))
-    for separator in (",", ";", "|", "/", "+"):
-        parts = [part.strip() for text in cells for part in text.split(separator)]
+    for separator in (",", ";", "|", "/", "+", "&", " "):
+        parts = [part.strip() for text in cells
+                 for part in text.strip("[]").split(separator)]
+        if separator == " " and not set(cells).issuperset(parts):
+            continue # such as New York
         if len(parts) > len(cells) and "" not in parts and len(set(parts)) < len(parts):
             example = next(text for text in cells if separator in text)
-            return (f"{where}: labels such as {example!r} may be several names: if so, "
-                    f"give label_separator={separator!r}; without it, each combination "
-                    "is a class of its own")
-    return ""
+            _logger.warning_once(
+                f"{where}: labels such as {example!r} may be several names: if so, "
+                f"give label_separator={separator!r}; without it, each combination is "
+                "a class of its own")
+            return
 
 # %% ../../nbs/tasks/labels.ipynb #e54ba889
 @dataclass(frozen=True)
@@ -193,21 +200,14 @@ def find_labels(
                          f"are those of a {kind}")
     if names is None:
         names = tuple(map(str, range(size))) if vectors else _class_names(texts)
-        _look_at_names(names, [] if lists else texts, where)
+        _say_alike(names, where)
+        _ask_separator([] if lists else texts, where)
+        if not lists and len(names) > max(20, len(texts) / 2):
+            raise ValueError(
+                f"{where}: {len(names)} different labels in {len(texts)} rows, such as "
+                f"{names[0]!r}: name the column of labels with label_column, or for "
+                "measured numbers give problem_type='regression'")
     return Labels(kind, tuple(map(str, names)), vectors, separator)
-
-# %% ../../nbs/tasks/labels.ipynb #0bd1a291
-def _look_at_names(names, texts, where):
-    "ValueError where most rows have a label of their own; messages for what is odd."
-    several = _several(texts, where)
-    if texts and len(names) > max(20, len(texts) / 2):
-        raise ValueError(
-            f"{where}: {len(names)} different labels in {len(texts)} rows, such as "
-            f"{names[0]!r}: name the column of labels with label_column, or for "
-            f"measured numbers give problem_type='regression'. {several}")
-    if several:
-        _logger.warning_once(several)
-    _say_alike(names, where)
 
 # %% ../../nbs/tasks/labels.ipynb #e4fed826
 def _row_value(texts, labels, ids):
@@ -251,7 +251,6 @@ def label_values(
     for row, texts in enumerate(rows):
         try:
             numbers.append(_row_value(texts, labels, ids))
-        except ValueError as error:
-            raise ValueError(
-                f"{where}: row {row} (the first is row 0) {error}") from None
+        except ValueError as why:
+            raise ValueError(f"{where}: row {row} (the first is row 0) {why}") from None
     return numbers
