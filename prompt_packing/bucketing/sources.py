@@ -76,14 +76,15 @@ class FileSource:
     row_name = staticmethod(row_name)
 
     def __init__(self,
-        paths: Sequence | str, # of files, or of a folder
+        paths: Sequence | str, # of files, or of a folder or one file
         shuffle: bool = True, # in another order in each pass, in up to 64 lanes
         *,
         seed: int = 0, # of the order of the files
         **options: Any, # of `file_texts`
     ):
         if isinstance(paths, (str, os.PathLike)):
-            paths = sorted(Path(paths).glob("[!.]*")) # no hidden files
+            path = Path(paths) # no hidden files of a folder
+            paths = sorted(path.glob("[!.]*")) if path.is_dir() else [paths]
         if not paths:
             raise ValueError("no file to read: the folder or the list is empty")
         self.paths, self.shuffle, self.seed = list(map(str, paths)), shuffle, seed

@@ -287,6 +287,9 @@ class StreamingBatches(IterableDataset):
                 [(number, cuts, left, rows)], windows))
             yield number, cuts, left, batches_left(more, cuts, self._share()[1])
 
+    def __length_hint__(self): # `list(stream)` asks for it
+        return NotImplemented if self.finite else self.count_batches()
+
     def count_batches(self) -> int: # of one process
         "Batches of a whole pass. Reads all of it, once."
         if not self.finite:
