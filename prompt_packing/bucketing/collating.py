@@ -137,7 +137,9 @@ def without_padding(
 
 def has_entries(row: Any, number:int) -> bool:
     "Whether a row of a column has so many entries, as one for each token."
-    return not isinstance(row, str) and hasattr(row, "__len__") and len(row) == number
+    # a number in an array of no dimension has a method for its length, which fails
+    is_sized = hasattr(row, "__len__") and getattr(row, "shape", None) != ()
+    return is_sized and not isinstance(row, str) and len(row) == number
 
 # %% ../../nbs/bucketing/collating.ipynb #7b3687ba
 class PaddedCollator:
