@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 # %% auto #0
-__all__ = ['as_lengths', 'epoch_random', 'stable_order', 'BatchPlan']
+__all__ = ['as_lengths', 'epoch_random', 'narrow_integers', 'stable_order', 'BatchPlan']
 
 # %% ../../nbs/bucketing/batches.ipynb #d9e6722a
 def as_lengths(
@@ -75,12 +75,13 @@ def epoch_random(*words: int) -> np.random.RandomState:
     sequence = np.random.SeedSequence(words)
     return np.random.RandomState(np.random.MT19937(sequence))
 
+def narrow_integers(values: np.ndarray) -> np.ndarray:
+    "The same numbers in a quarter of the memory: reading them out of order is faster."
+    return values.astype(np.uint16 if values.max() < 2**16 else np.uint32)
+
 def stable_order(keys: np.ndarray) -> np.ndarray:
     "Stable argsort of integers from 0 to 2**32 - 1."
-    low = np.argsort(keys.astype(np.uint16), kind="stable")
-    if keys.max() < 2**16:
-        return low
-    return low[np.argsort((keys >> 16).astype(np.uint16)[low], kind="stable")]
+    return np.argsort(narrow_integers(keys), kind="stable")
 
 # %% ../../nbs/bucketing/batches.ipynb #cf9fc13d
 class BatchPlan(Sequence):
@@ -88,30 +89,18 @@ class BatchPlan(Sequence):
 
     def __init__(
         self,
-        indices: np.ndarray,  # row numbers, one batch after the other
-        offsets: np.ndarray,  # batch i is `indices[offsets[i]:offsets[i + 1]]`
-        lengths: np.ndarray,  # tokens in each row of the data set
-        computed: np.ndarray | None = None,  # tokens per batch; None: rows x longest
-    ):
-        self.indices = indices
-        self.offsets = offsets
-        self.lengths = lengths
-        self.rows = np.diff(offsets)  # in each batch
-        self.computed = self.rows * self.longest if computed is None else computed
-
-    @classmethod
-    def from_batches(
-        cls,
-        batches: Iterable,  # of row numbers: of any sampler, or by hand
+        batches: Iterable,  # of row numbers: of a planner, any sampler, or by hand
         lengths: np.ndarray,  # tokens in each row of the data set
         computed: Sequence[int] | None = None,  # tokens per batch; None: rows x longest
-    ) -> BatchPlan:
-        "The plan that consists of these batches."
-        batches = [np.asarray(rows) for rows in batches]
-        offsets = np.cumsum([0, *map(len, batches)])
-        if computed is not None:
-            computed = np.asarray(computed)
-        return cls(np.concatenate(batches), offsets, lengths, computed)
+    ):
+        batches = [np.asarray(rows, np.int64) for rows in batches]
+        self.indices = np.concatenate(batches)
+        self.offsets = np.cumsum([0, *map(len, batches)])  # where batches begin, and end
+        self.lengths = lengths
+        self.rows = np.diff(self.offsets)  # in each batch
+        if computed is None:
+            computed = self.rows * self.longest
+        self.computed = np.asarray(computed)
 
     def __len__(self) -> int:
         return len(self.rows)

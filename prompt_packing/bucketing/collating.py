@@ -32,25 +32,22 @@ def stored_lengths(
         return dataset.lengths
     if not hasattr(dataset, "data") or dataset.format["type"] == "custom":
         return None
-    table, names = dataset.data, dataset.column_names
-    tokens = "attention_mask" if "attention_mask" in names else "input_ids"
+    names = dataset.column_names
+    ids = "attention_mask" if "attention_mask" in names else "input_ids"
     if column in names:
-        lengths = table.column(column).to_numpy()
-    elif tokens in names and _is_list_of_numbers(table.column(tokens).type):
-        lists = table.column(tokens)
-        if tokens == "input_ids":
-            lengths = pc.list_value_length(lists).to_numpy()
-        else:
-            lengths = np.concatenate(list(map(_count_shown, lists.chunks)))
+        lengths = dataset.data.column(column).to_numpy()
+    elif ids in names and _is_list_of_numbers(dataset.data.column(ids).type):
+        count = pc.list_value_length if ids == "input_ids" else _count_shown
+        lists = dataset.data.column(ids).chunks
+        lengths = np.concatenate([np.asarray(count(chunk)) for chunk in lists])
     else:
         return None
     picked = picked_rows(dataset)
     return lengths if picked is None else lengths[picked.column(0).to_numpy()]
 
 def _is_list_of_numbers(kind: pa.DataType) -> bool:
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    is_list = is_list or pa.types.is_fixed_size_list(kind)
-    return is_list and pa.types.is_primitive(kind.value_type)
+    values = getattr(kind, "value_type", None)
+    return values is not None and pa.types.is_primitive(values)
 
 def _count_shown(masks: pa.Array) -> np.ndarray:
     "How many numbers of each row are not 0."
@@ -141,6 +138,9 @@ def has_entries(row: Any, number:int) -> bool:
     is_sized = hasattr(row, "__len__") and getattr(row, "shape", None) != ()
     return is_sized and not isinstance(row, str) and len(row) == number
 
+# %% ../../nbs/bucketing/collating.ipynb #f310fb78
+column_fills = {"labels": -100, "special_tokens_mask": 1} # padding; 0 for all others
+
 # %% ../../nbs/bucketing/collating.ipynb #7b3687ba
 class PaddedCollator:
     """Rows -> a dict of tensors, each column padded to its longest row in the batch.
@@ -157,10 +157,14 @@ class PaddedCollator:
     ):
         if pad_token_id is None:
             pad_token_id = getattr(tokenizer, "pad_token_id", None)
-        self.pad_token_id = _check_pad_token(pad_token_id)
+        if pad_token_id is None:
+            raise ValueError("no padding token: set tokenizer.pad_token (often = "
+                             "tokenizer.eos_token), or use PaddedCollator(pad_token_id=0)")
         side = padding_side or getattr(tokenizer, "padding_side", "right")
-        self.padding_side = _check_side(side)
-        self.fills = {**column_fills, "input_ids": self.pad_token_id}
+        if side not in ("right", "left"):
+            raise ValueError(f"padding_side is {side!r}: 'right' or 'left'")
+        self.pad_token_id, self.padding_side = pad_token_id, side
+        self.fills = {**column_fills, "input_ids": pad_token_id}
         self.labels_from_ids = labels_from_ids
 
     def __call__(self,
@@ -179,17 +183,3 @@ class PaddedCollator:
             padding = batch["attention_mask"] == 0
             batch["labels"] = batch["input_ids"].masked_fill(padding, -100)
         return batch
-
-# %% ../../nbs/bucketing/collating.ipynb #f310fb78
-column_fills = {"labels": -100, "special_tokens_mask": 1} # padding; 0 for all others
-
-def _check_pad_token(pad_token_id):
-    if pad_token_id is not None:
-        return pad_token_id
-    raise ValueError("no padding token: set tokenizer.pad_token (often = "
-                     "tokenizer.eos_token), or use PaddedCollator(pad_token_id=0)")
-
-def _check_side(side):
-    if side in ("right", "left"):
-        return side
-    raise ValueError(f"padding_side is {side!r}: 'right' or 'left'")

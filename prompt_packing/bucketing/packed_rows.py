@@ -67,7 +67,8 @@ def _capacity(lengths, rows, capacity):
         number = int(np.argmax(used))
         raise ValueError(
             f"packed row {number} has {used[number]:,} tokens and does not fit "
-            f"into rows of {capacity:,}: put fewer sequences into it")
+            f"into rows of {capacity:,}: put fewer sequences "
+            "into it, or cut a long one")
     return capacity
 
 # %% ../../nbs/bucketing/packed_rows.ipynb #7e0cde8c
@@ -121,7 +122,7 @@ def lay_end_to_end(
 
     Raises `ValueError` for a column with one entry for each row, such as the label of a
     classifier, and for sequences that do not fit into the capacity."""
-    columns = _token_columns(singles)
+    columns, packed = _columns(singles)
     shown = [_shown_tokens(single) for single in singles]
     lengths = np.array(list(map(len, shown)))
     capacity = _capacity(lengths, rows, capacity)
@@ -132,7 +133,6 @@ def lay_end_to_end(
                            _laid_out(numbers, rows, capacity, -1)])
     # one copy to the device for both
     place, segments = on_host.to(singles[0]["input_ids"].device, non_blocking=True)
-    packed = _shared_values(singles, columns)
     for name in columns:
         values = [single[name][0, tokens] for single, tokens in zip(singles, shown)]
         fill = way.pad_token_id if name == "input_ids" else column_fills.get(name, 0)
@@ -144,28 +144,29 @@ def lay_end_to_end(
     return packed | _separating_arguments(on_host[1], segments, way)
 
 # %% ../../nbs/bucketing/packed_rows.ipynb #6b54c8fc
-def _token_columns(singles):
-    "Names of columns with an entry for each token. Raises for one entry for each row."
+def _columns(singles):
+    "Names of columns with an entry for each token, and what else all rows share."
     if any(single.keys() != singles[0].keys() for single in singles):
         raise ValueError("the collator gives some rows other columns than others")
-    columns = []
     tokens = [single["input_ids"].shape[:2] for single in singles]
-    for name, value in singles[0].items():
-        if name == "attention_mask":
-            continue
-        shapes = [getattr(single[name], "shape", ())[:2] for single in singles]
-        if torch.is_tensor(value) and shapes == tokens:
+    columns, shared = [], {}
+    for name in singles[0].keys() - {"attention_mask"}:
+        values = [single[name] for single in singles]
+        is_tensor, first = torch.is_tensor(values[0]), values[0]
+        if is_tensor and [value.shape[:2] for value in values] == tokens:
             columns.append(name)
-        elif isinstance(value, (list, tuple)) or np.shape(value)[:1] == (1,):
-            raise _one_for_each_row(name)
-    return columns
-
-def _one_for_each_row(name):
-    what = "label" if name == "labels" else f"entry of {name!r}"
-    return ValueError(
-        f"packed sequences need one {what} for each token; got one for each sequence, "
-        "and a packed row holds several. Use token_budget without pack, or remove the "
-        "column")
+        elif isinstance(first, (list, tuple)) or np.shape(first)[:1] == (1,):
+            what = "label" if name == "labels" else f"entry of {name!r}"
+            raise ValueError(
+                f"packed sequences need one {what} for each token; got one for each "
+                "sequence, and a packed row holds several. Use token_budget without "
+                "pack, or remove the column")
+        elif all(np.array_equal(first, value) for value in values):
+            shared[name] = first
+        else:
+            raise ValueError(f"the collator gives rows different values of {name!r}, "
+                             "and a packed row can have one")
+    return columns, shared
 
 def _shown_tokens(single):
     "Places of the tokens that the attention mask does not hide."
@@ -176,16 +177,6 @@ def _shown_tokens(single):
         return mask[0].nonzero().flatten().cpu()
     raise ValueError("packed rows need an attention_mask of shape (rows, tokens), 0 "
                      f"where a row is padded; got shape {tuple(mask.shape)}")
-
-def _shared_values(singles, columns):
-    "What is not a column of rows. Raises where rows do not agree on it."
-    shared = {name: value for name, value in singles[0].items()
-              if name not in columns and name != "attention_mask"}
-    for name, value in shared.items():
-        if not all(np.array_equal(value, single[name]) for single in singles):
-            raise ValueError(f"the collator gives rows different values of {name!r}, "
-                             "and a packed row can have one")
-    return shared
 
 # %% ../../nbs/bucketing/packed_rows.ipynb #60ee066e
 class PackedCollator:
@@ -223,17 +214,11 @@ class PackedCollator:
 # %% ../../nbs/bucketing/packed_rows.ipynb #d468a216
 def _next_fit(lengths, capacity):
     "Sequences in their order, a new row when one does not fit."
-    if capacity is None:
-        return [list(range(len(lengths)))]
-    if max(lengths) > capacity:
-        raise ValueError(
-            f"a sequence of {max(lengths)} tokens does not fit into rows of "
-            f"{capacity}: set a larger capacity, or cut the sequence")
     rows, room = [], 0
     for number, length in enumerate(lengths):
-        if length > room:
+        if not rows or length > room:
             rows.append([])
-            room = capacity
+            room = np.inf if capacity is None else capacity
         rows[-1].append(number)
         room -= length
     return rows

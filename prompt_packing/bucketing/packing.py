@@ -181,8 +181,10 @@ def way_to_pack(
     A model with `sdpa` is switched to `sdpa_varlen` where that is right, which differs
     for packed rows alone. Raises `ValueError` that says what was tried, if no way is
     right."""
-    _check_takes_packed_rows(model)
-    draw, tolerances = _token_source(model), _tolerances(model, autocast)
+    try:
+        draw, tolerances = _token_source(model), _tolerances(model, autocast)
+    except AttributeError as error: # no model of transformers, or none that takes tokens
+        raise _cannot_pack(model, {"drawing token ids": error}) from error
     trials, faults = _trials(model, draw), {}
     with _trial_mode(model, autocast):
         facts = _model_facts(model, draw(12), rounding=tolerances[1])
@@ -194,7 +196,7 @@ def way_to_pack(
                     switch.pop_all() # the model keeps this attention
                     return way
             faults[str(way)] = fault
-    raise _cannot_pack(model, faults, ", or another attn_implementation")
+    raise _cannot_pack(model, faults)
 
 # %% ../../nbs/bucketing/packing.ipynb #9bcf2342
 _short_trial = 7, 12, 5, 9, 3, 12, 6, 11, 4
@@ -205,7 +207,9 @@ def _trials(model, draw) -> list:
     short = list(map(draw, _short_trial))
     trials = [(short, rows) for rows in _short_trial_rows]
     window = min(_attention_windows(model), default=8_193)
-    length = min(window + 8, _positions(model) or window + 8)
+    config = model.config.get_text_config()
+    positions = getattr(config, "max_position_embeddings", None)
+    length = min(window + 8, positions or window + 8)
     if window <= 8_192 and length > max(_short_trial):
         trials.append(([draw(length), draw(5)], [[0, 1]]))
     return trials
@@ -217,11 +221,8 @@ _window_names = ("sliding_window", "attention_window", "local_attention", "windo
 def _attention_windows(model):
     "How many tokens a token sees, for layers in which it does not see all."
     config = model.config.get_text_config()
-    windows = []
-    for name in _window_names:
-        value = getattr(config, name, None) or []
-        windows += value if isinstance(value, (list, tuple)) else [value]
-    return [int(window) for window in windows if window and window > 0]
+    windows = [getattr(config, name, None) or 0 for name in _window_names]
+    return [int(window) for window in np.hstack(windows) if window > 0]
 
 # %% ../../nbs/bucketing/packing.ipynb #c81831d1
 def _attention_of(way, model):
@@ -232,9 +233,6 @@ def _attention_of(way, model):
         stack.callback(model.set_attn_implementation, before)
     return stack
 
-def _positions(model):
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
-
 def _token_source(model):
     "Draws sequences of the middle of the vocabulary, where special tokens are rare."
     size, random = model.config.get_text_config().vocab_size, np.random.RandomState(0)
@@ -244,25 +242,14 @@ def _padding_token(model):
     pad = getattr(model.config.get_text_config(), "pad_token_id", None)
     return pad if isinstance(pad, int) and pad >= 0 else 0
 
-# %% ../../nbs/bucketing/packing.ipynb #c81831d2
-def _check_takes_packed_rows(model):
-    "Refuse what has no configuration of a text model, and encoder-decoders."
-    if not hasattr(getattr(model, "config", None), "get_text_config"):
-        raise _cannot_pack(model, {"reading its configuration": "there is none"})
-    if not hasattr(model.config.get_text_config(), "vocab_size"):
-        why = "its configuration has no vocab_size, so it takes no tokens"
-        raise _cannot_pack(model, {"drawing token ids": why})
-    if getattr(model.config, "is_encoder_decoder", False):
-        why = "the source and the target of a row have different lengths"
-        raise _cannot_pack(model, {"an encoder and a decoder": why})
-
-def _cannot_pack(model, faults, other_ways=""):
+def _cannot_pack(model, faults):
     "A `ValueError` that says what was tried, what came of it, and what to do."
     attention = attention_of(getattr(model, "config", None))
     tried = "".join(f"\n* {way}: {fault}" for way, fault in faults.items())
     return ValueError(
         f"{type(model).__name__} with attention {attention!r} cannot be trained on "
-        f"packed rows. Tried:{tried}\nUse token_budget without pack{other_ways}")
+        f"packed rows. Tried:{tried}\nUse token_budget without pack, or another "
+        "attn_implementation")
 
 # %% ../../nbs/bucketing/packing.ipynb #a18cf0dc
 def collator_for_packing(

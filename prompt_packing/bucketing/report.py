@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -17,13 +16,13 @@ from .plan import default_window, plan_batches
 from .steps import cut_steps, plan_steps, tenth_weights
 
 # %% auto #0
-__all__ = ['shuffled_batches', 'compare_plans', 'plot_tradeoff', 'padding_report']
+__all__ = ['shuffled_batches', 'compare_plans', 'padding_report']
 
 # %% ../../nbs/bucketing/report.ipynb #85cadc2c
 def _in_order(order, lengths, rows) -> BatchPlan:
     "Batches of so many rows, in a given order."
     batches = np.split(np.asarray(order), range(rows, len(order), rows))
-    return BatchPlan.from_batches(batches, lengths)
+    return BatchPlan(batches, lengths)
 
 def shuffled_batches(
     lengths: np.ndarray,  # tokens in each row
@@ -70,7 +69,7 @@ def _steps_to_cut(lengths, token_budget, rows, seed) -> dict:
 
     def planned(**size):
         steps = plan_steps(lengths, **size, seed=seed)
-        return BatchPlan.from_batches(steps, lengths)
+        return BatchPlan(steps, lengths)
 
     return {
         f"{rows} rows, shuffled": shuffled_batches(lengths, rows, seed),
@@ -129,40 +128,8 @@ def compare_plans(
         lines[f"{name}, cut"] = _line(steps, batches)
     batches = cut_steps(steps, lengths, token_budget, pass_cost, capacity)
     lines[f"{name}, packed"] = _line(steps, batches)
-    bound = -(-int(lengths.sum()) // token_budget)
-    lines[f"bound: tokens / {token_budget:,}"] = {
-        "padding": 0.0, "steps": bound, "batches": bound, "largest": token_budget,
-        "computed_tokens": bound * token_budget, "compute": 1.0, "cost_spread": 0.0}
-    table = pd.DataFrame(
+    return pd.DataFrame(
         list(lines.values()), index=list(lines), columns=list(_columns)[1:])
-    whole = ["steps", "batches", "largest", "computed_tokens"]
-    return table.astype({name: int for name in whole})
-
-# %% ../../nbs/bucketing/report.ipynb #6c5c00d3
-def plot_tradeoff(
-    lengths: Sequence[int] | np.ndarray,  # tokens in each row
-    *,
-    token_budget: int = 16_384,  # tokens in a batch
-    ax: Any = None,  # matplotlib axes; None: a new figure
-):  # the axes
-    "Padding, and how alike the rows of a batch are, over the window."
-    import matplotlib.pyplot as plt
-
-    lengths = as_lengths(lengths)
-    rows = len(lengths)
-    windows = np.unique(np.geomspace(min(100, rows), rows, 10).round().astype(int))
-    plans = [plan_batches(lengths, token_budget=token_budget, window=window)
-             for window in windows.tolist()]
-    if ax is None:
-        ax = plt.subplots(figsize=(6, 2.5))[1]
-    ax.plot(windows, [100 * plan.padding for plan in plans], "o-", color="C3")
-    ax.set(xscale="log", xlabel="rows in a window", ylim=(0, None))
-    ax.set_ylabel("padding, %", color="C3")
-    other = ax.twinx()
-    other.plot(windows, [plan.length_correlation for plan in plans], "s--", color="C0")
-    other.set_ylabel("length_correlation", color="C0")
-    other.set_ylim(0, 1.02)
-    return ax
 
 # %% ../../nbs/bucketing/report.ipynb #e0b7f1aa
 def padding_report(
@@ -176,9 +143,7 @@ def padding_report(
     Raises `ValueError` for a row longer than the budget."""
     lengths = as_lengths(lengths)
     table = compare_plans(lengths, token_budget=token_budget, batch_size=batch_size)
-    without_nan = table.astype(object).where(table.notna(), None)
-    plans = [{"plan": name} | line
-             for name, line in without_nan.to_dict("index").items()]
+    plans = [{"plan": name} | line for name, line in table.to_dict("index").items()]
     quantiles = {f"p{q}": int(np.percentile(lengths, q)) for q in (5, 50, 95)}
     mean = {"mean": float(lengths.mean()), "longest": int(lengths.max())}
     return {"rows": len(lengths), "tokens": int(lengths.sum()),

@@ -234,7 +234,7 @@ def cut_steps(
         for part, tokens in _micro_batches(step, token_budget, pass_cost, capacity):
             batches.append(rows[part])
             computed.append(tokens)
-    return BatchPlan.from_batches(batches, lengths, computed)
+    return BatchPlan(batches, lengths, computed)
 
 def _micro_batches(step, token_budget, pass_cost, capacity):
     "Row numbers of each micro-batch of the cheapest cut, and its computed tokens."
