@@ -107,12 +107,9 @@ def _level_ends(
             ends.append(start)
         return ends
 
-    least = max(1, sum(length) // parts)
-    largest = length[0] * rows
-    number = 2 + int(200 * np.log(largest / least))  # half a percent apart
-    limits = np.geomspace(least, largest, number).round().astype(int).tolist()
-    found = bisect_left(limits, rows, key=lambda limit: fill(limit)[-1])
-    return fill(limits[found]) if found < len(limits) else None
+    limits = range(max(1, sum(length) // parts), length[0] * rows + 1)
+    least = bisect_left(limits, rows, key=lambda limit: fill(limit)[-1])
+    return fill(limits[least]) if least < len(limits) else None
 
 # %% ../../nbs/bucketing/cut.ipynb #fb420a38
 def cut_rows(
@@ -251,17 +248,10 @@ def cut_packed_rows(
     pass_cost: float = 0,  # what a pass costs besides its tokens, in tokens
     passes: int | None = None,  # exactly so many micro-batches; None: the cheapest cut
 ) -> list[list[np.ndarray]]:  # micro-batches of packed rows of row numbers
-    """`cut_rows` of `pack_rows`. Raises what they raise.
-
-    Packed rows that fit into one pass with less than a tenth of padding are one."""
+    "`cut_rows` of `pack_rows`. Raises what they raise."
     packed = pack_rows(lengths, capacity)
-    fills = _fills(packed, lengths)
-    in_one_pass = len(fills) * fills.max(initial=0)
-    fits = token_budget is None or in_one_pass <= token_budget
-    if passes is None and packed and fits and in_one_pass < 1.1 * fills.sum():
-        _check_limits(token_budget, pass_cost)
-        return [packed]
-    cut = cut_rows(fills, token_budget, pass_cost=pass_cost, passes=passes)
+    cut = cut_rows(
+        _fills(packed, lengths), token_budget, pass_cost=pass_cost, passes=passes)
     return [[packed[place] for place in places] for places in cut]
 
 def deal_packed_rows(

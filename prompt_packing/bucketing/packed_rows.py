@@ -150,10 +150,12 @@ def _columns(singles):
         raise ValueError("the collator gives some rows other columns than others")
     tokens = [single["input_ids"].shape[:2] for single in singles]
     columns, shared = [], {}
-    for name in singles[0].keys() - {"attention_mask"}:
+    for name, first in singles[0].items():
         values = [single[name] for single in singles]
-        is_tensor, first = torch.is_tensor(values[0]), values[0]
-        if is_tensor and [value.shape[:2] for value in values] == tokens:
+        shapes = [getattr(value, "shape", ())[:2] for value in values]
+        if name == "attention_mask": # every token that is laid out is shown
+            continue
+        if torch.is_tensor(first) and shapes == tokens:
             columns.append(name)
         elif isinstance(first, (list, tuple)) or np.shape(first)[:1] == (1,):
             what = "label" if name == "labels" else f"entry of {name!r}"

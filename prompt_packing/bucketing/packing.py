@@ -38,21 +38,20 @@ def _trial_mode(model, autocast):
 
 def _device(model): return next(model.parameters()).device
 
-def _logits(model, ids, **arguments):
-    "The logits of one sequence alone, of shape (tokens, classes)."
-    return _run(model, {"input_ids": torch.from_numpy(ids)[None], **arguments})[0]
-
-def _run(model, batch):
+def _logits(model, batch):
+    "Logits of a batch, of shape (rows, tokens, classes)."
     device = _device(model)
-    batch = {name: value.to(device) if hasattr(value, "to") else value
+    batch = {name: value.to(device) if torch.is_tensor(value) else value
              for name, value in batch.items()}
-    logits = getattr(model(**batch), "logits", None)
-    if logits is None:
-        raise ValueError("its output has no logits")
-    if logits.dim() == 3 and logits.shape[:2] == batch["input_ids"].shape:
-        return logits if logits.dtype == torch.float64 else logits.float()
-    shape = tuple(logits.shape)
-    raise ValueError(f"its logits have shape {shape}, not one for each token")
+    logits = model(**batch).logits
+    if logits.dim() != 3 or logits.shape[:2] != batch["input_ids"].shape:
+        raise ValueError(f"its logits have shape {tuple(logits.shape)}, not one for "
+                         "each token")
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+def _logits_alone(model, ids, **arguments):
+    "Logits of one sequence, of shape (tokens, classes)."
+    return _logits(model, {"input_ids": torch.from_numpy(ids)[None], **arguments})[0]
 
 def _distance(logits, expected):
     "The largest difference, relative to the largest logit."
@@ -65,18 +64,16 @@ def _model_facts(
     rounding:float, # by how much equal logits may differ
 ) -> dict: # fields of `PackingWay`
     "What does not depend on packing."
-    pad = _padding_token(model)
-    errors = {}
-    try:
-        alone = _logits(model, ids)
-        for first in sorted({0, pad + 1}):
-            places = torch.arange(first, first + len(ids))[None]
-            errors[first] = _distance(_logits(model, ids, position_ids=places), alone)
-    except _model_errors as error:
-        tried = {"a sequence alone, with position_ids": _first_line(error)}
-        raise _cannot_pack(model, tried) from error
+    pad = getattr(model.config.get_text_config(), "pad_token_id", None)
+    pad = pad if isinstance(pad, int) and pad >= 0 else 0
+    alone, errors = _logits_alone(model, ids), {}
+    for first in sorted({0, pad + 1}):
+        places = torch.arange(first, first + len(ids))[None]
+        errors[first] = _distance(
+            _logits_alone(model, ids, position_ids=places), alone)
     other_end = np.append(ids[:-1], ids[-1] - 1)
-    causal = _distance(_logits(model, other_end)[:-1], alone[:-1]) <= rounding
+    moved = _distance(_logits_alone(model, other_end)[:-1], alone[:-1])
+    causal = moved <= rounding
     shifted = _ignores_first_label(model, ids, otherwise=causal)
     return dict(pad_token_id=pad, first_position=min(errors, key=errors.get),
                 causal=causal, shifted_labels=shifted)
@@ -101,7 +98,7 @@ def packing_errors(
 ) -> tuple[float, float]: # relative to the largest logit
     "How far packed logits are from those alone, and how far neighbours move them."
     numbers = list(chain.from_iterable(rows))
-    alone = [_logits(model, sequences[i]) for i in numbers]
+    alone = [_logits_alone(model, sequences[i]) for i in numbers]
     packed = _packed_logits(model, way, sequences, rows)
     every_second = [ids - i % 2 for i, ids in enumerate(sequences)]
     beside_others = _packed_logits(model, way, every_second, rows)
@@ -112,14 +109,12 @@ def packing_errors(
 
 def _packed_logits(model, way, sequences, rows):
     "The logits of each sequence, in the order of the packed rows."
-    singles = [{"input_ids": torch.from_numpy(ids)[None],
-                "number": torch.full((1, len(ids)), i)}
-               for i, ids in enumerate(sequences, start=1)] # 0 fills the rows
-    batch = lay_end_to_end(singles, rows, way)
-    number = batch.pop("number").flatten()
-    logits = _run(model, batch).flatten(0, 1)
-    return [logits[(number == i + 1).to(logits.device)]
-            for i in chain.from_iterable(rows)]
+    singles = [{"input_ids": torch.from_numpy(ids)[None]} for ids in sequences]
+    parts = []
+    for logits, row in zip(_logits(model, lay_end_to_end(singles, rows, way)), rows):
+        ends = np.cumsum([len(sequences[i]) for i in row])
+        parts += logits.tensor_split(ends.tolist())[:-1] # the last is padding
+    return parts
 
 # %% ../../nbs/bucketing/packing.ipynb #29a3b1d6
 def _tolerances(model, autocast):
@@ -181,13 +176,15 @@ def way_to_pack(
     A model with `sdpa` is switched to `sdpa_varlen` where that is right, which differs
     for packed rows alone. Raises `ValueError` that says what was tried, if no way is
     right."""
-    try:
-        draw, tolerances = _token_source(model), _tolerances(model, autocast)
-    except AttributeError as error: # no model of transformers, or none that takes tokens
-        raise _cannot_pack(model, {"drawing token ids": error}) from error
-    trials, faults = _trials(model, draw), {}
+    faults = {}
     with _trial_mode(model, autocast):
-        facts = _model_facts(model, draw(12), rounding=tolerances[1])
+        try:
+            draw, tolerances = _token_source(model), _tolerances(model, autocast)
+            facts = _model_facts(model, draw(12), rounding=tolerances[1])
+        except _model_errors as error: # it takes no tokens, or no row alone
+            tried = {"a sequence alone, with position_ids": _first_line(error)}
+            raise _cannot_pack(model, tried) from error
+        trials = _trials(model, draw)
         for way in _possible_ways(model, facts, autocast):
             with _attention_of(way, model) as switch:
                 found = (_fault(model, way, *trial, tolerances) for trial in trials)
@@ -237,10 +234,6 @@ def _token_source(model):
     "Draws sequences of the middle of the vocabulary, where special tokens are rare."
     size, random = model.config.get_text_config().vocab_size, np.random.RandomState(0)
     return lambda length: random.randint(size // 4 + 1, 3 * size // 4 + 2, length)
-
-def _padding_token(model):
-    pad = getattr(model.config.get_text_config(), "pad_token_id", None)
-    return pad if isinstance(pad, int) and pad >= 0 else 0
 
 def _cannot_pack(model, faults):
     "A `ValueError` that says what was tried, what came of it, and what to do."

@@ -13,7 +13,7 @@ import numpy as np
 
 from .batches import (
     BatchPlan, as_lengths, check_positive, epoch_random, stable_order)
-from .cut import cut_packed_rows, cut_rows
+from .cut import cut_rows, pack_rows
 
 # %% auto #0
 __all__ = ['Permutation', 'StepPlan', 'DealtRows', 'plan_steps', 'cut_steps', 'tenth_weights']
@@ -230,21 +230,14 @@ def cut_steps(
     "The micro-batches of all steps, each step cut in the cheapest way."
     batches, computed = [], []
     for rows in steps:
-        step = lengths[rows].astype(np.int64)
-        for part, tokens in _micro_batches(step, token_budget, pass_cost, capacity):
-            batches.append(rows[part])
-            computed.append(tokens)
+        packed = rows[:, None]  # padded rows are packed rows of one row
+        if capacity is not None:
+            packed = [rows[part] for part in pack_rows(lengths[rows], capacity)]
+        fills = np.array([lengths[part].sum(dtype=np.int64) for part in packed])
+        for part in cut_rows(fills, token_budget, pass_cost=pass_cost):
+            batches.append(np.concatenate([packed[place] for place in part]))
+            computed.append(len(part) * fills[part].max())
     return BatchPlan(batches, lengths, computed)
-
-def _micro_batches(step, token_budget, pass_cost, capacity):
-    "Row numbers of each micro-batch of the cheapest cut, and its computed tokens."
-    if capacity is None:
-        cut = cut_rows(step, token_budget, pass_cost=pass_cost)
-        return [(rows, len(rows) * int(step[rows].max())) for rows in cut]
-    cut = cut_packed_rows(step, capacity, token_budget, pass_cost=pass_cost)
-    fullest = [max(step[rows].sum() for rows in packed) for packed in cut]
-    return [(np.concatenate(packed), len(packed) * tokens)
-            for packed, tokens in zip(cut, fullest)]
 
 # %% ../../nbs/bucketing/steps.ipynb #58397156
 def tenth_weights(
