@@ -9,6 +9,7 @@ import heapq
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -243,15 +244,12 @@ def _fills(packed, lengths):
 def cut_packed_rows(
     lengths: Sequence[int] | np.ndarray,  # tokens in each row of the step: integers
     capacity: int,  # most tokens of a packed row
-    token_budget: int | None = None,  # most tokens of a micro-batch, padding included
-    *,
-    pass_cost: float = 0,  # what a pass costs besides its tokens, in tokens
-    passes: int | None = None,  # exactly so many micro-batches; None: the cheapest cut
+    *limits: int | None,  # of `cut_rows`, whose rows the packed rows are
+    **options: Any,
 ) -> list[list[np.ndarray]]:  # micro-batches of packed rows of row numbers
     "`cut_rows` of `pack_rows`. Raises what they raise."
     packed = pack_rows(lengths, capacity)
-    cut = cut_rows(
-        _fills(packed, lengths), token_budget, pass_cost=pass_cost, passes=passes)
+    cut = cut_rows(_fills(packed, lengths), *limits, **options)
     return [[packed[place] for place in places] for places in cut]
 
 def deal_packed_rows(
@@ -259,13 +257,11 @@ def deal_packed_rows(
     lengths: Sequence[int] | np.ndarray,
     world_size: int,  # number of processes
     capacity: int,  # most tokens of a packed row
-    token_budget: int | None = None,  # most tokens of a micro-batch, padding included
-    *,
-    pass_cost: float = 0,  # what a pass costs besides its tokens, in tokens
+    *limits: int | None,  # of `deal_rows`, whose rows the packed rows are
+    **options: Any,
 ) -> list[list[list[np.ndarray]]]:  # over processes: micro-batches of packed rows
     "`deal_rows` of `pack_rows`. Raises what they raise."
     packed = pack_rows(lengths, capacity, multiple=world_size)
-    processes = deal_rows(
-        _fills(packed, lengths), world_size, token_budget, pass_cost=pass_cost)
+    processes = deal_rows(_fills(packed, lengths), world_size, *limits, **options)
     return [[[packed[place] for place in places] for places in cut]
             for cut in processes]

@@ -108,13 +108,6 @@ def default_window(rows: int) -> int:
     "A quarter of the rows, at most 100,000."
     return min(100_000, -(-rows // 4))
 
-def _count_windows(rows, window, shuffle):
-    "Number of windows of at most `window` rows."
-    if window is None:
-        window = default_window(rows)
-    window = check_positive("window", window)
-    return -(-rows // window) if shuffle else 1
-
 # %% ../../nbs/bucketing/plan.ipynb #4921b4db
 def _shape_plan(most_rows, windows, multiple):
     """Groups whose number of batches is a multiple of `multiple`.
@@ -157,7 +150,8 @@ def plan_batches(
 
     narrow = narrow_integers(lengths)
     order = sort_rows(narrow, random)
-    windows = _count_windows(len(lengths), window, shuffle)
+    window = default_window(len(lengths)) if window is None else window
+    windows = -(-len(lengths) // check_positive("window", window)) if shuffle else 1
     most_rows = rows_within(lengths[order], token_budget)
     if batch_size is not None:
         most_rows = np.minimum(most_rows, batch_size)
@@ -196,30 +190,26 @@ class PlannedBatchSampler:
         self.lengths = as_lengths(lengths)
         self.planner = planner
         self.options = options
-        self.epoch = epoch
-        self.batch = 0  # batches of the epoch that were drawn
-        self._restored = False  # go on at `batch`, not at the start of the epoch
-        self._planned = (None, None)  # an epoch and its plan
+        self._go_to(epoch)
 
-    @property
-    def plan(self) -> BatchPlan:
-        "Of the present epoch."
-        if self._planned[0] != self.epoch:
-            plan = self.planner(self.lengths, epoch=self.epoch, **self.options)
-            self._planned = self.epoch, plan
-        return self._planned[1]
+    def _go_to(self, epoch, batch=0, restored=False):
+        self.epoch = epoch
+        self.batch = batch  # batches of the epoch that were drawn
+        self._restored = restored  # go on at `batch`, not at the start of the epoch
+        # the plan of the present epoch
+        self.plan = self.planner(self.lengths, epoch=epoch, **self.options)
 
     def __len__(self) -> int:
         return len(self.plan)
 
     def __iter__(self) -> Iterator[list[int]]:
-        plan = self.plan
         first = self.batch if self._restored else 0
         self._restored = False
+        plan = self.plan
         for number in range(first, len(plan)):
             self.batch = number + 1
             yield plan[number].tolist()
-        self.epoch, self.batch = self.epoch + 1, 0
+        self._go_to(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
         "Go to the start of another epoch, as accelerate and transformers ask."
@@ -230,7 +220,7 @@ class PlannedBatchSampler:
                 f"the sampler was restored to {self.state_dict()}, and before a batch "
                 f"was drawn it is sent to the start of epoch {epoch}: first call "
                 "set_epoch of the loader with the restored epoch")
-        self.epoch, self.batch, self._restored = int(epoch), 0, False
+        self._go_to(int(epoch))
 
     def state_dict(self) -> dict:
         "The position after the last batch drawn: an epoch and a number, fit for JSON."
@@ -238,5 +228,4 @@ class PlannedBatchSampler:
 
     def load_state_dict(self, state: dict) -> None:
         "Go on after the batch at which `state` was taken."
-        self.epoch, self.batch = state["epoch"], state["batch"]
-        self._restored = True
+        self._go_to(state["epoch"], state["batch"], restored=True)

@@ -16,7 +16,7 @@ from .plan import default_window, plan_batches
 from .steps import cut_steps, plan_steps, tenth_weights
 
 # %% auto #0
-__all__ = ['shuffled_batches', 'compare_plans', 'padding_report']
+__all__ = ['compare_plans', 'padding_report']
 
 # %% ../../nbs/bucketing/report.ipynb #85cadc2c
 def _in_order(order, lengths, rows) -> BatchPlan:
@@ -24,38 +24,29 @@ def _in_order(order, lengths, rows) -> BatchPlan:
     batches = np.split(np.asarray(order), range(rows, len(order), rows))
     return BatchPlan(batches, lengths)
 
-def shuffled_batches(
-    lengths: np.ndarray,  # tokens in each row
-    rows: int = 32,  # in a batch
-    seed: int = 0,
-) -> BatchPlan:
+def _shuffled(lengths, rows, seed) -> BatchPlan:
     "Batches of shuffled rows, as loaders make them by default."
-    order = epoch_random(seed).permutation(len(lengths))
-    return _in_order(order, lengths, rows)
+    return _in_order(epoch_random(seed).permutation(len(lengths)), lengths, rows)
 
 # %% ../../nbs/bucketing/report.ipynb #29eb4d1e
-def _group_by_length(order, lengths, rows) -> BatchPlan:
-    "The batches of transformers' `LengthGroupedSampler` for rows in this order."
-    window = rows * max(1, min(50, len(order) // (4 * rows)))
-    windows = np.split(order, range(window, len(order), window))
-    windows = [rows[np.argsort(-lengths[rows], kind="stable")] for rows in windows]
-    # the longest row of all comes first, so that a run that fails for memory fails soon
-    longest = int(np.argmax([lengths[rows[0]] for rows in windows]))
-    first, other = windows[0][0], windows[longest][0]
-    windows[0][0], windows[longest][0] = other, first
-    return _in_order(np.concatenate(windows), lengths, rows)
+def _group_by_length(lengths, rows, seed) -> BatchPlan:
+    "Batches of transformers' `group_by_length`."
+    import torch
+    from transformers.trainer_pt_utils import LengthGroupedSampler
+
+    order = LengthGroupedSampler(
+        rows, lengths=lengths.tolist(), generator=torch.Generator().manual_seed(seed))
+    return _in_order(list(order), lengths, rows)
 
 # %% ../../nbs/bucketing/report.ipynb #f1bedd02
 def _uncut_plans(lengths, token_budget, rows, capacity, seed) -> dict:
     "By name, plans whose batches are optimizer steps."
     budget, window = f"{token_budget:,} tokens", default_window(len(lengths))
-    shuffled = shuffled_batches(lengths, rows, seed)
     return {
         f"{rows} rows, file order":
             _in_order(np.arange(len(lengths)), lengths, rows),
-        f"{rows} rows, shuffled": shuffled,
-        f"{rows} rows, group_by_length":
-            _group_by_length(shuffled.indices, lengths, rows),
+        f"{rows} rows, shuffled": _shuffled(lengths, rows, seed),
+        f"{rows} rows, group_by_length": _group_by_length(lengths, rows, seed),
         f"{budget}, windows of {window:,}":
             plan_batches(lengths, token_budget=token_budget, seed=seed),
         f"{budget}, packed in rows of {capacity:,}":
@@ -65,18 +56,14 @@ def _uncut_plans(lengths, token_budget, rows, capacity, seed) -> dict:
 # %% ../../nbs/bucketing/report.ipynb #f1bedd04
 def _steps_to_cut(lengths, token_budget, rows, seed) -> dict:
     "By name, the steps that are cut: shuffled, and planned."
-    step_rows = min(4 * rows, len(lengths))
-
-    def planned(**size):
-        steps = plan_steps(lengths, **size, seed=seed)
-        return BatchPlan(steps, lengths)
-
+    large = min(4 * rows, len(lengths))
+    by_rows = plan_steps(lengths, rows_per_step=large, seed=seed)
+    by_tokens = plan_steps(lengths, tokens_per_step=token_budget, seed=seed)
     return {
-        f"{rows} rows, shuffled": shuffled_batches(lengths, rows, seed),
-        f"{step_rows} rows a step, shuffled":
-            shuffled_batches(lengths, step_rows, seed),
-        f"rows_per_step={step_rows}": planned(rows_per_step=step_rows),
-        f"tokens_per_step={token_budget}": planned(tokens_per_step=token_budget)}
+        f"{rows} rows, shuffled": _shuffled(lengths, rows, seed),
+        f"{large} rows a step, shuffled": _shuffled(lengths, large, seed),
+        f"rows_per_step={large}": BatchPlan(by_rows, lengths),
+        f"tokens_per_step={token_budget}": BatchPlan(by_tokens, lengths)}
 
 # %% ../../nbs/bucketing/report.ipynb #274baf45
 _columns = {

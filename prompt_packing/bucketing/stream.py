@@ -59,13 +59,13 @@ def rows_of_ids(
 
 # %% ../../nbs/bucketing/stream.ipynb #6b11fe5f
 def window_turns(
-    todo: Sequence, # (window, its cuts) to finish first
-    following: int, # number of the first window after these
-    step: int, # to the next window
-) -> Iterator[tuple]: # window, its cuts, and what is left after it: `todo`, `next`
+    position: dict, # `todo`: (window, its cuts) to finish first; `next`: window after
+    step: int, # to the window after that
+) -> Iterator[tuple]: # window, its cuts, and the position after it
     "The windows of one reader: those to finish, then without end."
+    todo, following = position["todo"], position["next"]
     for place, (window, cuts) in enumerate(todo, 1):
-        yield window, cuts, {"todo": list(todo[place:]), "next": following}
+        yield window, cuts, {"todo": todo[place:], "next": following}
     for window in itertools.count(following, step):
         yield window, [], {"todo": [], "next": window + step}
 
@@ -227,7 +227,10 @@ class StreamingBatches(IterableDataset):
         self.token_budget, self.pack = token_budget, pack
         self.window, self.seed = check_positive("window", window), seed
         self.finite, self.rank, self.world_size = not shuffle, rank, world_size
-        self.collator = collator or _default_collator(tokenizer, pack)
+        pad_token_id = getattr(tokenizer, "pad_token_id", 0) or 0
+        if collator is None and pack is not None:
+            collator = PackedCollator(pack, pad_token_id=pad_token_id)
+        self.collator = collator or PaddedCollator(tokenizer)
         self._position: dict | None = None # after the last batch
         self._restored: dict | None = None # where the next iteration begins
         self._count: int | None = None # of batches in a pass
@@ -241,9 +244,9 @@ class StreamingBatches(IterableDataset):
         self._position = start
         # other collators than ours expect lists
         lists = not isinstance(self.collator, (PaddedCollator, PackedCollator))
+        rank, _ = self._roles()[1]
         for left, number, cuts, batches in self._windows(start):
             *before, (readers, taken) = cuts
-            rank = self._process()[0] if self.finite else 0
             for taken, rows in enumerate(batches[rank::readers], taken + 1):
                 cut = [number, [*before, [readers, taken]]]
                 self._position = left | {"todo": [cut, *left["todo"]]}
@@ -255,17 +258,17 @@ class StreamingBatches(IterableDataset):
     def _process(self):
         return _process_rank(self.rank, self.world_size)
 
+    def _roles(self):
+        "Whose turn a window is: (first, step). Who shares it: (rank, readers)."
+        return ((0, 1), self._process()) if self.finite else (self._process(), (0, 1))
+
     def _beginning(self):
-        return {"todo": [], "next": 0 if self.finite else self._process()[0],
-                "lanes": []}
+        return {"todo": [], "next": self._roles()[0][0], "lanes": []}
 
     def _windows(self, start):
-        "(what is left after it, number, cuts, batches left) of each window."
-        readers, step = 1, self._process()[1]
-        if self.finite: # all processes share each window, else one reads it
-            readers, step = step, 1
-        turns = window_turns(start["todo"], start["next"], step)
-        windows = read_windows(self, turns, start["lanes"])
+        "(position after it, number, cuts, batches left) of each window."
+        (_, step), (_, readers) = self._roles()
+        windows = read_windows(self, window_turns(start, step), start["lanes"])
         if self.finite:
             windows = joined_last(windows, self.window)
         for number, cuts, left, rows in windows:
@@ -301,7 +304,13 @@ class StreamingBatches(IterableDataset):
 
         With as many, each goes on with its own state. With another number, what was
         not read is dealt out again. Raises `ValueError` if one is missing."""
-        _check_states(states, _settings(self), self.finite)
+        for state in states:
+            if state.get("settings") != _settings(self):
+                raise ValueError("the state is of another stream: "
+                                 f"{state.get('settings')} then, {_settings(self)} now")
+        if self.finite and any(state["todo"] != states[0]["todo"] for state in states):
+            raise ValueError("the states are of different moments: in one pass all "
+                             "processes are at the same batch")
         reader = list(self._process())
         mine = [state for state in states if self.finite or state["reader"] == reader]
         readers = {state["reader"][0] for state in states}
@@ -315,11 +324,6 @@ class StreamingBatches(IterableDataset):
                 "give load_state_dicts those of all processes, from the same moment")
 
 # %% ../../nbs/bucketing/stream.ipynb #aeaa3c40
-def _default_collator(tokenizer, pack):
-    if pack is None:
-        return PaddedCollator(tokenizer)
-    return PackedCollator(pack, pad_token_id=getattr(tokenizer, "pad_token_id", 0) or 0)
-
 def _process_rank(rank, world_size):
     "As given, else as torch.distributed or the environment has it."
     if rank is not None:
@@ -333,14 +337,3 @@ def _settings(stream):
     names = "token_budget", "pack", "window", "max_length", "finite", "seed"
     return {"source": stream.source.name, "lanes": stream.source.lanes,
             **{name: getattr(stream, name) for name in names}}
-
-def _check_states(states, settings, finite):
-    "Raise a `ValueError` for what is no state of this stream."
-    for state in states:
-        if state.get("settings") != settings:
-            raise ValueError(f"the state is of another stream: {state.get('settings')} "
-                             f"then, {settings} now")
-    # in one pass all processes are at the same batch
-    if finite and any(state["todo"] != states[0]["todo"] for state in states):
-        raise ValueError("the states are of different moments: in one pass all "
-                         "processes are at the same batch")
