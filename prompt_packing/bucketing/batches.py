@@ -95,7 +95,8 @@ class BatchPlan(Sequence):
     ):
         batches = [np.asarray(rows, np.int64) for rows in batches]
         self.indices = np.concatenate(batches)
-        self.offsets = np.cumsum([0, *map(len, batches)])  # where batches begin, and end
+        # where batches begin in it, and the end
+        self.offsets = np.cumsum([0, *map(len, batches)])
         self.lengths = lengths
         self.rows = np.diff(self.offsets)  # in each batch
         if computed is None:

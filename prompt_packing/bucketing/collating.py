@@ -107,10 +107,10 @@ def by_column(
     "A list of rows as a dict of columns; a dict as it is."
     if isinstance(features, Mapping):
         return features
-    names = list(features[0])
+    names = features[0].keys()
     for number, row in enumerate(features):
-        if set(row) != set(names):
-            differs = ", ".join(sorted(map(repr, set(row) ^ set(names))))
+        if row.keys() != names:
+            differs = ", ".join(sorted(map(repr, row.keys() ^ names)))
             raise ValueError(f"rows have different columns: row {number} and row 0 of "
                              f"the batch differ in {differs}")
     return {name: [row[name] for row in features] for name in names}
@@ -158,8 +158,9 @@ class PaddedCollator:
         if pad_token_id is None:
             pad_token_id = getattr(tokenizer, "pad_token_id", None)
         if pad_token_id is None:
-            raise ValueError("no padding token: set tokenizer.pad_token (often = "
-                             "tokenizer.eos_token), or use PaddedCollator(pad_token_id=0)")
+            raise ValueError(
+                "no padding token: set tokenizer.pad_token (often = "
+                "tokenizer.eos_token), or use PaddedCollator(pad_token_id=0)")
         side = padding_side or getattr(tokenizer, "padding_side", "right")
         if side not in ("right", "left"):
             raise ValueError(f"padding_side is {side!r}: 'right' or 'left'")

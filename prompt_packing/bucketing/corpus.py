@@ -128,8 +128,8 @@ def load_corpus(
     `ValueError`, that names a file which is missing, cut or unreadable."""
     path, parts = Path(folder, "manifest.json"), []
     if not path.exists():
-        raise FileNotFoundError(f"{path} is missing: call tokenize_corpus to finish the "
-                                "folder")
+        raise FileNotFoundError(f"{path} is missing: call tokenize_corpus to "
+                                "finish the folder")
     try:
         for shard, size in json.loads(path.read_text()):
             path = path.with_name(shard)

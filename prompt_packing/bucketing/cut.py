@@ -118,7 +118,7 @@ def cut_rows(
     token_budget: int | None = None,  # most tokens of a micro-batch, padding included
     *,
     pass_cost: float = 0,  # what a pass costs besides its tokens, in tokens
-    passes: int | None = None,  # so many micro-batches of like cost; None: the cheapest cut
+    passes: int | None = None,  # micro-batches, of like cost; None: the cheapest cut
 ) -> list[np.ndarray]:  # row numbers of each micro-batch, longest first
     """Cut the rows of one step into the micro-batches that are cheapest to compute.
 

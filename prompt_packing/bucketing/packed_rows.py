@@ -186,7 +186,7 @@ class PackedCollator:
 
     Takes rows with `input_ids`, and `labels` and other numbers for each token, such as
     `token_type_ids`; without labels, those of a causal model are the ids. Tokens where
-    an `attention_mask` is 0 are left out, and columns that have no entry for each token.
+    an `attention_mask` is 0 are left out, and columns without an entry for each token.
     Raises `ValueError` for `labels` with one entry per sequence."""
     def __init__(self,
         capacity:int | None=None, # tokens in a row; None: one row as long as needed

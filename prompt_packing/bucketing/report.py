@@ -67,7 +67,7 @@ def _steps_to_cut(lengths, token_budget, rows, seed) -> dict:
 
 # %% ../../nbs/bucketing/report.ipynb #274baf45
 _columns = {
-    "plan": "with `cut`, a token budget cuts the steps; with `packed`, pack=True besides",
+    "plan": "`cut`: a token budget cuts the steps; `packed`: pack=True besides",
     "padding": "fraction of computed tokens that are padding",
     "steps": "optimizer steps in an epoch",
     "batches": "micro-batches in an epoch",
@@ -81,7 +81,7 @@ _columns = {
 
 def _line(steps, batches):
     "A plan in the table, from its steps and its batches."
-    short, long = tenth_weights(list(steps), steps.lengths)
+    short, long = tenth_weights(steps)
     return batches.report() | {
         "steps": len(steps),
         "largest": int(batches.computed.max()),

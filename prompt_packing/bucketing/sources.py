@@ -201,8 +201,8 @@ class Lane(CheckpointableIterator):
                 raise ValueError(f"no row in {self.source.name}")
             raise StopIteration
         file, (row, _) = window[-1]
-        own = self.own_state and self.own_state()
-        self.state = self.state | {"window": number + 1, "last": [file, row], "own": own}
+        self.state = self.state | {"window": number + 1, "last": [file, row],
+                                   "own": self.own_state and self.own_state()}
         return window
 
     def close(self) -> None:

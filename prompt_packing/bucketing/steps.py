@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
@@ -103,34 +104,31 @@ class Permutation:
         return numbers
 
 # %% ../../nbs/bucketing/steps.ipynb #b35c3803
+@dataclass(eq=False, repr=False)
 class StepPlan(Sequence):
     """The optimizer steps of an epoch: `plan[i]` is an array of row numbers.
 
     Made by `plan_steps`. Only one window of steps is held at a time."""
+    lengths: np.ndarray  # tokens in each row
+    steps: int  # in the epoch
+    by_tokens: bool  # steps of equal tokens, not of equal rows
+    window: int  # rows sorted together
+    bands: int  # strata of a window
+    seed: int
+    epoch: int
 
-    def __init__(
-        self,
-        lengths: np.ndarray,  # tokens in each row
-        steps: int,  # in the epoch
-        by_tokens: bool,  # steps of equal tokens, not of equal rows
-        window: int,  # rows sorted together
-        bands: int,
-        seed: int,
-        epoch: int,
-    ):
-        self.lengths = lengths
-        self.by_tokens = by_tokens
-        self.bands = bands
-        self.seed = seed
-        self.epoch = epoch
+    def __post_init__(self):
         # 8 steps or more in a window: with fewer, runs are long and steps differ
-        windows = max(1, min(round(len(lengths) / window), steps // 8))
-        self.first_step = np.arange(windows + 1) * steps // windows  # of each window
-        self._permutation = Permutation(len(lengths), epoch_random(seed, epoch))
+        windows = round(len(self.lengths) / self.window)
+        windows = max(1, min(windows, self.steps // 8))
+        # of each window, and the end
+        self.first_step = np.arange(windows + 1) * self.steps // windows
+        self._permutation = Permutation(
+            len(self.lengths), epoch_random(self.seed, self.epoch))
         self._window = (None, None)  # number and steps of the window made last
 
     def __len__(self) -> int:
-        return int(self.first_step[-1])
+        return self.steps
 
     def __repr__(self) -> str:
         rows = len(self.lengths) / len(self)
@@ -241,13 +239,11 @@ def cut_steps(
 
 # %% ../../nbs/bucketing/steps.ipynb #58397156
 def tenth_weights(
-    steps: Sequence[np.ndarray], lengths: np.ndarray
+    steps: BatchPlan,
 ) -> tuple[float, float]:
     "What rows of the shortest and longest tenth count in a mean over rows."
-    all_lengths = lengths[np.concatenate(steps)]
-    sizes = np.array([len(rows) for rows in steps])
-    weights = np.repeat(1 / sizes, sizes) * sizes.mean()
-    by_length = np.argsort(all_lengths, kind="stable")
+    weights = np.repeat(steps.rows.mean() / steps.rows, steps.rows)
+    by_length = np.argsort(steps.lengths[steps.indices], kind="stable")
     tenth = -(-len(by_length) // 10)
     shortest, longest = by_length[:tenth], by_length[-tenth:]
     return float(weights[shortest].mean()), float(weights[longest].mean())

@@ -138,18 +138,15 @@ def read_windows(
     encode = stream.tokenizer and token_encoder(stream.tokenizer, stream.max_length)
     most = stream.token_budget if stream.pack is None else stream.pack
 
-    def open_lane(lane, wanted):
-        states = [state for place, state in known
-                  if place == lane and state["window"] <= wanted]
-        opened[lane] = Lane(source, lane, stream.window)
-        opened[lane].setstate(
-            max(states, key=lambda state: state["window"], default=None))
-
     def read():
         number, cuts, left = next(turns)
         lane, wanted = number % source.lanes, number // source.lanes
-        if lane not in opened:
-            open_lane(lane, wanted)
+        if lane not in opened: # at the latest place that is not beyond
+            states = [state for place, state in known
+                      if place == lane and state["window"] <= wanted]
+            opened[lane] = Lane(source, lane, stream.window)
+            opened[lane].setstate(
+                max(states, key=lambda state: state["window"], default=None))
         while opened[lane].getstate()["window"] < wanted: # windows of other readers
             next(opened[lane])
         places = [place for place in known if place[0] not in opened]
