@@ -136,7 +136,7 @@ def load_corpus(
             if path.stat().st_size != size:
                 raise ValueError(f"it should have {size} bytes")
             parts.append(Dataset.from_file(str(path)))
+        return concatenate_datasets(parts)
     except (OSError, ValueError) as error: # Arrow's errors are ValueErrors
         raise DamagedFolder(f"{path} is damaged ({error}): remove it and call "
                             "tokenize_corpus again") from error
-    return concatenate_datasets(parts)

@@ -63,11 +63,8 @@ def _cut_finer(
 # %% ../../nbs/bucketing/plan.ipynb #a90c2b5c
 def _even_sizes(groups: np.ndarray) -> np.ndarray:
     "Rows of each batch: equal parts of its group, the first of them a row larger."
-    rows, batches = groups.T
-    first = np.cumsum(batches) - batches  # batch of each group
-    place = np.arange(batches.sum()) - np.repeat(first, batches)  # in its group
-    larger = place < np.repeat(rows % batches, batches)
-    return np.repeat(rows // batches, batches) + larger
+    sizes = [(rows + np.arange(batches)[::-1]) // batches for rows, batches in groups]
+    return np.concatenate(sizes)
 
 # %% ../../nbs/bucketing/plan.ipynb #7974e69e
 def sort_rows(
