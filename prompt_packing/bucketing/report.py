@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .batches import (
-    BatchPlan, as_lengths, check_longest, check_positive, epoch_random)
+    BatchPlan, as_lengths, check_positive, epoch_random)
 from .best_fit import pack_sequences
 from .plan import default_window, plan_batches
 from .steps import cut_steps, plan_steps, tenth_weights
@@ -66,26 +66,18 @@ def _steps_to_cut(lengths, token_budget, rows, seed) -> dict:
         f"tokens_per_step={token_budget}": BatchPlan(by_tokens, lengths)}
 
 # %% ../../nbs/bucketing/report.ipynb #274baf45
-_columns = {
-    "plan": "`cut`: a token budget cuts the steps; `packed`: pack=True besides",
-    "padding": "fraction of computed tokens that are padding",
-    "steps": "optimizer steps in an epoch",
-    "batches": "micro-batches in an epoch",
-    "largest": "tokens of the largest micro-batch, padding included",
-    "computed_tokens": "tokens computed in an epoch, padding included",
-    "compute": "computed tokens per real token",
-    "cost_spread": "standard deviation of a batch's cost over its mean",
-    "long_row": "weight in a mean over the step of a row of the longest tenth, over "
-                "that of one of the shortest tenth: 1 is fair",
-    "length_correlation": "how alike the lengths in a step are: 0 random, 1 all equal"}
-
 def _line(steps, batches):
     "A plan in the table, from its steps and its batches."
     short, long = tenth_weights(steps)
-    return batches.report() | {
+    cost = batches.report()
+    return {
+        "padding": cost["padding"],
         "steps": len(steps),
+        "batches": len(batches),
         "largest": int(batches.computed.max()),
-        "compute": float(batches.computed.sum() / batches.tokens.sum()),
+        "computed_tokens": cost["computed_tokens"],
+        "compute": cost["computed_tokens"] / cost["tokens"],
+        "cost_spread": cost["cost_spread"],
         "long_row": long / short,
         "length_correlation": steps.length_correlation}
 
@@ -101,13 +93,26 @@ def compare_plans(
 ):  # pandas DataFrame, a line per plan
     """Padding, batches, evenness and randomness of every way to batch these lengths.
 
+    A plan that ends in `cut` has steps that a token budget cuts; `packed` is with
+    pack=True besides. Its columns:
+
+    * `padding`: fraction of computed tokens that are padding
+    * `steps`: optimizer steps in an epoch
+    * `batches`: micro-batches in an epoch
+    * `largest`: tokens of the largest micro-batch, padding included
+    * `computed_tokens`: tokens computed in an epoch, padding included
+    * `compute`: computed tokens per real token
+    * `cost_spread`: standard deviation of a batch's cost over its mean
+    * `long_row`: weight in a mean over the step of a row of the longest tenth, over
+      that of one of the shortest tenth: 1 is fair
+    * `length_correlation`: how alike the lengths in a step are: 0 random, 1 all equal
+
     Raises `ValueError` for a row longer than the budget."""
     import pandas as pd
 
     lengths = as_lengths(lengths)
     rows = min(check_positive("batch_size", batch_size), len(lengths))
     capacity = capacity or int(lengths.max())
-    check_longest(lengths, check_positive("token_budget", token_budget), "token_budget")
     uncut = _uncut_plans(lengths, token_budget, rows, capacity, seed)
     lines = {name: _line(plan, plan) for name, plan in uncut.items()}
     for name, steps in _steps_to_cut(lengths, token_budget, rows, seed).items():
@@ -115,8 +120,7 @@ def compare_plans(
         lines[f"{name}, cut"] = _line(steps, batches)
     batches = cut_steps(steps, lengths, token_budget, pass_cost, capacity)
     lines[f"{name}, packed"] = _line(steps, batches)
-    return pd.DataFrame(
-        list(lines.values()), index=list(lines), columns=list(_columns)[1:])
+    return pd.DataFrame.from_dict(lines, orient="index")
 
 # %% ../../nbs/bucketing/report.ipynb #e0b7f1aa
 def padding_report(
@@ -124,7 +128,7 @@ def padding_report(
     *,
     token_budget: int = 16_384,  # most tokens in a batch
     batch_size: int = 32,  # rows in a batch, for the plans that count rows
-) -> dict:  # plain: rows, tokens, lengths, plans, columns
+) -> dict:  # plain: rows, tokens, lengths, plans
     """Everything about the padding of these lengths.
 
     Raises `ValueError` for a row longer than the budget."""
@@ -134,4 +138,4 @@ def padding_report(
     quantiles = {f"p{q}": int(np.percentile(lengths, q)) for q in (5, 50, 95)}
     mean = {"mean": float(lengths.mean()), "longest": int(lengths.max())}
     return {"rows": len(lengths), "tokens": int(lengths.sum()),
-            "lengths": quantiles | mean, "plans": plans, "columns": _columns}
+            "lengths": quantiles | mean, "plans": plans}

@@ -301,13 +301,7 @@ class StreamingBatches(IterableDataset):
 
         With as many, each goes on with its own state. With another number, what was
         not read is dealt out again. Raises `ValueError` if one is missing."""
-        for state in states:
-            if state.get("settings") != _settings(self):
-                raise ValueError("the state is of another stream: "
-                                 f"{state.get('settings')} then, {_settings(self)} now")
-        if self.finite and any(state["todo"] != states[0]["todo"] for state in states):
-            raise ValueError("the states are of different moments: in one pass all "
-                             "processes are at the same batch")
+        _check_states(states, _settings(self), self.finite)
         reader = list(self._process())
         mine = [state for state in states if self.finite or state["reader"] == reader]
         readers = {state["reader"][0] for state in states}
@@ -334,3 +328,14 @@ def _settings(stream):
     names = "token_budget", "pack", "window", "max_length", "finite", "seed"
     return {"source": stream.source.name, "lanes": stream.source.lanes,
             **{name: getattr(stream, name) for name in names}}
+
+def _check_states(states, settings, finite):
+    "Raise a `ValueError` for what is no state of this stream."
+    for state in states:
+        if state.get("settings") != settings:
+            raise ValueError(f"the state is of another stream: {state.get('settings')} "
+                             f"then, {settings} now")
+    # in one pass all processes are at the same batch
+    if finite and any(state["todo"] != states[0]["todo"] for state in states):
+        raise ValueError("the states are of different moments: in one pass all "
+                         "processes are at the same batch")
