@@ -75,12 +75,6 @@ def pad_rows(
 # %% ../../nbs/bucketing/collating.ipynb #2ef256fb
 def _collate_column(name, values, fill, side):
     "A column of a batch as a tensor, and the mask where it was padded."
-    first = values[0]
-    while isinstance(first, (list, tuple, np.ndarray)) and len(first):
-        first = first[0]
-    if isinstance(first, str):
-        advice = "give each class a number" if name == "labels" else "tokenize it"
-        raise TypeError(f"column {name!r} holds text: {advice} or remove the column")
     if any(value is None for value in values):
         raise ValueError(f"column {name!r} has no value in some rows: fill it, or "
                          "remove these rows")
@@ -91,6 +85,9 @@ def _collate_column(name, values, fill, side):
         array = np.stack(values)
     else:
         array, mask = pad_rows(values, fill, side)
+    if array.dtype.kind not in "biuf":
+        advice = "give each class a number" if name == "labels" else "tokenize it"
+        raise TypeError(f"column {name!r} holds text: {advice} or remove the column")
     return torch.from_numpy(torch_dtype_array(array)), mask
 
 def torch_dtype_array(
@@ -171,8 +168,6 @@ class PaddedCollator:
     def __call__(self,
         features:Sequence[Mapping] | Mapping, # rows, or a dict of columns
     ) -> dict[str, torch.Tensor]:
-        if len(features) == 0:
-            raise ValueError("an empty batch")
         columns, batch = without_padding(by_column(features)), {}
         for key, values in columns.items():
             name = "labels" if key in ("label", "label_ids") else key

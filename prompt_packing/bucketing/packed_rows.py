@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from .batches import check_longest
 from .collating import (
     PaddedCollator, by_column, column_fills, has_entries)
 
@@ -57,19 +58,6 @@ def _laid_out(
         line = torch.cat([values[i] for i in row])
         packed[number, :len(line)] = line
     return packed
-
-def _capacity(lengths, rows, capacity):
-    "Tokens in a packed row. Raises for a row that holds more."
-    used = [int(lengths[row].sum()) for row in rows]
-    if capacity is None:
-        return max(used)
-    if max(used) > capacity:
-        number = int(np.argmax(used))
-        raise ValueError(
-            f"packed row {number} has {used[number]:,} tokens and does not fit "
-            f"into rows of {capacity:,}: put fewer sequences "
-            "into it, or cut a long one")
-    return capacity
 
 # %% ../../nbs/bucketing/packed_rows.ipynb #7e0cde8c
 def _separating_arguments(
@@ -125,7 +113,9 @@ def lay_end_to_end(
     columns, packed = _columns(singles)
     shown = [_shown_tokens(single) for single in singles]
     lengths = np.array(list(map(len, shown)))
-    capacity = _capacity(lengths, rows, capacity)
+    used = np.array([lengths[row].sum() for row in rows])
+    capacity = int(used.max()) if capacity is None else capacity
+    check_longest(used, capacity, "capacity")
     of_token = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths))
     numbers = of_token.split(lengths.tolist())
     places = list(map(torch.arange, lengths.tolist()))

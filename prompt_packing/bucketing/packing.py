@@ -198,28 +198,23 @@ def way_to_pack(
 # %% ../../nbs/bucketing/packing.ipynb #9bcf2342
 _short_trial = 7, 12, 5, 9, 3, 12, 6, 11, 4
 _short_trial_rows = [[0, 1, 2]], [[0, 1, 2], [3, 4], [5], [6, 7, 8]]
+# how many tokens a token sees, in layers in which it does not see all
+_window_names = ("sliding_window", "attention_window", "local_attention", "window_size",
+                 "attention_chunk_size", "attention_window_size", "sliding_window_size")
 
 def _trials(model, draw) -> list:
     "Pairs of sequences, and rows of them: one row, four, and beyond the window."
     short = list(map(draw, _short_trial))
     trials = [(short, rows) for rows in _short_trial_rows]
-    window = min(_attention_windows(model), default=8_193)
     config = model.config.get_text_config()
-    positions = getattr(config, "max_position_embeddings", None)
-    length = min(window + 8, positions or window + 8)
-    if window <= 8_192 and length > max(_short_trial):
-        trials.append(([draw(length), draw(5)], [[0, 1]]))
+    windows = np.hstack([getattr(config, name, None) or 0 for name in _window_names])
+    windows = windows[(0 < windows) & (windows <= 8_192)]
+    if len(windows):
+        length = int(windows.min()) + 8
+        length = min(length, getattr(config, "max_position_embeddings", None) or length)
+        if length > max(_short_trial):
+            trials.append(([draw(length), draw(5)], [[0, 1]]))
     return trials
-
-# %% ../../nbs/bucketing/packing.ipynb #681831d0
-_window_names = ("sliding_window", "attention_window", "local_attention", "window_size",
-                 "attention_chunk_size", "attention_window_size", "sliding_window_size")
-
-def _attention_windows(model):
-    "How many tokens a token sees, for layers in which it does not see all."
-    config = model.config.get_text_config()
-    windows = [getattr(config, name, None) or 0 for name in _window_names]
-    return [int(window) for window in np.hstack(windows) if window > 0]
 
 # %% ../../nbs/bucketing/packing.ipynb #c81831d1
 def _attention_of(way, model):

@@ -224,10 +224,7 @@ class StreamingBatches(IterableDataset):
         self.token_budget, self.pack = token_budget, pack
         self.window, self.seed = check_positive("window", window), seed
         self.finite, self.rank, self.world_size = not shuffle, rank, world_size
-        pad_token_id = getattr(tokenizer, "pad_token_id", 0) or 0
-        if collator is None and pack is not None:
-            collator = PackedCollator(pack, pad_token_id=pad_token_id)
-        self.collator = collator or PaddedCollator(tokenizer)
+        self.collator = collator or _default_collator(tokenizer, pack)
         self._position: dict | None = None # after the last batch
         self._restored: dict | None = None # where the next iteration begins
         self._count: int | None = None # of batches in a pass
@@ -315,6 +312,11 @@ class StreamingBatches(IterableDataset):
                 "give load_state_dicts those of all processes, from the same moment")
 
 # %% ../../nbs/bucketing/stream.ipynb #aeaa3c40
+def _default_collator(tokenizer, pack):
+    if pack is None:
+        return PaddedCollator(tokenizer)
+    return PackedCollator(pack, pad_token_id=getattr(tokenizer, "pad_token_id", 0) or 0)
+
 def _process_rank(rank, world_size):
     "As given, else as torch.distributed or the environment has it."
     if rank is not None:
