@@ -99,7 +99,7 @@ class FileSource:
         files, last = order[lane::self.lanes].tolist(), state["last"]
         if last is None:
             return itertools.chain.from_iterable(map(self._rows, files)), None
-        files = files[files.index(last[0]):] # those ahead of it are not opened
+        files = files[files.index(last[0]):] # those that precede it are not opened
         rows = itertools.chain.from_iterable(map(self._rows, files))
         return itertools.dropwhile(
             lambda row: row[0] == last[0] and row[1][0] <= last[1], rows), None
