@@ -11,7 +11,7 @@ import numpy as np
 
 from prompt_packing.bucketing.batches import (
     BatchPlan, as_lengths, check_longest, check_positive, check_rank, epoch_random,
-    narrow_integers, stable_order)
+    stable_order)
 from .plan import deal_batches, sort_rows
 
 # %% auto #0
@@ -131,9 +131,8 @@ def pack_sequences(
     rows, multiple = check_positive("rows", rows), check_positive("multiple", multiple)
     rank, world_size = check_rank(rank, world_size)
     step, random = world_size * multiple, epoch_random(seed, epoch)
-    narrow = narrow_integers(lengths)
-    order = sort_rows(narrow, random)
-    where, most = pack_best_fit(narrow[order], capacity, random)
+    order = sort_rows(lengths, random)
+    where, most = pack_best_fit(lengths[order], capacity, random)
     batches = -(-most // (rows * step)) * step
     where = split_rows(where, max(batches, most if rows == 1 else 0))
     if where is None:
@@ -141,7 +140,7 @@ def pack_sequences(
             f"{len(lengths)} sequences cannot fill {batches} batches, a multiple of "
             f"{step} (ranks x multiple): use fewer ranks or more sequences")
     batches, computed = _cut_rows(order, where, batches, capacity, random)
-    tokens = BatchPlan(batches, narrow, computed).tokens
+    tokens = BatchPlan(batches, lengths, computed).tokens
     mine = deal_batches(tokens, world_size, random)[:, rank]
     return BatchPlan([batches[number] for number in mine], lengths, computed[mine])
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from prompt_packing.bucketing.batches import (
     BatchPlan, as_lengths, check_longest, check_positive, check_rank, epoch_random,
-    narrow_integers, stable_order)
+    stable_order)
 from .cut import rows_within
 
 # %% auto #0
@@ -79,7 +79,7 @@ def sort_rows(
 def _shuffle_groups(order, groups, random):
     "Shuffle the rows inside each group."
     shuffled = random.permutation(len(order))
-    group = np.repeat(narrow_integers(np.arange(len(groups))), groups[:, 0])
+    group = np.repeat(np.arange(len(groups)), groups[:, 0])
     return order[shuffled[stable_order(group[shuffled])]]
 
 # %% ../../nbs/bucketing/plan.ipynb #399f4c92
@@ -145,8 +145,7 @@ def plan_batches(
     epoch = check_positive("epoch", epoch, 0)
     random = epoch_random(seed, epoch) if shuffle else None
 
-    narrow = narrow_integers(lengths)
-    order = sort_rows(narrow, random)
+    order = sort_rows(lengths, random)
     window = default_window(len(lengths)) if window is None else window
     windows = -(-len(lengths) // check_positive("window", window)) if shuffle else 1
     most_rows = rows_within(lengths[order], token_budget)
@@ -156,7 +155,7 @@ def plan_batches(
     if shuffle:
         order = _shuffle_groups(order, groups, random)
     batches = np.split(order, np.cumsum(_even_sizes(groups))[:-1])
-    computed = BatchPlan(batches, narrow).computed
+    computed = BatchPlan(batches, lengths).computed
     mine = deal_batches(computed, world_size, random)[:, rank]
     return BatchPlan([batches[number] for number in mine], lengths)
 
