@@ -44,10 +44,11 @@ def _padding_text(report):
     plans = import_module("pandas").DataFrame(report["plans"]).set_index("plan")
     formats = [form.format for form in _shown.values()]
     table = plans[[*_shown]].to_string(
-        formatters=formats, index_names=False, na_rep="–")
-    lines = ["{rows:,} examples, {tokens:,} tokens".format(**report), "", table, ""]
-    lines += [f"{name}: {report['columns'][name]}" for name in ("plan", *_shown)]
-    return "\n".join(lines)
+        formatters=formats, index_names=False)
+    return "\n".join([
+        "{rows:,} examples, {tokens:,} tokens".format(**report), "", table, "",
+        "cut: a token budget cuts the steps; packed: pack=True besides",
+        "length_correlation: of the rows of a step, 0 if random, 1 if all equal"])
 
 # %% ../../nbs/cli/reports.ipynb #chk00008
 HEADS = Literal["causal-lm", "masked-lm", "seq2seq-lm", "sequence-classification",
