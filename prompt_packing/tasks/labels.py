@@ -36,7 +36,8 @@ def find_columns(
 ) -> tuple[tuple, tuple]: # names of the text columns and of the label columns
     "The columns of a task; ValueError, with those found, if it is not clear which."
     there = f"; the columns found are {', '.join(map(str, table))}"
-    usual = [column for column in _LABEL_COLUMNS if column in table]
+    by_name = {str(column).lower(): column for column in table}
+    usual = [by_name[name] for name in _LABEL_COLUMNS if name in by_name]
     if label_column is None and not usual:
         raise ValueError(f"{where} has no column {' or '.join(_LABEL_COLUMNS)}: name "
                          f"it with label_column{there}")
@@ -87,10 +88,9 @@ def _say_alike(names, where):
     "A message where classes differ in nothing but what the eye overlooks."
     groups = {}
     for name in names:
-        plain = unicodedata.normalize("NFKC", name).casefold().translate(_ALIKE)
-        plain = " ".join("".join(filter(str.isprintable, plain)).split())
-        plain = {"true": "1", "false": "0"}.get(plain, plain)
-        groups.setdefault(plain, []).append(name)
+        seen = unicodedata.normalize("NFKC", name).casefold().translate(_ALIKE)
+        seen = " ".join("".join(filter(str.isprintable, seen)).split())
+        groups.setdefault({"true": "1", "false": "0"}.get(seen, seen), []).append(name)
     alike = [" and ".join(map(ascii, same)) for same in groups.values()
              if len(same) > 1]
     if alike:
