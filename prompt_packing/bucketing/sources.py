@@ -81,7 +81,7 @@ class FileSource:
     ):
         if isinstance(paths, (str, os.PathLike)):
             path = Path(paths) # no hidden files of a folder
-            paths = sorted(path.glob("[!.]*")) if path.is_dir() else [paths]
+            paths = [path] if path.is_file() else sorted(path.glob("[!.]*"))
         if not paths:
             raise ValueError("no file to read: the folder or the list is empty")
         self.paths, self.shuffle, self.seed = list(map(str, paths)), shuffle, seed
