@@ -193,8 +193,7 @@ class StreamingBatches(IterableDataset):
     yields_rows = False
 
     def __init__(self,
-        # paths, a folder of text in any format, or an iterable data set
-        source: Any,
+        source: Any, # paths, a folder of text in any format, or an iterable data set
         # of transformers, or a function; None: rows have `input_ids`
         tokenizer: Any = None,
         *,
