@@ -139,8 +139,9 @@ class PackedSequenceMixin:
         if isinstance(data, PackedSequence):
             moved = super()._prepare_input(data.data)
             return data.to(moved.device)._replace(data=moved)
-        parts = parts_of(data)
-        if parts is None or isinstance(data, Mapping):
+        plain = isinstance(data, (torch.Tensor, Mapping)) # as transformers takes it
+        parts = None if plain else parts_of(data)
+        if parts is None:
             return super()._prepare_input(data)
         return with_parts(data, {n: self._prepare_input(p) for n, p in parts.items()})
 

@@ -10,6 +10,7 @@ __all__ = ['frozen_view', 'takes', 'text_pass', 'continue_text', 'unpack_states'
 import copy
 import inspect
 from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -242,7 +243,7 @@ class FrozenBackbone(nn.Module):
 
     def is_adapted(self) -> bool:
         "Whether someone put trained weights inside, such as LoRA's."
-        return any(p.requires_grad for p in self.model.parameters())
+        return any(map(attrgetter("requires_grad"), self.model.parameters()))
 
     def forward(self, ids, mask, rows=None, types=None):
         "From token ids, and token types where there are any, [rows, columns] each."
