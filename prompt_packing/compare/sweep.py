@@ -9,7 +9,6 @@ __all__ = ['plan_runs', 'sweep', 'compare']
 import hashlib
 import json
 import logging
-import shutil
 from collections.abc import Sequence
 from concurrent.futures import Executor, as_completed
 from dataclasses import asdict, replace
@@ -168,12 +167,9 @@ def _records(runs, output_dir, keep_finetuned, executor, what, **options):
 
 def _there(run, output_dir, keep_finetuned):
     "Whether the record is there, and the model with it where it is wanted."
-    file = _file(run, output_dir)
-    if not file.exists():
-        return False
-    if run.held_out or not keep_finetuned:
-        return True
-    return json.loads(file.read_text())["model"] is not None
+    model = Path(output_dir) / "models" / run.name
+    wanted = keep_finetuned and not run.held_out
+    return _file(run, output_dir).exists() and (model.is_dir() or not wanted)
 
 # %% ../../nbs/compare/sweep.ipynb #19b97cd9
 def _digest(task):
@@ -192,21 +188,6 @@ def _data(name, settings):
     given = {o: settings[o] for o in TASK_OPTIONS if o in settings}
     return _digest(load_task(name, **given))
 
-# %% ../../nbs/compare/sweep.ipynb #772f801d
-def _tidy(output_dir, keep_text_cache):
-    "Remove the text caches unless they are kept; say how large they are."
-    caches = Path(output_dir) / "text_cache"
-    if not caches.is_dir():
-        return
-    if not keep_text_cache:
-        _load_shared.cache_clear() # it may have mapped these files
-        shutil.rmtree(caches)
-        return
-    size = sum(file.stat().st_size for file in caches.rglob("*") if file.is_file())
-    if size >= 1e6:
-        _logger.warning_once(f"{caches} keeps text caches of {size / 1e6:,.0f} MB for "
-                             "the next call; keep_text_cache=False removes them")
-
 # %% ../../nbs/compare/sweep.ipynb #130da275
 def sweep(
     backbones:Sequence[str|Path], # names or folders, as `load_backbone` takes them
@@ -218,7 +199,6 @@ def sweep(
     output_dir:str|Path="runs/compare", # records, models, caches; none is made twice
     executor:Executor|None=None, # None: one run after another
     keep_finetuned:bool=False, # save these models too; prompts and heads always are
-    keep_text_cache:bool=True, # for the next call; False: removed at the end
     max_cache_bytes:int=4 * 2**30, # a text cache larger than this is not built
     training:dict|None=None, # further `TrainingArguments`, for all methods
     **settings:object, # fields of `Run`, and rates and epochs as `plan_runs` takes them
@@ -232,7 +212,9 @@ def sweep(
     for a data set, before anything is loaded, `OSError` for a folder that cannot be
     written and `FolderInUse`, one of these, where another sweep writes, `ValueError`
     for texts that leave the largest prompt no room, before their backbone's first run,
-    and where all methods refuse, and what `load_task` and `load_backbone` raise."""
+    and where all methods refuse, and what `load_task` and `load_backbone` raise.
+
+    The folder `text_cache` may be deleted; without it the next call computes again."""
     _check(methods, prompt_tokens, tasks)
     settings["training"] = json.dumps(training, sort_keys=True) if training else ""
     wanted = [run for task in tasks for run in plan_runs(
@@ -250,19 +232,11 @@ def sweep(
                    for trial in _trials(run) if trial in failed}
         runs = [_settled(run, trials) for run in wanted if run not in refused]
         records, failed = recorded(runs, what="runs")
-        _tidy(output_dir, keep_text_cache)
     refused |= failed
     if not records:
         raise ValueError(next(iter(refused.values())))
-    return Comparison(records.values(), output_dir, _notes(refused))
-
-def _notes(refused):
-    "For each method and size that was refused: its settings, and why."
-    notes = {}
-    for run, why in refused.items():
-        alike = run.backbone, run.task, run.method, run.prompt_tokens
-        notes.setdefault(alike, asdict(run) | {"note": f"refused: {why}"})
-    return list(notes.values())
+    notes = [asdict(run) | {"note": f"refused: {why}"} for run, why in refused.items()]
+    return Comparison(records.values(), output_dir, notes)
 
 # %% ../../nbs/compare/sweep.ipynb #e786c168
 def compare(
