@@ -12,8 +12,9 @@ from typing import Annotated, Literal
 
 from typer import Argument, BadParameter, Option
 
-from .options import (
-    Column, Encoding, Model, TextFiles, Tokenizer, chapter, command, text_column, whole)
+from prompt_packing.cli.options import (
+    UTF_8, Column, Encoding, Model, TextFiles, Tokenizer, chapter, command, text_column,
+    whole)
 
 # %% ../../nbs/cli/reports.ipynb #87224866
 @command("padding my.csv --tokenizer minilm-l6 --token-budget 4096")
@@ -23,7 +24,7 @@ def padding(
     token_budget: whole("tokens of a batch, padding included") = 16_384,
     max_length: whole("longer examples are cut") = 512,
     column: Column = None,
-    encoding: Encoding = None,
+    encoding: Encoding = UTF_8,
 ):
     "Report how much of the computation is padding, and how much with a token budget."
     column = text_column(files, column, encoding)
@@ -31,23 +32,17 @@ def padding(
     bucketing, tqdm = chapter("bucketing"), import_module("tqdm").tqdm
     with tqdm(unit=" examples", leave=False, delay=1) as bar:
         lengths = bucketing.file_lengths(
-            files, encode, column=column, max_length=max_length,
-            progress=lambda rows: bar.update(rows - bar.n), **encoding)
+            files, encode, column=column, max_length=max_length, encoding=encoding,
+            progress=lambda rows: bar.update(rows - bar.n))
     report = bucketing.padding_report(lengths, token_budget=token_budget)
-    return _padding_text(report), report
+    plans = import_module("pandas").DataFrame(report["plans"]).set_index("plan")[_SHOWN]
+    table = plans.to_string(index_names=False, na_rep="–", float_format="{:.3f}".format)
+    meaning = [f"{name}: {report['columns'][name]}" for name in ("plan", *_SHOWN)]
+    sums = "{rows:,} examples, {tokens:,} tokens".format(**report)
+    return "\n".join([sums, "", table, "", *meaning]), report
 
-_shown = {"padding": "{:.1%}", "batches": "{:,}", "computed_tokens": "{:,}",
-          "length_correlation": "{:.2f}"} # the other columns are in the JSON
-
-def _padding_text(report):
-    "The plans as a table, and what its columns mean."
-    plans = import_module("pandas").DataFrame(report["plans"]).set_index("plan")
-    formats = [form.format for form in _shown.values()]
-    table = plans[[*_shown]].to_string(
-        formatters=formats, index_names=False, na_rep="–")
-    lines = ["{rows:,} examples, {tokens:,} tokens".format(**report), "", table, ""]
-    lines += [f"{name}: {report['columns'][name]}" for name in ("plan", *_shown)]
-    return "\n".join(lines)
+# the other columns are in the JSON
+_SHOWN = ["padding", "batches", "computed_tokens", "length_correlation"]
 
 # %% ../../nbs/cli/reports.ipynb #chk00008
 HEADS = Literal["causal-lm", "masked-lm", "seq2seq-lm", "sequence-classification",
@@ -71,13 +66,11 @@ def audit(
     losses, steps = chapter("accumulation_loss"), gradient_accumulation_steps
     if checkpoint:
         found = losses.audit_checkpoint(checkpoint, steps, processes)
-    else:
-        config = chapter("tasks.backbones").load_config(model)
-        found = losses.audit_head(config, head or "sequence-classification",
-                                  gradient_accumulation_steps=steps or 4)
-    if hasattr(found, "to_string"):
-        return _table_text(found), found
-    return str(found), vars(found)
+        return str(found), vars(found)
+    config = chapter("tasks.backbones").load_config(model)
+    table = losses.audit_head(config, head or "sequence-classification",
+                              gradient_accumulation_steps=steps or 4)
+    return _table_text(table), table
 
 def _table_text(table):
     if not len(table):

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from typer import Argument, Option
 
 from .options import (
-    Column, Encoding, OutputDir, TextFiles, Tokenizer, chapter, check_columns,
+    UTF_8, Column, Encoding, OutputDir, TextFiles, Tokenizer, chapter, check_columns,
     command, model_name, one_of, reader, several, task_name, text_column, whole)
 
 # %% ../../nbs/cli/training.ipynb #82d147a2
@@ -25,7 +25,7 @@ def tokenize(
     tokenizer: Tokenizer,
     output_dir: OutputDir,
     column: Column = None,
-    encoding: Encoding = None,
+    encoding: Encoding = UTF_8,
     max_length: whole("longer examples are cut [default: not]") = None,
     workers: whole("processes [default: as many as are worth it]") = None,
     bad_rows: Literal["raise", "skip"] = "raise",
@@ -36,7 +36,7 @@ def tokenize(
     encode = chapter("tasks").load_tokenizer(tokenizer)
     corpus = chapter("bucketing").tokenize_corpus(
         files, encode, output_dir, workers=workers, column=column,
-        max_length=max_length, bad_rows=bad_rows, **encoding)
+        max_length=max_length, bad_rows=bad_rows, encoding=encoding)
     facts = {"folder": str(output_dir), "rows": len(corpus),
              "tokens": int(sum(corpus["length"]))}
     text = ("{rows:,} rows, {tokens:,} tokens in {folder}\n\n"
@@ -60,7 +60,7 @@ def compare(
     source: Annotated[str, Option(help="of a GLUE task: its folder")] = None,
     text_column: several("of the task's file: the text, or two for pairs") = None,
     label_column: several("of the task's file; several of 0 and 1: multi-label") = None,
-    encoding: Encoding = None,
+    encoding: Encoding = UTF_8,
     problem_type: Annotated[_problems, Option(help="[default: by the labels]")] = None,
     train_rows: whole("rows trained on [default: all]") = None,
     eval_rows: whole("rows evaluated on [default: all]") = None,
@@ -75,36 +75,26 @@ def compare(
 ):
     "Compare a head, a prompt and fine-tuning; several models and tasks are crossed."
     given = {name: value for name, value in locals().items() if value is not None}
-    for name in ("model", "task", "text_column", "encoding"):
-        given.pop(name, None)
+    models, tasks = given.pop("model"), given.pop("task")
+    given["text_columns"] = given.pop("text_column", None)
     for name in {"label_column", "learning_rate"} & {*given}:
         if len(given[name]) == 1:
             [given[name]] = given[name]
-    columns = (text_column or []) + (label_column or [])
-    for file in filter(Path.is_file, map(Path, task)):
-        check_columns(file, columns, encoding)
-    if text_column:
-        given["text_columns"] = tuple(text_column)
-    return _comparison_answer(
-        chapter("compare").sweep(model, task, **given, **encoding))
-
-# %% ../../nbs/cli/training.ipynb #50577f62
-def _comparison_answer(comparison):
-    "The table, and the command that uses the best model."
-    table, best = comparison.table(), None
-    lines = [table.round(4).to_string(na_rep="–")]
+    for file in filter(Path.is_file, map(Path, tasks)):
+        check_columns(file, [*(text_column or ()), *(label_column or ())], encoding)
+    comparison = chapter("compare").sweep(models, tasks, **given)
+    table = comparison.table()
+    rows = json.loads(table.reset_index().to_json(orient="records"))
+    lines, best = [table.round(4).to_string(na_rep="–")], None
     if any(record["model"] for record in comparison.records): # it was kept
         best = str(comparison.best_path())
-        folder = shlex.quote(str(comparison.output_dir))
-        lines += ["", f"best model: {best}",
-                  f"to use it: prompt-packing predict {folder} FILE"]
-    rows = json.loads(table.reset_index().to_json(orient="records"))
+        lines += ["", f"best model: {best}", "to use it: prompt-packing predict "
+                  f"{shlex.quote(str(output_dir))} FILE"]
     return "\n".join(lines), {"rows": rows, "model": best}
 
 # %% ../../nbs/cli/training.ipynb #81013cb2
 def _text_columns(table, file, given, learned_from):
     "As given; as in training; or the one column `text`."
-    learned_from = learned_from or ["text"]
     columns = given or (learned_from if {*learned_from} <= {*table} else ["text"])
     if not {*columns} <= {*table} or len(columns) != len(learned_from):
         raise ValueError(
@@ -131,15 +121,15 @@ def predict(
     folder: Saved,
     file: TextFile,
     text_column: several("as many as in training [default: these]") = None,
-    encoding: Encoding = None,
+    encoding: Encoding = UTF_8,
 ):
     "Give each text of a file a label and a score."
     if file != Path("-"):
         check_columns(file, text_column or [], encoding)
-    table = reader().read_table(file, **encoding).reset_index(drop=True)
+    table = reader().read_table(file, encoding=encoding)
     model = chapter("compare").load_model(folder)
     config = getattr(model, "model", model).config # of a pipeline, or a prompt model
-    learned_from = getattr(config, "text_columns", None)
+    learned_from = getattr(config, "text_columns", None) or ["text"]
     columns = _text_columns(table, file, text_column, learned_from)
     texts = _texts(table[columns], file)
     rows = list(texts.itertuples(index=False, name=None))
@@ -147,15 +137,12 @@ def predict(
         rows = [text for text, in rows]
     answers = chapter("prompt_tuning").predict_table(model, rows)
     answers = answers.set_index(texts.index).map(_short)
-    table = table.join(answers.rename(columns=lambda name: _free_name(name, table)))
+    while {*answers} & {*table}:
+        answers = answers.add_prefix("predicted_")
+    table = table.join(answers)
     is_separated = reader().file_format(file) in ("csv", "tsv")
-    separator = reader().separator_of(file, **encoding) if is_separated else ","
+    separator = reader().separator_of(file, encoding) if is_separated else ","
     return _csv(table, separator), table
-
-def _free_name(name, table):
-    while name in table:
-        name = f"predicted_{name}"
-    return name
 
 def _short(value):
     "Four digits of a score; of several labels a text."

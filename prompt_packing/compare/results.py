@@ -304,9 +304,7 @@ class Comparison:
         **settings:object, # fields of `Run`, e.g. method="prompt", prompt_tokens=5
     )->list[dict]:
         "The records with these settings. Raises `ValueError` where there is none."
-        def matches(record):
-            return all(record[name] == value for name, value in settings.items())
-        selected = list(filter(matches, self.records))
+        selected = [r for r in self.records if settings.items() <= r.items()]
         if not selected:
             methods = ", ".join(dict.fromkeys(r["method"] for r in self.records))
             raise ValueError(f"No runs with {settings}; there are runs of {methods}.")

@@ -25,8 +25,6 @@ from .runs import TASK_OPTIONS, Run, load_kit, run_one
 from ..foundation.folders import owned, written
 from ..tasks import load_task
 
-_logger = logging.getLogger(__name__)
-
 # %% ../../nbs/compare/sweep.ipynb #3ff91d3f
 def _own(setting, method, default):
     "A setting given by name, or for all methods that train; else a method's own."
@@ -39,14 +37,14 @@ def _own(setting, method, default):
     return setting if isinstance(setting, (int, float)) else tuple(setting)
 
 # %% ../../nbs/compare/sweep.ipynb #316e9038
-def _check(methods, prompt_tokens, tasks=()):
+def _check(methods, prompt_tokens, tasks):
     if bad := [task for task in tasks if not isinstance(task, (str, Path))]:
         raise TypeError(f"a comparison needs the name or the file of a task, not a "
                         f"{type(bad[0]).__name__}; write it to a file, for example "
                         "with to_parquet")
     if unknown := [m for m in methods if m not in METHODS]:
-        names = ", ".join(METHODS)
-        raise ValueError(f"Unknown method {unknown[0]!r}; known are {names}.")
+        raise ValueError(f"Unknown method {unknown[0]!r}; known are "
+                         f"{', '.join(METHODS)}.")
     if bad := [p for p in prompt_tokens if not isinstance(p, int) or p < 1]:
         raise ValueError("prompt_tokens must be whole numbers of at least 1, not "
                          f"{bad[0]!r}; the head alone is the method 'head'.")
@@ -63,7 +61,6 @@ def plan_runs(
     **settings:object, # further fields of `Run`
 )->list[Run]:
     "The runs of a sweep, those of one backbone and task next to each other."
-    _check(methods, prompt_tokens)
     def own(name):
         method = METHODS[name]
         return {"epochs": _own(epochs, name, method.epochs),
@@ -148,6 +145,8 @@ def _finished(runs, work, executor, prepare):
             future.cancel()
 
 # %% ../../nbs/compare/sweep.ipynb #e4c4e6b3
+_logger = logging.getLogger(__name__)
+
 def _records(runs, output_dir, keep_finetuned, executor, what, **options):
     "The record of each run, those missing made; and why runs were refused, by run."
     runs = list(dict.fromkeys(runs))

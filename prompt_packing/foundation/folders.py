@@ -22,8 +22,6 @@ from typing import IO
 from filelock import FileLock, Timeout
 from transformers.utils import logging
 
-_logger = logging.get_logger(__name__)
-
 # %% ../../nbs/foundation/folders.ipynb #e93b7f33
 def aside_path(target: str | os.PathLike, unique: str | None = None) -> Path:
     """A name beside `target` for what is not complete yet; nothing has it.
@@ -70,6 +68,8 @@ def written(
         part.unlink(missing_ok=True) # after an error; else it has its name by now
 
 # %% ../../nbs/foundation/folders.ipynb #6bd4c9f6
+_logger = logging.get_logger(__name__)
+
 LOCK_NAME = "_owner.lock" # transformers uploads no file that begins with _
 _NOTE_NAME = "_owner.txt"
 
@@ -92,7 +92,9 @@ def owned(
     try:
         lock.acquire(timeout=1) # a new owner may write its note meanwhile
     except Timeout:
-        owner = note.read_text("utf-8") if note.exists() else "of late"
+        owner = "that has just begun or ended"
+        with suppress(OSError):
+            owner = note.read_text("utf-8")
         message = (f"another run, {owner}, writes here: {folder}. Wait for its "
                    "end, or choose another folder")
         if not wait:
