@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import IO
 
 from filelock import FileLock, Timeout
-from transformers.utils import logging
 
 # %% ../../nbs/foundation/folders.ipynb #e93b7f33
 def aside_path(target: str | os.PathLike, unique: str | None = None) -> Path:
@@ -44,13 +43,10 @@ def sync_path(path: str | os.PathLike) -> None:
 
 # %% ../../nbs/foundation/folders.ipynb #c93b7f34
 @contextmanager
-def written(
-    path: str | os.PathLike, # of the file; an older one is replaced
-    mode: str = "w", # or "wb"
-) -> Iterator[IO]: # the open file; `.name` is its path, for libraries that want one
-    """Write a file whole or not at all, by way of a name aside.
+def written(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]: # or "wb"
+    """Write a file whole or not at all, by way of a name aside; replaces an older one.
 
-    Raises `OSError`, which names the file, where there is no room for it."""
+    Gives the open file, whose `.name` is a path, for libraries that want one. Raises `OSError`, which names the file, where there is no room for it."""
     path, part = Path(path), aside_path(path)
     encoding = None if "b" in mode else "utf-8"
     try:
@@ -68,8 +64,6 @@ def written(
         part.unlink(missing_ok=True) # after an error; else it has its name by now
 
 # %% ../../nbs/foundation/folders.ipynb #6bd4c9f6
-_logger = logging.get_logger(__name__)
-
 LOCK_NAME = "_owner.lock" # transformers uploads no file that begins with _
 _NOTE_NAME = "_owner.txt"
 
@@ -90,17 +84,14 @@ def owned(
     folder.mkdir(parents=True, exist_ok=True)
     lock, note = FileLock(folder / LOCK_NAME), folder / _NOTE_NAME
     try:
-        lock.acquire(timeout=1) # a new owner may write its note meanwhile
+        # within a second, a new owner has written its note
+        lock.acquire(timeout=-1 if wait else 1)
     except Timeout:
         owner = "that has just begun or ended"
         with suppress(OSError):
             owner = note.read_text("utf-8")
-        message = (f"another run, {owner}, writes here: {folder}. Wait for its "
-                   "end, or choose another folder")
-        if not wait:
-            raise FolderInUse(message) from None
-        _logger.warning(f"Waiting: {message}")
-        lock.acquire()
+        raise FolderInUse(f"another run, {owner}, writes here: {folder}. Wait for its "
+                          "end, or choose another folder") from None
     try:
         with written(note) as file:
             file.write(f"pid {process} on host {socket.gethostname()} ({purpose})")
@@ -182,13 +173,11 @@ def verify(folder: str | os.PathLike) -> None:
                                 f"has {noted[path]}")
 
 # %% ../../nbs/foundation/folders.ipynb #cb232823
-def publish(
-    aside: str | os.PathLike, # a complete folder, named by `aside_path(target)`
-    target: str | os.PathLike, # on the same file system; an older folder is replaced
-) -> None:
+def publish(aside: str | os.PathLike, target: str | os.PathLike) -> None:
     """Put a complete folder in place, after all of its bytes have reached the disk.
 
-    At no moment is there half a folder at `target`."""
+    `aside` is named by `aside_path(target)`, and an older `target` is replaced. At no
+    moment is there half a folder."""
     aside, target = Path(aside), Path(target)
     for path in [*aside.rglob("*"), aside]:
         sync_path(path)

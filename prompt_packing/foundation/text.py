@@ -73,15 +73,6 @@ def _likely_encoding(path):
     # a few accents do not tell Western from Central Europe: the commoner of the two
     return names[0] if names and "cp1252" not in names else "cp1252"
 
-def _wrong_byte(text, path, encoding):
-    "What is wrong with a text that holds a byte of another encoding; else None."
-    byte = None if text.isascii() else re.search("[\udc80-\udcff]", text)
-    if byte is None:
-        return None
-    return (f"holds byte 0x{ord(byte[0]) - 0xdc00:02x}, which is not "
-            f"{encoding.removesuffix('-sig')}: try encoding="
-            f"{_likely_encoding(path)!r}, or save the file as UTF-8")
-
 # %% ../../nbs/foundation/text.ipynb #5bb12b17
 def separator_of(path: str | Path, encoding: str = "utf-8-sig") -> str:
     "What is between the fields of a csv or tsv."
@@ -105,7 +96,7 @@ def _separated_rows(path, encoding):
     if len(set(names)) < len(names):
         raise BadRow(f"{path} has two columns of one name, of {', '.join(names)}: "
                      "rename one")
-    if fault := _wrong_byte("".join(names), path, encoding):
+    if fault := _fault("".join(names), {}, (), path, encoding):
         raise BadRow(f"{row_name(path, reader.line_num)} {fault}")
     for fields in filter(None, reader):
         row = dict(zip(names, fields))
@@ -176,7 +167,7 @@ def table_rows(
     number = 0
     try:
         for number, text, row in _rows(path, columns, encoding):
-            fault = _wrong_byte(text, path, encoding) or _fault(row, columns)
+            fault = _fault(text, row, columns, path, encoding)
             if fault is None:
                 yield number, row
             elif bad_rows != "skip":
@@ -191,8 +182,13 @@ def table_rows(
         raise ValueError(f"{path} is broken after {last}: {error}"
                          f"{hint if isinstance(error, csv.Error) else ''}") from error
 
-def _fault(row, columns):
-    "What is wrong with a row; else None."
+def _fault(text, row, columns, path, encoding):
+    "What is wrong with a row, or with the text that it was made of; else None."
+    byte = None if text.isascii() else re.search("[\udc80-\udcff]", text)
+    if byte is not None:
+        return (f"holds byte 0x{ord(byte[0]) - 0xdc00:02x}, which is not "
+                f"{encoding.removesuffix('-sig')}: try encoding="
+                f"{_likely_encoding(path)!r}, or save the file as UTF-8")
     if isinstance(row, BadRow):
         return str(row)
     if not isinstance(row, dict):
@@ -220,11 +216,11 @@ _TEXT_COLUMNS = (
     ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"),
     ("question", "sentence"), ("text",), ("sentence",), ("review",), ("content",))
 
-def find_text(
-    columns: Sequence[str], # names of those that may hold the text
-    rows: Sequence[Mapping] = (), # some rows, to look at what the columns hold
-) -> tuple[str, ...]: # one name, or two of a pair; none where it is not clear
-    "Columns with usual names; else the only one, or the only one of several words."
+def find_text(columns: Sequence[str], rows: Sequence[Mapping] = ()) -> tuple[str, ...]:
+    """One name or two of a pair, of columns that may hold the text; () if not clear.
+
+    Columns with usual names; else the only one, or the only one of several words in
+    these rows."""
     for names in _TEXT_COLUMNS:
         if set(names) <= set(columns):
             return names
@@ -286,11 +282,11 @@ def file_texts(
         raise ValueError(f"{path} is empty: no text in it, so leave it out")
 
 # %% ../../nbs/foundation/text.ipynb #8d2813d0
-def read_table(
-    path: str | Path, # a file of any format, or "-": lines from the standard input
-    **options: Any, # `columns`, `bad_rows`, `encoding` of `table_rows`
-) -> pd.DataFrame: # a column for each column of the file
-    "All rows of a file. Raises what `table_rows` raises, and `ValueError` for none."
+def read_table(path: str | Path, **options: Any) -> pd.DataFrame:
+    """All rows of a file, or with "-" lines from the standard input.
+
+    `options` are those of `table_rows`, which may raise; so does a file without rows,
+    a `ValueError`."""
     rows = [row for _, row in table_rows(path, **options)]
     if not rows:
         raise ValueError(f"{path}: no rows in it")
