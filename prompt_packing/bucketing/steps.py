@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 
 import numpy as np
@@ -175,6 +175,9 @@ class DealtRows(Sequence):
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.rows)
 
     def __getitem__(self, i: int | slice) -> int | list[int]:
         return self.rows[i]
