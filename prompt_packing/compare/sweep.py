@@ -95,8 +95,7 @@ _shared = ("backbone", "task", "train_rows", "rows_seed", "eval_rows", "max_leng
 
 @lru_cache(maxsize=1) # a run mostly follows one that shares its kit
 def _load_shared(run, output_dir, **options):
-    folder = Path(output_dir) / "text_cache" / run.name
-    return load_kit(run, folder, **options)
+    return load_kit(run, Path(output_dir) / "text_cache" / run.name, **options)
 
 def _kit_of(run, output_dir, **options): # options of `load_kit`
     "The kit of a run: runs that agree in the settings that count get the same."
