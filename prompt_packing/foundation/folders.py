@@ -167,10 +167,11 @@ def verify(folder: str | os.PathLike) -> None:
         raise DamagedFolder(f"{file} is missing or damaged: the folder was not written "
                             "to its end, or by another program") from None
     for path, now in zip(noted, _entries(noted)):
-        if now | noted[path] != now or not now: # a manifest may hold sizes alone
-            raise DamagedFolder(f"{path} has changed since it was written: "
-                                f"{now or 'it is missing'}, and {MANIFEST_NAME} "
-                                f"has {noted[path]}")
+        if not now:
+            raise DamagedFolder(f"{path} is missing, and {MANIFEST_NAME} lists it")
+        if now | noted[path] != now: # a manifest may hold sizes alone
+            raise DamagedFolder(f"{path} has changed since it was written: {now}, and "
+                                f"{MANIFEST_NAME} has {noted[path]}")
 
 # %% ../../nbs/foundation/folders.ipynb #cb232823
 def publish(aside: str | os.PathLike, target: str | os.PathLike) -> None:
