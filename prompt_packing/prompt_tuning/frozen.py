@@ -25,9 +25,7 @@ from ..foundation.foreign import (
     attention_of, set_attention_of, tensor_tables)
 
 # %% ../../nbs/prompt_tuning/frozen.ipynb #8599ef5d
-def frozen_view(
-    backbone:nn.Module # any model
-) -> nn.Module:
+def frozen_view(backbone:nn.Module) -> nn.Module:
     "A copy with its own modules, hooks and configuration around the same tensors."
     shared = [table for m in backbone.modules() for table in tensor_tables(m)]
     return copy.deepcopy(backbone, {id(tensors): tensors for tensors in shared})
