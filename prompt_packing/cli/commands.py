@@ -41,10 +41,11 @@ def padding(
             progress=lambda rows: bar.update(rows - bar.n))
     report = bucketing.padding_report(lengths, token_budget=token_budget)
     plans = import_module("pandas").DataFrame(report["plans"]).set_index("plan")[_SHOWN]
-    table = plans.to_string(index_names=False, na_rep="–", float_format="{:.3f}".format)
-    meaning = [f"{name}: {report['columns'][name]}" for name in ("plan", *_SHOWN)]
-    sums = "{rows:,} examples, {tokens:,} tokens".format(**report)
-    return "\n".join([sums, "", table, "", *meaning]), report
+    table = plans.to_string(index_names=False, float_format="{:.3f}".format)
+    return "\n".join([
+        "{rows:,} examples, {tokens:,} tokens".format(**report), "", table, "",
+        "cut: a token budget cuts the steps; packed: pack=True besides",
+        "length_correlation: of the rows of a step, 0 if random, 1 if all equal"]), report
 
 # the other columns are in the JSON
 _SHOWN = ["padding", "batches", "computed_tokens", "length_correlation"]

@@ -214,26 +214,26 @@ class _PartPredictionMixin:
         evaluation = self._exact_evaluation
         loader, mean = evaluation.loader, evaluation.mean
         if loader.rows is None: # rows are ready-made batches
-            return predict(inputs.batch)
+            return predict(inputs.data)
         if evaluation.predictions is None:
             evaluation.predictions = self._part_predictions()
         predictions = evaluation.predictions
         lengths = loader.lengths(loader.rows.rows)
         parts = predictions.parts(lengths)
         if len(parts) == 1:
-            return predict(inputs.batch)
+            return predict(inputs.data)
         bare, facts = self._steps.passes.bare(model), self.loss_facts
         if facts.way == "chunks": # head and loss see the whole batch, as in training
             with in_chunks(bare, list(facts.chunked), self.token_budget, trims=facts.trims,
                            longest=int(lengths.max())):
-                return predict(inputs.batch)
+                return predict(inputs.data)
         if predictions.why_whole is None:
             with undisturbed(bare), set_for_now(self, is_asking=True), \
                     set_for_now(mean, paused=True):
                 predictions.try_parts(predict, loader.few(self.token_budget),
                                       bool(evaluation.known.ways))
         if predictions.why_whole:
-            return predict(inputs.batch)
+            return predict(inputs.data)
         return predictions(predict, loader.rows, parts, mean)
 
     def _part_predictions(self) -> PartPredictions:
