@@ -5,20 +5,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from asserts import BothSides
-from docs_renderer import targets, without_inner_links
+from docs import targets
 from outputs import difference
 
 
 def test_links():
     "A name prefers its own page, then its folder; of namesakes elsewhere none is linked."
-    symbols = {f"lib.{module}": {f"lib.{module}.{name}": () for name in names} for module, names in {
-        "a.one": ["verify", "One"], "a.two": ["verify"], "b.three": ["verify", "_own"],
-        "cli.run": ["One"]}.items()}
-    assert targets("a/two", symbols)["verify"] == "lib.a.two.verify"
-    assert targets("b/index", symbols) == {
-        "verify": "lib.b.three.verify", "One": "lib.a.one.One"}
-    assert set(targets("guides/x", symbols)) == {"One"}
-    assert without_inner_links("[see [`a`](u)](v) [`b`](w)") == "[see `a`](v) [`b`](w)"
+    symbols = {f"lib.{module}": {f"lib.{module}.{name}": (module, "") for name in names}
+               for module, names in {"a.one": ["verify", "One"], "a.two": ["verify"],
+                                     "b.three": ["verify", "_own", "One.run"],
+                                     "cli.run": ["One"]}.items()}
+    assert targets("a/two", symbols) == {"verify": "/a.two", "One": "/a.one"}
+    assert targets("b/index", symbols) == {"verify": "/b.three", "One": "/a.one"}
+    assert targets("cli/run", symbols) == {"One": "/cli.run"}
+    assert targets("guides/x", symbols) == {"One": "/a.one"}
 
 
 def test_asserts():
