@@ -123,7 +123,7 @@ def tidy(output):
     output = json.loads(text.replace(f"{root}/", "").replace(f"{tempfile.gettempdir()}/", ""))
     if output["output_type"] != "stream":
         return output
-    output["text"] = [line for line in output["text"] if not re.search(r"\r|\d+%\||it/s", line)]
+    output["text"] = [line for line in output["text"] if not re.search(r"\r|\d+%\||/s\]", line)]
     return output if "".join(output["text"]).strip() else None
 
 
