@@ -106,7 +106,7 @@ def readme():
             parts.append(cell.source)
         parts += ["".join(output.data["text/markdown"]) for output in cell.get("outputs", [])]
     text = re.sub(r"^:::.*\n?|\{fig-alt=.*?\}", "", "\n\n".join(parts), flags=re.M)
-    text = re.sub(r"\]\((?!https?:|#|images/)([\w/]+)\.ipynb(#[\w.-]+)?\)", rf"]({SITE}/\1.html\2)", text)
+    text = re.sub(r"\]\(([\w/]+)\.ipynb(#[\w.-]+)?\)", rf"]({SITE}/\1.html\2)", text)
     raw = cfg.git_url.replace("github.com", "raw.githubusercontent.com") + f"/{cfg.branch}"
     return text.replace("](images/", f"]({raw}/nbs/images/") + "\n"
 

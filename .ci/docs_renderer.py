@@ -24,7 +24,7 @@ class folded_code(Processor):
     "Cells of assertions, and those of imports, are folded."
     def begin(self):
         for cell in self.nb.cells:
-            if re.search(r"^#\| *(export|hide|code-fold)", cell.source, re.M) or cell.get("outputs"):
+            if re.search(r"(?m)^#\| *(export|hide|code-fold)", cell.source) or cell.get("outputs"):
                 continue
             kinds = {type(node).__name__ for node in cell.parsed_() or []}
             for summary, folded in FOLDED.items():

@@ -170,7 +170,7 @@ def main():
     args = parser.parse_args()
     chosen = changed_pages(args.notebooks) if args.changed else args.notebooks or pages()
     # large ones last, which are taken first: two workers end together
-    names = sorted(map(str, chosen), key=lambda name: Path(name.partition("::")[0]).stat().st_size)
+    names = sorted(map(os.path.relpath, chosen), key=lambda n: os.path.getsize(n.split("::")[0]))
     for name in SHARED:
         import_module(name)
     gc.freeze() # transformers collects garbage after each run: what was imported is none
