@@ -18,7 +18,7 @@ from infinibatch.iterators import CheckpointableIterator
 
 from prompt_packing.bucketing.batches import as_lengths, epoch_random
 from prompt_packing.foundation.text import (
-    cell_text, file_texts, one_text, refuse, row_name)
+    cell_text, file_texts, one_text, row_name)
 
 # %% auto #0
 __all__ = ['MOST_LANES', 'token_encoder', 'file_lengths', 'FileSource', 'DatasetSource', 'Lane']
@@ -159,8 +159,9 @@ class DatasetSource:
                     raise ValueError(f"{where} has no column {self.column!r}; it has "
                                      f"{', '.join(row)}")
                 text = cell_text(row[self.column], where)
-            except ValueError as error:
-                refuse(str(error), self.bad_rows)
+            except ValueError:
+                if self.bad_rows != "skip":
+                    raise
                 continue
             if text.strip():
                 others = {name: row[name] for name in row if name != self.column}

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -173,6 +173,9 @@ class DealtRows(Sequence):
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.rows)
 
     def __getitem__(self, i: int | slice) -> int | list[int]:
         return self.rows[i]
