@@ -20,8 +20,6 @@ def _check_together(args):
     if args.rows_per_step and args.tokens_per_step:
         raise ValueError("a step holds rows_per_step or tokens_per_step: give one of them")
     planned = "rows_per_step" if args.rows_per_step else "tokens_per_step"
-    if args.bucket_window and not getattr(args, planned):
-        raise ValueError("bucket_window needs rows_per_step or tokens_per_step")
     budget = args.token_budget if isinstance(args.token_budget, int) else None
     if args.pack and budget and args.pack > budget:
         raise ValueError(f"rows of pack={args.pack} tokens do not fit into "
@@ -50,9 +48,6 @@ class BudgetArguments:
     tokens_per_step: int | None = field(default=None, metadata={"help":
         "Tokens of an optimizer step on all devices together, on average, without "
         "padding. Planned like rows_per_step."})
-    bucket_window: int | None = field(default=None, metadata={"help":
-        "Rows whose lengths are sorted together where steps are planned. "
-        "None: 100,000."})
     pass_cost: int | None = field(default=None, metadata={"help":
         "What a forward and backward pass costs besides its tokens, in tokens. "
         "None: measured before the first step that is cut."})
@@ -63,8 +58,7 @@ class BudgetArguments:
             if not isinstance(self.token_budget, int):
                 raise ValueError(_no_length)
             self.pack = self.token_budget
-        for name in ("token_budget", "pack", "rows_per_step", "tokens_per_step",
-                     "bucket_window"):
+        for name in ("token_budget", "pack", "rows_per_step", "tokens_per_step"):
             value = getattr(self, name)
             is_auto = name == "token_budget" and value == "auto"
             if value is not None and value is not False and not is_auto:

@@ -9,13 +9,12 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from enum import Enum, auto
 from pathlib import Path
 
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from transformers.trainer_callback import TrainerState
 from transformers.utils import logging
@@ -27,24 +26,15 @@ from prompt_packing.foundation.folders import (
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['STATE_FILE', 'PLACE_FILE', 'from_all', 'Writing', 'checkpoints_in', 'OutputFolder', 'owned_output',
-           'check_checkpoint', 'last_checkpoint', 'find_checkpoint']
-
-# %% ../../nbs/trainer/checkpoints.ipynb #201216de
-def from_all(accelerator: Accelerator, value: object) -> list:
-    "The values of all processes, in their order, when all have come here."
-    if accelerator.distributed_type == DistributedType.XLA:
-        accelerator.wait_for_everyone() # accelerate gathers no objects on a TPU
-        return [value]
-    return gather_object([value])
+__all__ = ['STATE_FILE', 'PLACE_FILE', 'Writing', 'checkpoints_in', 'OutputFolder', 'owned_output', 'check_checkpoint',
+           'last_checkpoint', 'find_checkpoint']
 
 # %% ../../nbs/trainer/checkpoints.ipynb #41d16885
 class Writing(Enum):
     "How far the newest checkpoint of a run is."
-    NOTHING = auto() # none is written
+    NOTHING = auto() # none is written, or it is sealed
     ASIDE = auto() # transformers writes it into a folder that does not count
     IN_PLACE = auto() # it is `checkpoint-<step>`; callbacks have it in `on_save`
-    SEALING = auto() # a thread writes its checksums, while training goes on
 
 # %% ../../nbs/trainer/checkpoints.ipynb #19acc3d0
 STATE_FILE = "trainer_state.json" # transformers writes it last
@@ -71,7 +61,7 @@ def _keep_files(source: Path, target: Path) -> None:
 class OutputFolder:
     """The `output_dir` of a training, for the run that owns it.
 
-    Once a checkpoint `writing`, then `seal`; at the end of the run `wait`."""
+    Once a checkpoint: `writing`, in its block `put_in_place`, then `seal`."""
     def __init__(self,
         folder: str | os.PathLike,
         accelerator: Accelerator, # of the Trainer
@@ -81,8 +71,6 @@ class OutputFolder:
         self.folder, self.accelerator = Path(folder), accelerator
         self.run, self.limit = run, limit
         self.state, self.step = Writing.NOTHING, 0 # of the newest checkpoint
-        self._thread = ThreadPoolExecutor(1)
-        self._sealing: Future | None = None
 
     def path(self, step: int) -> Path:
         return self.folder / f"checkpoint-{step}"
@@ -97,18 +85,29 @@ class OutputFolder:
         """All processes write a checkpoint in the block, and `put_in_place` at its end.
 
         Raises `OSError`, which says what is whole, where there is no room for it."""
-        self.wait() # for the last checkpoint
         self.state, self.step = Writing.ASIDE, step
         try:
             yield self.aside / self.path(step).name
-        except (OSError, RuntimeError, SafetensorError) as error:
-            self._say_what_is_whole(error)
-            raise
+        except (OSError, SafetensorError) as error:
+            raise self._not_written(error) from error
+        except RuntimeError as error:
+            # on a full disk torch names a position of a stream, and no file
+            words = ("PytorchStreamWriter", "inline_container", "iostream")
+            if not any(word in str(error) for word in words):
+                raise
+            raise self._not_written("a file could not be written to its end") from error
         finally:
             # another process has put it in place, or there was an error: make room
             if self.state is Writing.ASIDE:
                 self.state = Writing.NOTHING
                 shutil.rmtree(self.aside, ignore_errors=True)
+
+    def _not_written(self, reason: Exception | str) -> OSError:
+        whole = [path.name for path in checkpoints_in(self.folder).values()]
+        return OSError(
+            f"checkpoint-{self.step} could not be written to {self.folder} ({reason}); "
+            f"{', '.join(whole) or 'none'} is whole. Make room, and train again with "
+            "resume_from_checkpoint=True")
 
     def put_in_place(self, state: TrainerState, place: str) -> None:
         "The end of `writing`, when all processes have written; `place` is of them all."
@@ -138,42 +137,12 @@ class OutputFolder:
         self.aside.rmdir()
         self.state = Writing.IN_PLACE
 
-    def _say_what_is_whole(self, error: Exception) -> None:
-        "Raise an `OSError` in words that help, if a checkpoint could not be written."
-        # on a full disk torch names a position of a stream, and no file
-        words = ("PytorchStreamWriter", "inline_container", "iostream")
-        from_torch = any(word in str(error) for word in words)
-        if isinstance(error, RuntimeError) and not from_torch:
-            return
-        reason = "a file could not be written to its end" if from_torch else error
-        whole = [path.name for path in checkpoints_in(self.folder).values()]
-        raise OSError(
-            f"checkpoint-{self.step} could not be written to {self.folder} ({reason}); "
-            f"{', '.join(whole) or 'none'} is whole. Make room, and train again with "
-            "resume_from_checkpoint=True") from error
-
     def seal(self, best: int | None = None) -> None:
-        "Begin to seal the checkpoint that this process has put in place."
-        if self.state is Writing.IN_PLACE:
-            self.state = Writing.SEALING
-            self._sealing = self._thread.submit(self._seal, best)
-
-    def _seal(self, best: int | None) -> None:
-        folder = self.path(self.step)
-        if not folder.is_dir():
-            return # a callback has moved it elsewhere
-        write_manifest(folder)
-        for path in checkpoints_in(self.folder).values():
-            with suppress(OSError): # transformers makes an empty one on SIGTERM
-                path.rmdir()
-        self.rotate(self.step, best)
-
-    def wait(self) -> None:
-        "Until the checkpoint is sealed; raises what went wrong."
-        sealing, self._sealing = self._sealing, None
-        self.state = Writing.NOTHING
-        if sealing is not None:
-            sealing.result()
+        "Checksums of the checkpoint that this process has put in place; old ones go."
+        if self.state is Writing.IN_PLACE and self.path(self.step).is_dir():
+            write_manifest(self.path(self.step))
+            self.rotate(self.step, best)
+        self.state = Writing.NOTHING # also where a callback has moved it elsewhere
 
     def rotate(self, step: int, best: int | None) -> None:
         "Delete the oldest checkpoints, by step, and never this one or the best."
@@ -184,14 +153,6 @@ class OutputFolder:
         excess = len(steps) - (self.limit or len(steps))
         for other in removable[:max(excess, 0)]:
             remove(self.path(other))
-
-    def close(self) -> None:
-        "At the end of a run, also after an error, when other processes may be gone."
-        self.seal()
-        self._thread.shutdown()
-        error = None if self._sealing is None else self._sealing.exception()
-        if error is not None:
-            _logger.warning(f"The last checkpoint could not be sealed: {error}")
 
 # %% ../../nbs/trainer/checkpoints.ipynb #734ffe20
 @contextmanager
@@ -205,13 +166,14 @@ def owned_output(
 
     The main process locks it. Raises `FolderInUse` if another run writes there, and
     `OSError` if this one may not."""
-    with ExitStack() as stack:
-        if accelerator.is_main_process and locks:
-            stack.enter_context(owned(folder, "training"))
+    owns = locks and accelerator.is_main_process
+    with owned(folder, "training") if owns else nullcontext():
         run, = broadcast_object_list([secrets.token_hex(4)])
         output = OutputFolder(folder, accelerator, run, limit)
-        stack.callback(output.close)
-        yield output
+        try:
+            yield output
+        finally: # also after an error, when other processes may be gone
+            output.seal()
 
 # %% ../../nbs/trainer/checkpoints.ipynb #7518f24f
 def check_checkpoint(checkpoint: str | os.PathLike) -> None:

@@ -7,34 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import (
     DataCollatorWithPadding, PreTrainedTokenizerBase, default_data_collator)
-from transformers.utils import logging
-from transformers.utils.generic import find_labels
 
+from ..accumulation_loss.looks import FAILURES
 from ..bucketing.collating import PaddedCollator, by_column
 from ..foundation.mixins import in_eval_mode
 
-_logger = logging.get_logger(__name__)
-
-def pad_token_id_of(
-    *sources, # tokenizers, processors, configurations; or None
-) -> int: # of the first that has one; 0 if none has
-    "The token that fills a text."
-    for source in sources:
-        value = getattr(source, "pad_token_id", None)
-        if isinstance(value, int):
-            return value
-    return 0
-
 # %% auto #0
-__all__ = ['pad_token_id_of', 'is_default', 'StreamCollator', 'ChosenBy', 'CollatorFacts', 'find_collator_facts', 'collator_for',
-           'predicts_next_token', 'PaddingWhereNeeded', 'padding_where_needed']
+__all__ = ['is_default', 'padded_collator', 'predicts_next_token', 'LabelsWhereMissing', 'PaddingWhereNeeded']
 
 # %% ../../nbs/trainer/collators.ipynb #c0976c97
 def is_default(collator) -> bool:
@@ -43,94 +28,19 @@ def is_default(collator) -> bool:
     return collator is default_data_collator or (
         pads and isinstance(collator.tokenizer, PreTrainedTokenizerBase))
 
-class StreamCollator(PaddedCollator):
-    "For rows that are not known beforehand: their ids are labels if they bring none."
-    def __call__(self, features):
-        columns = by_column(features) if len(features) else features
-        has_labels = any("label" in name for name in columns)
-        plain = PaddedCollator(
-            pad_token_id=self.pad_token_id, padding_side=self.padding_side,
-            labels_from_ids=not has_labels)
-        return plain(columns)
-
-class ChosenBy(Enum):
-    "Who chose the collator of a Trainer's batches."
-    YOU = "you"
-    DATA_SET = "the data set"
-    NOBODY = "nobody"
-
-@dataclass(frozen=True)
-class CollatorFacts:
-    "What is known of the collator that makes a Trainer's batches; print it."
-    name: str # of its class or function
-    chosen_by: ChosenBy
-    pads: PaddedCollator | None = None # the collator that is taken where nobody chose
-
-    def __str__(self):
-        text = f"{self.name}, chosen by {self.chosen_by.value}"
-        if self.pads is None:
-            return text
-        labels = "labels are those of the rows"
-        if self.pads.labels_from_ids: # the model predicts tokens
-            labels = "the ids are the labels"
-        if isinstance(self.pads, StreamCollator):
-            labels += " where rows bring none"
-        return (f"{text}: pads on the {self.pads.padding_side} with "
-                f"{self.pads.pad_token_id}, {labels}")
-
-def find_collator_facts(
-    collator: Callable, # the Trainer's
-    dataset, # of training or evaluation; may have `data_collator`
+def padded_collator(
     model: nn.Module,
-    processing_class=None, # of the Trainer
-    names: list[str] | None = None, # columns of the rows, where they are known
-    is_stream: bool = False, # rows are not known before they are read
-) -> CollatorFacts:
-    "Who chose the collator; if nobody did, what pads rows of different lengths."
-    own = getattr(dataset, "data_collator", None)
-    if not is_default(collator):
-        return CollatorFacts(_name_of(collator), ChosenBy.YOU)
-    if own is not None:
-        return CollatorFacts(_name_of(own), ChosenBy.DATA_SET)
-    has_labels = any("label" in name for name in names or ())
-    are_ids = (names is not None or is_stream) and not has_labels and \
-        predicts_next_token(model)
-    if names and not are_ids:
-        _say_labels_are_missing(model, names)
-    kind = StreamCollator if are_ids and is_stream else PaddedCollator
-    pads = _padding_for(model, processing_class, kind, labels_from_ids=are_ids)
-    return CollatorFacts(kind.__name__, ChosenBy.NOBODY, pads)
-
-def _padding_for(
-    model: nn.Module,
-    processing_class: Any,
-    kind: type = PaddedCollator,
-    **options: Any,
+    processing_class: Any = None, # of the Trainer
+    **options: Any, # of `PaddedCollator`
 ) -> PaddedCollator:
-    pad = pad_token_id_of(processing_class, getattr(model, "config", None))
+    "Pads with the token and on the side that the tokenizer says, else the model."
+    pads = (getattr(source, "pad_token_id", None)
+            for source in (processing_class, getattr(model, "config", None)))
+    pad = next((token for token in pads if isinstance(token, int)), 0)
     side = getattr(processing_class, "padding_side", "right")
-    return kind(pad_token_id=pad, padding_side=side, **options)
-
-def collator_for(
-    facts: CollatorFacts, # of the next two
-    collator: Callable, # the Trainer's
-    dataset, # of training or evaluation
-) -> Callable: # rows -> batch
-    "The collator that these facts name."
-    if facts.chosen_by is ChosenBy.YOU:
-        return collator
-    if facts.chosen_by is ChosenBy.DATA_SET:
-        return dataset.data_collator
-    return facts.pads
-
-def _name_of(collator: Callable) -> str:
-    return getattr(collator, "__name__", type(collator).__name__)
+    return PaddedCollator(pad_token_id=pad, padding_side=side, **options)
 
 # %% ../../nbs/trainer/collators.ipynb #d3333b88
-# what a model may raise that does not take token ids alone
-_FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError,
-             NotImplementedError)
-
 def predicts_next_token(
     model: nn.Module,
 ) -> bool:
@@ -142,47 +52,38 @@ def predicts_next_token(
         ids, other_first = ids.to(device), other_first.to(device)
         with in_eval_mode(model), torch.no_grad():
             logits = model(input_ids=ids).logits
+            size = model.get_input_embeddings().num_embeddings
+            causal = torch.allclose(logits[0, :3], logits[1, :3], rtol=1e-3, atol=1e-4)
+            # a head for few classes would fail on a GPU, for good, with ids as labels
+            if not causal or logits.shape[-1] < size:
+                return False
             losses = [model(input_ids=ids, labels=labels).loss
                       for labels in (ids, other_first)]
-        size = model.get_input_embeddings().num_embeddings
-    except _FAILURES:
+        return torch.equal(*losses)
+    except (*FAILURES, StopIteration): # it does not take token ids alone
         return False
-    if logits.dim() != 3 or logits.shape[-1] < size or losses[0] is None:
-        return False
-    causal = torch.allclose(logits[0, :3], logits[1, :3], rtol=1e-3, atol=1e-4)
-    return causal and torch.equal(*losses)
 
-def _say_labels_are_missing(model, names: list[str]):
-    "A message where rows have nothing of what the model takes as targets."
-    targets = find_labels(type(model))
-    if not targets or {*targets, "label", "label_ids"} & {*names}:
-        return
-    _logger.warning(
-        f"{type(model).__name__} takes {' and '.join(targets)}, and the rows have "
-        f"{', '.join(names)}. For a model that predicts the next token pass "
-        "PaddedCollator(labels_from_ids=True), for masked words a collator that masks "
-        "them (transformers' DataCollatorForLanguageModeling)")
+@dataclass(frozen=True)
+class LabelsWhereMissing:
+    "Rows are padded; the ids are the labels of rows that bring none."
+    pad: PaddedCollator
+    pad_ids: PaddedCollator # with labels from ids, if the model predicts tokens
+
+    def __call__(self, rows: list) -> dict:
+        columns = by_column(rows)
+        has_labels = any("label" in name for name in columns)
+        return self.pad(columns) if has_labels else self.pad_ids(columns)
 
 # %% ../../nbs/trainer/collators.ipynb #c0976c96
 @dataclass(frozen=True)
 class PaddingWhereNeeded:
     "transformers' collator; rows that it cannot join are padded."
-    collate: Callable # rows -> batch
+    stock: Callable # rows -> batch
     pad: PaddedCollator
 
     def __call__(self, rows: list) -> dict:
         try:
-            return self.collate(rows)
+            return self.stock(rows)
         # of lists, arrays and tensors of different lengths
         except (ValueError, TypeError, RuntimeError):
             return self.pad(rows)
-
-def padding_where_needed(
-    collator: Callable, # the Trainer's
-    model: nn.Module,
-    processing_class: Any = None, # of the Trainer
-) -> Callable: # rows -> batch
-    "The collator that somebody chose, or one that pads where transformers' fails."
-    if not is_default(collator):
-        return collator
-    return PaddingWhereNeeded(collator, _padding_for(model, processing_class))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,84 +16,54 @@ from ..bucketing.cut import cut_packed_rows, cut_rows
 from ..foundation.rows import RowLengths, StepRows
 
 # %% auto #0
-__all__ = ['Part', 'StepCutter', 'CutInWorker', 'rounded_cost', 'rows_to_time', 'measure_pass_cost']
+__all__ = ['ONE_PASS', 'Part', 'padded_parts', 'packed_parts', 'padded_batches', 'rounded_cost', 'rows_to_time',
+           'measure_pass_cost']
 
 # %% ../../nbs/trainer/cutting.ipynb #c109ba2a
+ONE_PASS = 2 ** 40 # tokens: a pass so dear that few are made
+
 @dataclass(frozen=True)
 class Part:
     "Rows that are computed at once."
     numbers: np.ndarray # of the rows, int64
     layout: list | None = None # of packed rows: places in `numbers`; None: padded
 
-@dataclass
-class StepCutter:
-    "The rows of a step into parts within a token budget: numbers of rows, not tensors."
-    token_budget: int | None # most tokens of a part: rows x longest row
-    pass_cost: Callable # () -> the fixed cost of a pass, in tokens, once it matters
-    pack: int | None = None # tokens in a packed row; None: rows are padded
-    say: Callable = print # takes a message, once each
-    most_passes: Callable | None = None # passes here -> most of all processes
-    has_spoken: bool = field(default=False, init=False) # of a budget that costs time
+def padded_parts(
+    lengths: np.ndarray, # tokens in each row of the step
+    token_budget: int | None, # most tokens of a part: rows x longest row
+    pass_cost: float, # fixed cost of a pass, in tokens
+    passes: int | None = None, # so many parts; None: the cheapest cut
+) -> list[Part]:
+    "The cheapest cut, with rows in their own order: what is not cut is as it came."
+    parts = cut_rows(lengths, token_budget, pass_cost=pass_cost, passes=passes)
+    return [Part(np.sort(part)) for part in parts]
 
-    def __call__(self, lengths: np.ndarray) -> list[Part]:
-        longest = int(lengths.max())
-        if self.token_budget and longest > self.token_budget:
-            self.say(f"a row of {longest:,} tokens is longer than token_budget="
-                     f"{self.token_budget:,}: such rows are computed alone")
-        return self._packed(lengths) if self.pack else self._padded(lengths)
-
-    def _padded(self, lengths: np.ndarray) -> list[Part]:
-        cost = self.pass_cost()
-        parts = self._with_equal_passes(lambda **passes: cut_rows(
-            lengths, self.token_budget, pass_cost=cost, **passes), len(lengths))
-        self._compare_with_one_pass(lengths, parts, cost)
-        # rows in their own order: what is not cut is computed as it came
-        return [Part(np.sort(part)) for part in parts]
-
-    def _packed(self, lengths: np.ndarray) -> list[Part]:
-        # what one pass holds is one pass, and no cost need be known
-        fits = self.token_budget is None or lengths.sum() <= self.token_budget
-        cost = 2 ** 40 if fits else self.pass_cost()
-        parts = self._with_equal_passes(lambda **passes: cut_packed_rows(
-            lengths, self.pack, self.token_budget, pass_cost=cost, **passes),
-            len(lengths))
-        made = []
-        for part in parts: # packed rows, each of some rows
-            numbers = np.concatenate([np.asarray(each) for each in part])
-            ends = np.cumsum([len(each) for each in part])
-            layout = [list(range(end - len(each), end)) for end, each in zip(ends, part)]
-            made.append(Part(numbers, layout))
-        return made
-
-    def _with_equal_passes(self, cut: Callable, rows: int) -> list:
-        "The cheapest cut, into as many parts as the process with the most has."
-        parts = cut()
-        if self.most_passes is None:
-            return parts
-        most = self.most_passes(len(parts))
-        return parts if most == len(parts) else cut(passes=min(most, rows))
-
-    def _compare_with_one_pass(self, lengths: np.ndarray, parts: list, cost: int):
-        "Say once where the budget makes passes that cost more than one would."
-        if self.has_spoken or len(parts) < 2 or self.token_budget is None:
-            return
-        computed = sum(len(part) * int(lengths[part].max()) + cost for part in parts)
-        whole = len(lengths) * int(lengths.max())
-        if computed > whole + cost:
-            self.has_spoken = True
-            self.say(f"token_budget={self.token_budget:,} cuts a step of {whole:,} tokens "
-                     f"into {len(parts)} passes, and one pass would cost less: set a larger "
-                     "budget if memory allows it")
+def packed_parts(
+    lengths: np.ndarray, # tokens in each row of the step
+    pack: int, # tokens in a packed row
+    token_budget: int | None, # most tokens of a part: packed rows x longest of them
+    pass_cost: float, # fixed cost of a pass, in tokens
+    passes: int | None = None, # so many parts; None: the cheapest cut
+) -> list[Part]:
+    "The cheapest cut of packed rows."
+    parts = []
+    for packed in cut_packed_rows(
+            lengths, pack, token_budget, pass_cost=pass_cost, passes=passes):
+        ends = np.cumsum([len(row) for row in packed])
+        layout = [list(range(end - len(row), end)) for end, row in zip(ends, packed)]
+        parts.append(Part(np.concatenate(packed), layout))
+    return parts
 
 # %% ../../nbs/trainer/cutting.ipynb #a60b6036
-class CutInWorker:
-    "Rows of a step -> its parts, in a loader's workers; the same cut as anywhere else."
-    def __init__(self, lengths: RowLengths, token_budget: int, pass_cost: int):
-        self.lengths, self.token_budget, self.pass_cost = lengths, token_budget, pass_cost
-
-    def __call__(self, rows: StepRows) -> list: # batches
-        parts = cut_rows(self.lengths(rows.rows), self.token_budget, pass_cost=self.pass_cost)
-        return [rows.take(np.sort(part)) for part in parts]
+def padded_batches(
+    rows: StepRows,
+    lengths: RowLengths,
+    token_budget: int | None,
+    pass_cost: float,
+) -> list:
+    "Batches of the parts of a step, the same in a worker as anywhere else."
+    parts = padded_parts(lengths(rows.rows), token_budget, pass_cost)
+    return [rows.take(part.numbers) for part in parts]
 
 # %% ../../nbs/trainer/cutting.ipynb #c44640d9
 def rounded_cost(
@@ -109,15 +79,12 @@ def rows_to_time(
     token_budget: int | None,
     most_tokens: int = 160, # of the larger batch
 ) -> tuple[list[int], list[int]]: # row numbers of two batches
-    "The shortest row, and more of the shorter rows."
-    order = lengths.argsort(kind="stable").tolist()
-    most = min(most_tokens, token_budget or most_tokens)
-    large = order[:1]
-    while len(large) < len(order) and (len(large) + 1) * lengths[order[len(large)]] <= most:
-        large = order[:len(large) + 1]
-    if len(large) == 1: # all rows are long: one of them, and the shortest
-        large = order[-1:]
-    return order[:1], large
+    "The shortest row, and as many copies of it as may be: a row may be taken often."
+    shortest, longest = int(lengths.argmin()), int(lengths.argmax())
+    copies = min(most_tokens, token_budget or most_tokens) // max(lengths[shortest], 1)
+    if copies > 1:
+        return [shortest], [shortest] * int(copies)
+    return [shortest], [longest] # all rows are long
 
 def measure_pass_cost(
     run: Callable, # forward and backward of a batch, waited for

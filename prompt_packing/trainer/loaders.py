@@ -13,10 +13,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from accelerate.data_loader import DataLoaderShard
 from torch.utils.data import DataLoader, Dataset, IterableDataset
-from tqdm.auto import tqdm
-from transformers.trainer_utils import seed_worker
 from transformers.utils import logging
 
 from ..bucketing.batches import as_lengths
@@ -30,8 +27,8 @@ from .cutting import Part
 from .place import StreamPlace
 
 # %% auto #0
-__all__ = ['measured_lengths', 'StepSampler', 'PlannedSteps', 'pins_memory', 'reading_options', 'data_seed', 'planned_loader',
-           'stream_loader', 'packed_part', 'leave_on_host', 'sent_to_device']
+__all__ = ['measured_lengths', 'StepSampler', 'PlannedSteps', 'pins_memory', 'data_seed', 'planned_loader', 'stream_loader',
+           'packed_part', 'sent_to_device']
 
 # %% ../../nbs/trainer/loaders.ipynb #271d80ff
 _logger = logging.get_logger(__name__)
@@ -50,19 +47,14 @@ def measured_lengths(
     if stored is not None and (hasattr(dataset, "lengths") or column in names):
         return as_lengths(stored)
     measure = RowLengths(collate, getattr(model, "main_input_name", "input_ids"), given)
-    if stored is not None: # counted by Arrow: does the collator agree on some rows?
-        few = list(dataset.select(range(min(len(dataset), 256))))
-        with seeded():
-            agrees = np.array_equal(stored[:len(few)], measure(few))
-        if agrees:
-            return as_lengths(stored)
-    starts = tqdm(range(0, len(dataset), 1024), desc="Reading lengths",
-                  disable=len(dataset) < 10_000)
     lengths = []
     with seeded(): # data sets that draw numbers draw the same ones in training
-        for start in starts:
+        for start in range(0, len(dataset), 1024):
             stop = min(start + 1024, len(dataset))
             lengths.append(measure([dataset[i] for i in range(start, stop)]))
+            # counted by Arrow: if the collator agrees on some rows, no other is read
+            if stored is not None and np.array_equal(stored[:stop], lengths[0]):
+                return as_lengths(stored)
     return as_lengths(np.concatenate(lengths))
 
 # %% ../../nbs/trainer/loaders.ipynb #399587eb
@@ -149,22 +141,6 @@ def pins_memory(args) -> bool:
     "Whether loaders pin batches: if they are to, and the device can read pinned memory."
     return args.dataloader_pin_memory and args.device.type not in ("cpu", "mps")
 
-def reading_options(args, is_training: bool) -> dict:
-    "Keyword arguments of `DataLoader` that transformers' arguments ask for."
-    options = dict(num_workers=args.dataloader_num_workers,
-                   prefetch_factor=args.dataloader_prefetch_factor,
-                   persistent_workers=args.dataloader_persistent_workers,
-                   pin_memory=pins_memory(args),
-                   generator=torch.Generator().manual_seed(data_seed(args)),
-                   # newer than the oldest transformers that we work with
-                   multiprocessing_context=getattr(
-                       args, "dataloader_multiprocessing_context", None),
-                   in_order=getattr(args, "dataloader_in_order", True))
-    if is_training:
-        options["worker_init_fn"] = partial(
-            seed_worker, rank=args.process_index, num_workers=args.dataloader_num_workers)
-    return options
-
 def data_seed(args) -> int:
     return args.seed if args.data_seed is None else args.data_seed
 
@@ -176,17 +152,22 @@ def planned_loader(
     token_budget: int | None,
 ) -> PlannedSteps:
     "The optimizer steps of `rows_per_step` or `tokens_per_step`."
-    window = dict(window=args.bucket_window) if args.bucket_window else {}
     sampler = StepSampler(
         lengths, args.process_index, args.world_size, token_budget, args.pack,
         rows_per_step=args.rows_per_step or None,
-        tokens_per_step=args.tokens_per_step or None, seed=data_seed(args), **window)
-    if args.process_index == 0:
-        _logger.info(f"{len(lengths):,} rows in {len(sampler):,} steps an epoch")
-    if args.dataloader_num_workers:
+        tokens_per_step=args.tokens_per_step or None, seed=data_seed(args))
+    if args.dataloader_num_workers: # where each step seeds its own numbers
         dataset = _SeededRows(dataset, data_seed(args))
-    return PlannedSteps(dataset, batch_sampler=sampler, collate_fn=collate,
-                        **reading_options(args, True))
+    return PlannedSteps(
+        dataset, batch_sampler=sampler, collate_fn=collate,
+        num_workers=args.dataloader_num_workers,
+        prefetch_factor=args.dataloader_prefetch_factor,
+        persistent_workers=args.dataloader_persistent_workers,
+        pin_memory=pins_memory(args),
+        generator=torch.Generator().manual_seed(data_seed(args)),
+        # newer than the oldest transformers that we work with
+        multiprocessing_context=getattr(args, "dataloader_multiprocessing_context", None),
+        in_order=getattr(args, "dataloader_in_order", True))
 
 # %% ../../nbs/trainer/loaders.ipynb #6eda73b8
 class _InOrder:
@@ -244,13 +225,6 @@ def packed_part(
     return lay_end_to_end(singles, part.layout, way), singles
 
 # %% ../../nbs/trainer/loaders.ipynb #4a530cc5
-def leave_on_host(
-    loader: DataLoader, # as accelerate has prepared it
-) -> None:
-    "Batches of this loader are not moved to the device."
-    if isinstance(loader, DataLoaderShard):
-        loader.device = None
-
 def sent_to_device(
     batch, # of tensors on the CPU
     args, # `TrainingArguments`
@@ -258,10 +232,13 @@ def sent_to_device(
 ): # the batch on the device; packed sequences stay where they are
     "A batch is sent to the device."
     device, pin = args.device, pins_memory(args)
+    if device.type == "cpu":
+        return batch
+
     def sent(leaf):
-        if not torch.is_tensor(leaf) or leaf.device == device:
+        if not torch.is_tensor(leaf):
             return leaf
-        if pin and leaf.device.type == "cpu":
+        if pin and leaf.device.type == "cpu": # a cache may keep its rows on the device
             leaf = leaf.pin_memory()
         return leaf.to(device, non_blocking=non_blocking)
-    return batch if device.type == "cpu" else tree_map(sent, batch)
+    return tree_map(sent, batch)

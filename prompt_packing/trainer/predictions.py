@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 
 import numpy as np
 import torch
+from transformers.trainer_pt_utils import nested_concat
 
 from ..accumulation_loss.looks import FAILURES, short
-from ..bucketing.cut import cut_rows
 from ..foundation.foreign import tree_flatten, tree_map
 from ..foundation.rows import StepRows
 from ..packed_sequence.nests import pad_nest
+from .cutting import padded_parts
 
 # %% auto #0
 __all__ = ['joined_predictions', 'why_not_joined', 'why_not_in_parts', 'PartPredictions']
@@ -29,7 +31,7 @@ def joined_predictions(
 
     A leaf with several entries for each row has them together, and a `PackedSequence`
     becomes padded rows, as `PackedSequenceMixin` makes of a whole batch's. Raises
-    `ValueError` for a leaf of neither rows nor the whole batch, as of some images a row."""
+    `ValueError` for a leaf that is not of rows, as of some images in each."""
     order = torch.from_numpy(np.argsort(np.concatenate(parts)))
     rows = [len(part) for part in parts]
     losses, logits, labels = zip(*map(pad_nest, made))
@@ -44,25 +46,15 @@ def joined_predictions(
     return loss, logits, labels
 
 def _joined(values: tuple, rows: list[int], order: torch.Tensor):
-    "A leaf of all parts in the order of the rows; a number for a whole batch is the first's."
+    "A leaf of all parts in the order of the rows, padded as transformers pads batches."
     if not torch.is_tensor(values[0]):
         return values[0]
     # `.squeeze()` of one row's output has no dimension for rows
     values = [v[None] if n == 1 and not v.dim() else v for v, n in zip(values, rows)]
     each = {len(v) / n if v.dim() else 0 for v, n in zip(values, rows)}
     if len(each) > 1 or not each <= {*range(1, 1 + int(max(each)))}:
-        if not all(torch.equal(values[0], value) for value in values):
-            raise ValueError("an output has no equal number of entries for each row")
-        return values[0]
-    shape = [max(sizes) for sizes in zip(*(v.shape[1:] for v in values))]
-    wide = torch.cat([_widened(v, shape) for v in values])
-    return wide.unflatten(0, (sum(rows), -1))[order].flatten(0, 1)
-
-def _widened(values: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    "Padded with -100, as transformers pads predictions between batches."
-    missing = [n for size, most in zip(values.shape[:0:-1], shape[::-1])
-               for n in (0, most - size)]
-    return torch.nn.functional.pad(values, missing, value=-100) if any(missing) else values
+        raise ValueError("an output has no equal number of entries for each row")
+    return reduce(nested_concat, values).unflatten(0, (sum(rows), -1))[order].flatten(0, 1)
 
 # %% ../../nbs/trainer/predictions.ipynb #80608bce
 def why_not_joined(
@@ -121,8 +113,8 @@ class PartPredictions:
         self.why_whole: str | None = None # '': parts do; None: not tried
 
     def parts(self, lengths: np.ndarray) -> list[np.ndarray]: # row numbers
-        parts = cut_rows(lengths, self.token_budget, pass_cost=self.pass_cost)
-        return [np.sort(part) for part in parts]
+        parts = padded_parts(lengths, self.token_budget, self.pass_cost)
+        return [part.numbers for part in parts]
 
     def try_parts(self, predict: Callable, few: StepRows, loss_is_of_parts: bool):
         "Before the first batch is cut."

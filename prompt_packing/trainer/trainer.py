@@ -8,38 +8,39 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
 from torch.utils.data import IterableDataset
-from transformers.utils import logging
 
 from ..accumulation_loss.asking import is_sharded, undisturbed
 from ..accumulation_loss.chunks import in_chunks
 from ..accumulation_loss.exact import ExactLossMixin
+from ..accumulation_loss.facts import Kind
+from ..accumulation_loss.looks import FAILURES, short
+from ..accumulation_loss.processes import AllProcesses
 from ..bucketing.packing import way_to_pack
 from ..foundation.mixins import check_order, set_for_now
 from ..foundation.rows import LazyBatch, StepRows, seeded
 from ..packed_sequence.mixin import PackedSequenceMixin
-from .collators import (
-    CollatorFacts, collator_for, find_collator_facts, padding_where_needed)
-from .cutting import (
-    CutInWorker, StepCutter, measure_pass_cost, rounded_cost, rows_to_time)
+from prompt_packing.trainer.collators import (
+    LabelsWhereMissing, PaddingWhereNeeded, is_default, padded_collator,
+    predicts_next_token)
+from prompt_packing.trainer.cutting import (
+    ONE_PASS, measure_pass_cost, packed_parts, padded_batches, padded_parts, rounded_cost,
+    rows_to_time)
 from prompt_packing.trainer.loaders import (
-    leave_on_host, measured_lengths, packed_part, pins_memory, planned_loader,
-    sent_to_device, stream_loader)
-from .memory import measured_budget
-from .place import StreamPlace
+    measured_lengths, packed_part, pins_memory, planned_loader, sent_to_device,
+    stream_loader)
+from .memory import free_bytes, measured_budget
 from .predictions import PartPredictions
 from .resume import ExactResumeMixin
 
 # %% auto #0
 __all__ = ['USUAL_PASS_COST', 'StepCut', 'TokenBudgetMixin', 'Trainer', 'Seq2SeqTrainer']
-
-# %% ../../nbs/trainer/trainer.ipynb #bd24350e
-_logger = logging.get_logger(__name__)
 
 # %% ../../nbs/trainer/trainer.ipynb #163f7493
 USUAL_PASS_COST = 256 # tokens
@@ -49,48 +50,45 @@ class StepCut:
     def __init__(self,
         args, # with `token_budget`, `pack`, `pass_cost`
         run: Callable, # batch -> forward and backward of it, waited for
-        processes, # `AllProcesses`
+        processes: AllProcesses,
         model: torch.nn.Module, # without wrappers
         say: Callable, # takes a message, once each
     ):
         self.args, self.run, self.processes = args, run, processes
         self.model, self.say = model, say
         self.token_budget = args.token_budget if args.token_budget != "auto" else None
-        self.pass_cost = getattr(args, "pass_cost", None) # None: not known so far
-        self.cutter: StepCutter | None = None
+        self.pass_cost = args.pass_cost # None: not known so far
+        # processes compute their passes together, so each needs as many
+        self.meets = is_sharded(model)
 
     def __call__(self, rows: StepRows, lengths: np.ndarray) -> list: # of `Part`
         "How these rows are parted."
-        if self.cutter is None:
-            self._find_budget(rows, lengths)
-            most_passes = None
-            if is_sharded(self.model): # its processes compute their passes together
-                most_passes = lambda passes: max(self.processes.numbers(passes))
-            self.cutter = StepCutter(
-                token_budget=self.token_budget, pack=self.args.pack,
-                pass_cost=lambda: self.cost, say=self.say, most_passes=most_passes)
-            # processes measure together, so before any of them cuts
-            if self.processes.number > 1 or not self.args.pack:
-                self.find_cost(rows, lengths)
-        self._rows = rows, lengths # of the step, if the cost is to be measured now
-        return self.cutter(lengths)
+        if self.token_budget is None:
+            self.token_budget = self._find_budget(rows, lengths)
+        budget, pack, longest = self.token_budget, self.args.pack, int(lengths.max())
+        if longest > budget:
+            self.say(f"a row of {longest:,} tokens is longer than token_budget="
+                     f"{budget:,}: such rows are computed alone")
+        fits = bool(pack) and lengths.sum() <= budget
+        # several processes measure together, in the step that is the first for all
+        if not fits or self.processes.number > 1:
+            self.find_cost(rows, lengths)
+        cost = ONE_PASS if fits else self.pass_cost
+        cut = partial(packed_parts, lengths, pack) if pack else partial(padded_parts, lengths)
+        parts = cut(budget, cost)
+        if self.meets:
+            most = min(max(self.processes.numbers(len(parts))), len(lengths))
+            parts = parts if len(parts) == most else cut(budget, cost, passes=most)
+        return parts
 
-    @property
-    def cost(self) -> int:
-        if self.pass_cost is None:
-            self.find_cost(*self._rows)
-        return self.pass_cost
-
-    def _find_budget(self, rows: StepRows, lengths: np.ndarray):
-        if self.token_budget is not None:
-            return
+    def _find_budget(self, rows: StepRows, lengths: np.ndarray) -> int:
         if self.args.token_budget != "auto": # of packed rows, as many as a batch has
-            self.token_budget = self.args.pack * max(self.args.train_batch_size, 1)
-            return
+            return self.args.pack * self.args.train_batch_size
+        free = free_bytes(self.model, self.args.device)
         with seeded():
-            budget = measured_budget(rows, lengths, self.run, self.model, self.args.device)
+            budget = measured_budget(rows, lengths, self.run, self.model, free)
         # one budget for all processes: what the fullest device can hold
-        self.token_budget = min(self.processes.numbers(budget))
+        return min(self.processes.numbers(budget))
 
     def find_cost(self, rows: StepRows, lengths: np.ndarray):
         "Measured, and the same on all processes."
@@ -105,10 +103,10 @@ class StepCut:
                     lambda numbers: len(numbers) * int(lengths[numbers].max()), clock)
         # the cost only chooses the cut, so a model that fails here may still train, and
         # other processes wait in the sum below
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        except FAILURES as error:
             cost = USUAL_PASS_COST
-            self.say("what a pass costs could not be measured "
-                     f"({type(error).__name__}: {error}); {cost} tokens are assumed")
+            self.say(f"what a pass costs could not be measured ({short(error)}); "
+                     f"{cost} tokens are assumed")
         total, = self.processes.sum(float(cost))
         self.pass_cost = rounded_cost(float(total) / self.processes.number)
 
@@ -124,11 +122,12 @@ class StepCut:
 
 # %% ../../nbs/trainer/trainer.ipynb #45c00b8d
 class _StepLoaderMixin:
-    "Once a loader `_get_dataloader`, once a run `set_initial_training_values`."
+    "Once at the beginning `_validate_args`, once a loader `_get_dataloader`."
     _planned = None # the loader of planned steps
-    _data_place = None # a `StreamPlace`, which checkpoints hold
-    collator_facts: CollatorFacts | None = None # of the last loader of rows
-    _collators_found = {} # kind of data set, columns -> `CollatorFacts`
+    _predicts_tokens: bool | None = None # the model, by its loss; None: not tried
+
+    def plans_steps(self) -> bool:
+        return getattr(self.args, "plans_steps", False)
 
     def _validate_args(self):
         stream = self.train_dataset
@@ -142,37 +141,30 @@ class _StepLoaderMixin:
     def _get_dataloader(self, dataset, description, *args, is_training=False, **kwargs):
         if getattr(dataset, "batch_size", 0) is None: # torch's sign for ready batches
             return stream_loader(dataset, self.args, is_training)
-        if is_training and getattr(self.args, "plans_steps", False):
-            return self._planned_loader(dataset, description)
-        collate = self._collator_of(dataset)
+        if is_training and self.plans_steps():
+            self._planned = self._planned_loader(dataset, description)
+            return self._planned
         # only CPU tensors can be pinned, and a `TextCache` may keep its rows on the GPU
         pin = pins_memory(self.args) and not getattr(dataset, "on_device", False)
-        with set_for_now(self, data_collator=collate), \
+        with set_for_now(self, data_collator=self._collator_of(dataset)), \
                 set_for_now(self.args, dataloader_pin_memory=pin):
-            loader = super()._get_dataloader(
+            return super()._get_dataloader(
                 dataset, description, *args, is_training=is_training, **kwargs)
-        if self.cuts_steps(): # on the CPU; parts are sent afterwards
-            leave_on_host(loader)
-        return loader
 
     def _collator_of(self, dataset):
-        "The Trainer's collator, or one for rows of different lengths where those are cut."
-        brings_own = getattr(dataset, "data_collator", None) is not None
-        makes_steps = self.cuts_steps() or getattr(self.args, "plans_steps", False)
-        if not makes_steps and not brings_own:
-            return padding_where_needed(
-                self.data_collator, self.model, self.processing_class)
-        is_stream = isinstance(dataset, IterableDataset)
-        first = None if is_stream or not len(dataset) else dataset[0]
-        names = list(first) if hasattr(first, "keys") else None
-        kind = type(dataset), tuple(names or ())
-        if kind not in self._collators_found: # it runs the model
-            facts = find_collator_facts(self.data_collator, dataset, self.model,
-                                        self.processing_class, names, is_stream)
-            # a new dict: the one of the class is shared by all Trainers
-            self._collators_found = self._collators_found | {kind: facts}
-        self.collator_facts = self._collators_found[kind]
-        return collator_for(self.collator_facts, self.data_collator, dataset)
+        "The collator that somebody chose, or one that pads rows of different lengths."
+        if not is_default(self.data_collator):
+            return self.data_collator
+        if getattr(dataset, "data_collator", None) is not None:
+            return dataset.data_collator
+        model, tokenizer = self.model, self.processing_class
+        pad = padded_collator(model, tokenizer)
+        if not self.cuts_steps() and not self.plans_steps():
+            return PaddingWhereNeeded(self.data_collator, pad)
+        if self._predicts_tokens is None: # once, since it runs the model
+            self._predicts_tokens = predicts_next_token(model)
+        return LabelsWhereMissing(pad, padded_collator(
+            model, tokenizer, labels_from_ids=self._predicts_tokens))
 
     def _planned_loader(self, dataset, description):
         if isinstance(dataset, IterableDataset):
@@ -189,17 +181,11 @@ class _StepLoaderMixin:
         return planned_loader(dataset, lengths, collate, args, self.token_budget)
 
     def get_total_train_batch_size(self, args) -> int:
-        if not getattr(args, "plans_steps", False):
+        if self._planned is None:
             return super().get_total_train_batch_size(args)
         # with tokens_per_step a mean, for the log alone
-        steps = max(len(self._planned) if self._planned is not None else 1, 1)
-        return args.rows_per_step or max(1, round(len(self.train_dataset) / steps))
-
-    def set_initial_training_values(self, args, dataloader, *rest):
-        self._planned = dataloader if getattr(args, "plans_steps", False) else None
-        data = getattr(dataloader, "dataset", None)
-        self._data_place = data if isinstance(data, StreamPlace) else None
-        return super().set_initial_training_values(args, dataloader, *rest)
+        rows = round(len(self.train_dataset) / len(self._planned))
+        return args.rows_per_step or max(1, rows)
 
 # %% ../../nbs/trainer/trainer.ipynb #49661e04
 class _PartPredictionMixin:
@@ -240,8 +226,8 @@ class _PartPredictionMixin:
         cost = getattr(self._cut, "pass_cost", None)
         cost = USUAL_PASS_COST if cost is None else cost
         if is_sharded(self.model): # processes would wait for passes that others lack
-            cost = 2 ** 40
-        return PartPredictions(self.token_budget, cost, self._say_once)
+            cost = ONE_PASS
+        return PartPredictions(self.token_budget, cost, self._say)
 
 # %% ../../nbs/trainer/trainer.ipynb #430fad6c
 class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
@@ -259,8 +245,6 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
     `prediction_step` once an evaluation batch."""
     _packing_way = None # how the model keeps packed rows apart, once training begins
     _cut: StepCut | None = None # of a training
-    _cut_state: dict | None = None # from a checkpoint
-    _said = ()
 
     def __init__(self,
         *args,
@@ -273,8 +257,12 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         check_order(cls, TokenBudgetMixin)
-        if issubclass(cls, transformers.Trainer):
-            _check_exact_comes_first(cls)
+        before = cls.__mro__[:cls.__mro__.index(TokenBudgetMixin)]
+        if issubclass(cls, transformers.Trainer) and ExactLossMixin not in before:
+            raise TypeError(
+                f"{cls.__name__}: token_budget cuts steps, and ExactLossMixin keeps their "
+                f"gradient: write class {cls.__name__}(ExactLossMixin, TokenBudgetMixin, "
+                "...)")
 
     def cuts_steps(self) -> bool:
         args = self.args
@@ -289,21 +277,18 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
         return budget if isinstance(budget, int) else getattr(
             self._cut, "token_budget", None)
 
-    def _say_once(self, text: str):
-        if text not in self._said:
-            self._said = (*self._said, text)
-            _logger.warning(text)
+    def _say(self, text: str):
+        self.findings.say(text, Kind.EXACT)
 
     def _prepare_for_training(self, *args, **kwargs):
         "A model that cannot be trained on packed rows is refused before the first step."
+        self._cut = None # what is known of another training does not hold for this
         prepared = super()._prepare_for_training(*args, **kwargs)
-        model = self.accelerator.unwrap_model(self.model)
         if getattr(self.args, "pack", None):
             mixed = dict(bf16=torch.bfloat16, fp16=torch.float16)
             self._packing_way = way_to_pack(
-                model, autocast=mixed.get(self.accelerator.mixed_precision))
-            _logger.info(str(self._packing_way))
-        self._cut = None # what is known of another training does not hold for this
+                self.accelerator.unwrap_model(self.model),
+                autocast=mixed.get(self.accelerator.mixed_precision))
         return prepared
 
     def run_without_trace(self, batch):
@@ -315,7 +300,7 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
         if self.args.device.type != "cpu": # time or memory is measured: wait for it
             torch.accelerator.synchronize()
 
-    def cut_in_worker(self, dataloader) -> CutInWorker | None:
+    def cut_in_worker(self, dataloader) -> Callable | None: # `StepRows` -> batches
         "Where a loader's batch is the step, its workers cut and collate."
         args, budget = self.args, self.args.token_budget
         is_step = args.gradient_accumulation_steps == 1 and not is_sharded(self.model)
@@ -330,14 +315,14 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
             cut.find_cost(StepRows(few, self.row_lengths.collate), self.row_lengths(few))
         if cut.pass_cost is None:
             return None
-        return CutInWorker(self.row_lengths, budget, cut.pass_cost)
+        return partial(padded_batches, lengths=self.row_lengths, token_budget=budget,
+                       pass_cost=cut.pass_cost)
 
     def _known_cut(self) -> StepCut:
         if self._cut is None:
             self._cut = StepCut(
                 self.args, self.run_without_trace, self._steps.processes,
-                self._steps.passes.bare(self.model), self._say_once)
-            self._cut.load_state_dict(self._cut_state or {})
+                self._steps.passes.bare(self.model), self._say)
         return self._cut
 
     def cut_step(self, rows: StepRows) -> tuple[list, list]:
@@ -359,12 +344,10 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
 
     def make_part(self, rows: StepRows, numbers):
         "A few rows as a part of a step has them: packed where steps are."
-        pack = getattr(self.args, "pack", None)
-        few = rows.some(numbers)
+        pack, few = getattr(self.args, "pack", None), rows.some(numbers)
         if not pack:
             return few.take()
-        cutter = StepCutter(None, lambda: 0, pack, lambda text: None)
-        part, = cutter(self.row_lengths(few.rows))
+        part, = packed_parts(self.row_lengths(few.rows), pack, None, ONE_PASS)
         batch, _ = packed_part(few, part, self._packing_way)
         return batch
 
@@ -376,17 +359,8 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         file = Path(checkpoint or "", "step_cut.json")
-        if checkpoint is not None and file.is_file():
-            self._cut_state = json.loads(file.read_text())
-
-# %% ../../nbs/trainer/trainer.ipynb #bfbfcf95
-def _check_exact_comes_first(cls: type):
-    order = cls.__mro__
-    if ExactLossMixin in order and order.index(ExactLossMixin) < order.index(TokenBudgetMixin):
-        return
-    raise TypeError(
-        f"{cls.__name__}: token_budget cuts steps, and ExactLossMixin keeps their gradient: "
-        f"write class {cls.__name__}(ExactLossMixin, TokenBudgetMixin, ...)")
+        if self.cuts_steps() and checkpoint is not None and file.is_file():
+            self._known_cut().load_state_dict(json.loads(file.read_text()))
 
 # %% ../../nbs/trainer/trainer.ipynb #0660f8bf
 class Trainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin, ExactResumeMixin,
