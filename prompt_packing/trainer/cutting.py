@@ -9,15 +9,21 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+import torch
 
+from ..accumulation_loss.asking import is_sharded
+from ..accumulation_loss.looks import FAILURES, short
+from ..accumulation_loss.processes import AllProcesses
 from ..bucketing.cut import cut_packed_rows, cut_rows
-from ..foundation.rows import RowLengths, StepRows
+from ..foundation.rows import RowLengths, StepRows, seeded
+from .memory import free_bytes, measured_budget
 
 # %% auto #0
-__all__ = ['ONE_PASS', 'Part', 'padded_parts', 'packed_parts', 'padded_batches', 'rounded_cost', 'rows_to_time',
-           'measure_pass_cost']
+__all__ = ['ONE_PASS', 'USUAL_PASS_COST', 'Part', 'padded_parts', 'packed_parts', 'padded_batches', 'rounded_cost',
+           'rows_to_time', 'measure_pass_cost', 'StepCut']
 
 # %% ../../nbs/trainer/cutting.ipynb #c109ba2a
 ONE_PASS = 2 ** 40 # tokens: a pass so dear that few are made
@@ -109,3 +115,87 @@ def measure_pass_cost(
     if per_token <= 0: # nothing but the passes costs anything
         return float(tokens(large))
     return max(least[0] / per_token - tokens(small), 0.0)
+
+# %% ../../nbs/trainer/cutting.ipynb #163f7493
+USUAL_PASS_COST = 256 # tokens, where none can be measured
+
+class StepCut:
+    "The token budget and the cost of a pass of one training, found out when they matter."
+    def __init__(self,
+        args, # with `token_budget`, `pack`, `pass_cost`
+        run: Callable, # batch -> forward and backward of it, waited for
+        processes: AllProcesses,
+        model: torch.nn.Module, # without wrappers
+        say: Callable, # takes a message, once each
+    ):
+        self.args, self.run, self.processes = args, run, processes
+        self.model, self.say = model, say
+        self.token_budget = args.token_budget if args.token_budget != "auto" else None
+        self.pass_cost = args.pass_cost # None: not known so far
+        # processes compute their passes together, so each needs as many
+        self.meets = is_sharded(model)
+
+    def __call__(self, rows: StepRows, lengths: np.ndarray) -> list: # of `Part`
+        "How these rows are parted."
+        if self.token_budget is None:
+            self.token_budget = self._find_budget(rows, lengths)
+        budget, pack, longest = self.token_budget, self.args.pack, int(lengths.max())
+        if longest > budget:
+            self.say(f"a row of {longest:,} tokens is longer than token_budget="
+                     f"{budget:,}: such rows are computed alone")
+        fits = bool(pack) and lengths.sum() <= budget
+        # several processes measure together, in the step that is the first for all
+        if not fits or self.processes.number > 1:
+            self.find_cost(rows, lengths)
+        cost = ONE_PASS if fits else self.pass_cost
+        cut = partial(packed_parts, lengths, pack) if pack else partial(padded_parts, lengths)
+        parts = cut(budget, cost)
+        if self.meets:
+            most = min(max(self.processes.numbers(len(parts))), len(lengths))
+            parts = parts if len(parts) == most else cut(budget, cost, passes=most)
+        return parts
+
+    def _find_budget(self, rows: StepRows, lengths: np.ndarray) -> int:
+        if self.args.token_budget != "auto": # of packed rows, as many as a batch has
+            return self.args.pack * self.args.train_batch_size
+        free = free_bytes(self.model, self.args.device)
+        with seeded():
+            budget = measured_budget(rows, lengths, self.run, self.model, free)
+        # one budget for all processes: what the fullest device can hold
+        return min(self.processes.numbers(budget))
+
+    def find_cost(self, rows: StepRows, lengths: np.ndarray):
+        "Measured, and the same on all processes."
+        if self.pass_cost is not None:
+            return
+        clock = time.process_time if self.args.device.type == "cpu" else time.perf_counter
+        small, large = rows_to_time(lengths, self.token_budget)
+        try:
+            with seeded():
+                cost = measure_pass_cost(
+                    lambda numbers: self.run(rows.take(numbers)), small, large,
+                    lambda numbers: len(numbers) * int(lengths[numbers].max()), clock)
+        # the cost only chooses the cut, so a model that fails here may still train, and
+        # other processes wait in the sum below
+        except FAILURES as error:
+            cost = USUAL_PASS_COST
+            self.say(f"what a pass costs could not be measured ({short(error)}); "
+                     f"{cost} tokens are assumed")
+        total, = self.processes.sum(float(cost))
+        self.pass_cost = rounded_cost(float(total) / self.processes.number)
+
+    @property
+    def usual_cost(self) -> int: # of a pass, for an evaluation
+        if self.meets: # processes would wait for passes that others lack
+            return ONE_PASS
+        return USUAL_PASS_COST if self.pass_cost is None else self.pass_cost
+
+    def state_dict(self) -> dict: # JSON-safe
+        return {"pass_cost": self.pass_cost, "token_budget": self.token_budget}
+
+    def load_state_dict(self, state: dict):
+        "What the arguments do not say is as it was in the checkpoint."
+        if self.pass_cost is None:
+            self.pass_cost = state.get("pass_cost")
+        if self.token_budget is None:
+            self.token_budget = state.get("token_budget")

@@ -28,7 +28,7 @@ from ..foundation.mixins import set_for_now
 from ..foundation.rows import seeded
 from .checkpoints import (
     PLACE_FILE, OutputFolder, Writing, checkpoints_in, find_checkpoint, owned_output)
-from .place import StreamPlace
+from .loaders import StreamPlace
 
 _logger = logging.get_logger(__name__)
 

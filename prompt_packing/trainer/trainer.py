@@ -6,119 +6,31 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 import transformers
 from torch.utils.data import IterableDataset
 
 from ..accumulation_loss.asking import is_sharded, undisturbed
-from ..accumulation_loss.chunks import in_chunks
 from ..accumulation_loss.exact import ExactLossMixin
 from ..accumulation_loss.facts import Kind
-from ..accumulation_loss.looks import FAILURES, short
-from ..accumulation_loss.processes import AllProcesses
 from ..bucketing.packing import way_to_pack
 from ..foundation.mixins import check_order, set_for_now
 from ..foundation.rows import LazyBatch, StepRows, seeded
 from ..packed_sequence.mixin import PackedSequenceMixin
-from prompt_packing.trainer.collators import (
-    LabelsWhereMissing, PaddingWhereNeeded, is_default, padded_collator,
-    predicts_next_token)
-from prompt_packing.trainer.cutting import (
-    ONE_PASS, measure_pass_cost, packed_parts, padded_batches, padded_parts, rounded_cost,
-    rows_to_time)
+from .cutting import ONE_PASS, StepCut, packed_parts, padded_batches
 from prompt_packing.trainer.loaders import (
-    measured_lengths, packed_part, pins_memory, planned_loader, sent_to_device,
+    LabelsWhereMissing, PaddingWhereNeeded, is_default, measured_lengths, packed_part,
+    padded_collator, pins_memory, planned_loader, predicts_next_token, sent_to_device,
     stream_loader)
-from .memory import free_bytes, measured_budget
 from .predictions import PartPredictions
 from .resume import ExactResumeMixin
 
 # %% auto #0
-__all__ = ['USUAL_PASS_COST', 'StepCut', 'TokenBudgetMixin', 'Trainer', 'Seq2SeqTrainer']
-
-# %% ../../nbs/trainer/trainer.ipynb #163f7493
-USUAL_PASS_COST = 256 # tokens
-
-class StepCut:
-    "The token budget and the cost of a pass of one training, found out when they matter."
-    def __init__(self,
-        args, # with `token_budget`, `pack`, `pass_cost`
-        run: Callable, # batch -> forward and backward of it, waited for
-        processes: AllProcesses,
-        model: torch.nn.Module, # without wrappers
-        say: Callable, # takes a message, once each
-    ):
-        self.args, self.run, self.processes = args, run, processes
-        self.model, self.say = model, say
-        self.token_budget = args.token_budget if args.token_budget != "auto" else None
-        self.pass_cost = args.pass_cost # None: not known so far
-        # processes compute their passes together, so each needs as many
-        self.meets = is_sharded(model)
-
-    def __call__(self, rows: StepRows, lengths: np.ndarray) -> list: # of `Part`
-        "How these rows are parted."
-        if self.token_budget is None:
-            self.token_budget = self._find_budget(rows, lengths)
-        budget, pack, longest = self.token_budget, self.args.pack, int(lengths.max())
-        if longest > budget:
-            self.say(f"a row of {longest:,} tokens is longer than token_budget="
-                     f"{budget:,}: such rows are computed alone")
-        fits = bool(pack) and lengths.sum() <= budget
-        # several processes measure together, in the step that is the first for all
-        if not fits or self.processes.number > 1:
-            self.find_cost(rows, lengths)
-        cost = ONE_PASS if fits else self.pass_cost
-        cut = partial(packed_parts, lengths, pack) if pack else partial(padded_parts, lengths)
-        parts = cut(budget, cost)
-        if self.meets:
-            most = min(max(self.processes.numbers(len(parts))), len(lengths))
-            parts = parts if len(parts) == most else cut(budget, cost, passes=most)
-        return parts
-
-    def _find_budget(self, rows: StepRows, lengths: np.ndarray) -> int:
-        if self.args.token_budget != "auto": # of packed rows, as many as a batch has
-            return self.args.pack * self.args.train_batch_size
-        free = free_bytes(self.model, self.args.device)
-        with seeded():
-            budget = measured_budget(rows, lengths, self.run, self.model, free)
-        # one budget for all processes: what the fullest device can hold
-        return min(self.processes.numbers(budget))
-
-    def find_cost(self, rows: StepRows, lengths: np.ndarray):
-        "Measured, and the same on all processes."
-        if self.pass_cost is not None:
-            return
-        clock = time.process_time if self.args.device.type == "cpu" else time.perf_counter
-        small, large = rows_to_time(lengths, self.token_budget)
-        try:
-            with seeded():
-                cost = measure_pass_cost(
-                    lambda numbers: self.run(rows.take(numbers)), small, large,
-                    lambda numbers: len(numbers) * int(lengths[numbers].max()), clock)
-        # the cost only chooses the cut, so a model that fails here may still train, and
-        # other processes wait in the sum below
-        except FAILURES as error:
-            cost = USUAL_PASS_COST
-            self.say(f"what a pass costs could not be measured ({short(error)}); "
-                     f"{cost} tokens are assumed")
-        total, = self.processes.sum(float(cost))
-        self.pass_cost = rounded_cost(float(total) / self.processes.number)
-
-    def state_dict(self) -> dict: # JSON-safe
-        return {"pass_cost": self.pass_cost, "token_budget": self.token_budget}
-
-    def load_state_dict(self, state: dict):
-        "What the arguments do not say is as it was in the checkpoint."
-        if self.pass_cost is None:
-            self.pass_cost = state.get("pass_cost")
-        if self.token_budget is None:
-            self.token_budget = state.get("token_budget")
+__all__ = ['TokenBudgetMixin', 'Trainer', 'Seq2SeqTrainer']
 
 # %% ../../nbs/trainer/trainer.ipynb #45c00b8d
 class _StepLoaderMixin:
@@ -198,36 +110,24 @@ class _PartPredictionMixin:
         if not isinstance(inputs, LazyBatch):
             return predict(inputs)
         evaluation = self._exact_evaluation
-        loader, mean = evaluation.loader, evaluation.mean
+        loader, mean, known = evaluation.loader, evaluation.mean, evaluation.known
         if loader.rows is None: # rows are ready-made batches
             return predict(inputs.batch)
         if evaluation.predictions is None:
-            evaluation.predictions = self._part_predictions()
+            evaluation.predictions = PartPredictions(
+                self.token_budget, self._known_cut().usual_cost, self._say)
         predictions = evaluation.predictions
-        lengths = loader.lengths(loader.rows.rows)
-        parts = predictions.parts(lengths)
+        parts = predictions.parts(loader.lengths(loader.rows.rows))
         if len(parts) == 1:
             return predict(inputs.batch)
-        bare, facts = self._steps.passes.bare(model), self.loss_facts
-        if facts.way == "chunks": # head and loss see the whole batch, as in training
-            with in_chunks(bare, list(facts.chunked), self.token_budget, trims=facts.trims,
-                           longest=int(lengths.max())):
-                return predict(inputs.batch)
-        if predictions.why_whole is None:
-            with undisturbed(bare), set_for_now(self, is_asking=True), \
-                    set_for_now(mean, paused=True):
+        if predictions.why_whole is None: # before the first batch is cut
+            with undisturbed(self._steps.passes.bare(model)), \
+                    set_for_now(self, is_asking=True), set_for_now(mean, paused=True):
                 predictions.try_parts(predict, loader.few(self.token_budget),
-                                      bool(evaluation.known.ways))
+                                      bool(known.ways))
         if predictions.why_whole:
             return predict(inputs.batch)
         return predictions(predict, loader.rows, parts, mean)
-
-    def _part_predictions(self) -> PartPredictions:
-        cost = getattr(self._cut, "pass_cost", None)
-        cost = USUAL_PASS_COST if cost is None else cost
-        if is_sharded(self.model): # processes would wait for passes that others lack
-            cost = ONE_PASS
-        return PartPredictions(self.token_budget, cost, self._say)
 
 # %% ../../nbs/trainer/trainer.ipynb #430fad6c
 class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
