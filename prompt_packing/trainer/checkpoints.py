@@ -49,14 +49,6 @@ def checkpoints_in(folder: str | os.PathLike) -> dict[int, Path]:
             paths[int(step)] = path
     return dict(sorted(paths.items()))
 
-def _keep_files(source: Path, target: Path) -> None:
-    "Move to `target` what a user has written into a folder that is no checkpoint."
-    for path in source.iterdir():
-        # with this file transformers begins a checkpoint on SIGTERM
-        is_mark = path.name == "checkpoint-is-incomplete.txt"
-        if not is_mark and not (target / path.name).exists():
-            os.rename(path, target / path.name)
-
 # %% ../../nbs/trainer/checkpoints.ipynb #1e2e0319
 class OutputFolder:
     """The `output_dir` of a training, for the run that owns it.
@@ -71,6 +63,7 @@ class OutputFolder:
         self.folder, self.accelerator = Path(folder), accelerator
         self.run, self.limit = run, limit
         self.state, self.step = Writing.NOTHING, 0 # of the newest checkpoint
+        self.best: int | None = None # step of the best checkpoint, which is kept
 
     def path(self, step: int) -> Path:
         return self.folder / f"checkpoint-{step}"
@@ -111,7 +104,7 @@ class OutputFolder:
 
     def put_in_place(self, state: TrainerState, place: str) -> None:
         "The end of `writing`, when all processes have written; `place` is of them all."
-        best = state.best_global_step
+        best = self.best = state.best_global_step
         if best and (best == self.step or self.path(best).is_dir()):
             state.best_model_checkpoint = str(self.path(best)) # transformers: aside
         with self.accelerator.main_process_first():
@@ -128,7 +121,9 @@ class OutputFolder:
         if (part / STATE_FILE).is_file():
             state.save_to_json(str(part / STATE_FILE)) # with the best one's path
         if target.is_dir() and not (target / STATE_FILE).is_file():
-            _keep_files(target, part)
+            # with the text file transformers begins a checkpoint on SIGTERM
+            shutil.copytree(target, part, dirs_exist_ok=True, ignore=shutil.ignore_patterns(
+                "checkpoint-is-incomplete.txt", *os.listdir(part)))
         write_manifest(part, checksums=target.exists())
         if target.exists():
             publish(part, target)
@@ -137,22 +132,22 @@ class OutputFolder:
         self.aside.rmdir()
         self.state = Writing.IN_PLACE
 
-    def seal(self, best: int | None = None) -> None:
+    def seal(self) -> None:
         "Checksums of the checkpoint that this process has put in place; old ones go."
         if self.state is Writing.IN_PLACE and self.path(self.step).is_dir():
             write_manifest(self.path(self.step))
-            self.rotate(self.step, best)
+            self.rotate()
         self.state = Writing.NOTHING # also where a callback has moved it elsewhere
 
-    def rotate(self, step: int, best: int | None) -> None:
-        "Delete the oldest checkpoints, by step, and never this one or the best."
+    def rotate(self) -> None:
+        "Delete the oldest checkpoints, by step, and never the newest or the best."
         # steps beyond this one are of another run, which has ended
         steps = sorted(checkpoints_in(self.folder),
-                       key=lambda other: (other <= step, other))
-        removable = [other for other in steps if other not in (step, best)]
+                       key=lambda step: (step <= self.step, step))
+        removable = [step for step in steps if step not in (self.step, self.best)]
         excess = len(steps) - (self.limit or len(steps))
-        for other in removable[:max(excess, 0)]:
-            remove(self.path(other))
+        for step in removable[:max(excess, 0)]:
+            remove(self.path(step))
 
 # %% ../../nbs/trainer/checkpoints.ipynb #734ffe20
 @contextmanager
@@ -210,11 +205,11 @@ def find_checkpoint(
     written, and `ValueError` for `True` if there is no good one."""
     if resume_from_checkpoint in (None, False):
         return None
-    chosen, is_verified = resume_from_checkpoint, False
+    chosen = resume_from_checkpoint
     if chosen is True and accelerator.is_main_process:
-        chosen, is_verified = last_checkpoint(folder), True
+        chosen = last_checkpoint(folder)
     chosen, = broadcast_object_list([chosen])
     # of what is no folder transformers says what is wrong
-    if accelerator.is_local_main_process and not is_verified and os.path.isdir(chosen):
+    if accelerator.is_local_main_process and os.path.isdir(chosen):
         check_checkpoint(chosen)
     return str(chosen)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,26 +17,22 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import (
-    DataCollatorWithPadding, PreTrainedTokenizerBase, default_data_collator)
+    DataCollatorWithPadding, PreTrainedTokenizerBase, default_data_collator, set_seed)
 from transformers.utils import logging
 
-from ..accumulation_loss.looks import FAILURES
 from ..bucketing.batches import as_lengths
 from ..bucketing.collating import PaddedCollator, by_column, stored_lengths
 from ..bucketing.cut import deal_packed_rows, deal_rows
 from ..bucketing.packed_rows import PackingWay, lay_end_to_end
 from ..bucketing.steps import DealtRows, StepPlan, plan_steps
-from ..foundation.foreign import tree_map
-from ..foundation.mixins import in_eval_mode
 from ..foundation.rows import RowLengths, StepRows, seeded
 from .cutting import Part
 
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['is_default', 'padded_collator', 'predicts_next_token', 'LabelsWhereMissing', 'PaddingWhereNeeded', 'measured_lengths',
-           'StepSampler', 'PlannedSteps', 'pins_memory', 'data_seed', 'planned_loader', 'StreamPlace', 'stream_loader',
-           'packed_part', 'sent_to_device']
+__all__ = ['is_default', 'padded_collator', 'LabelsWhereMissing', 'PaddingWhereNeeded', 'measured_lengths', 'StepSampler',
+           'PlannedSteps', 'pins_memory', 'data_seed', 'planned_loader', 'StreamPlace', 'stream_loader', 'packed_part']
 
 # %% ../../nbs/trainer/loaders.ipynb #c0976c97
 def is_default(collator) -> bool:
@@ -52,39 +47,18 @@ def padded_collator(
     **options: Any, # of `PaddedCollator`
 ) -> PaddedCollator:
     "Pads with the token and on the side that the tokenizer says, else the model."
-    pads = (getattr(source, "pad_token_id", None)
-            for source in (processing_class, getattr(model, "config", None)))
-    pad = next((token for token in pads if isinstance(token, int)), 0)
+    pad = getattr(processing_class, "pad_token_id", None)
+    if pad is None:
+        pad = getattr(getattr(model, "config", None), "pad_token_id", None)
     side = getattr(processing_class, "padding_side", "right")
-    return PaddedCollator(pad_token_id=pad, padding_side=side, **options)
+    return PaddedCollator(pad_token_id=pad or 0, padding_side=side, **options)
 
 # %% ../../nbs/trainer/loaders.ipynb #d3333b88
-def predicts_next_token(
-    model: nn.Module,
-) -> bool:
-    "Whether labels that equal the ids train this model to predict the next token."
-    try:
-        device = next(model.parameters()).device
-        ids = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 1]], device=device)
-        other_first = torch.tensor([[2, 2, 3, 4], [2, 2, 3, 1]], device=device)
-        with in_eval_mode(model), torch.no_grad():
-            logits = model(input_ids=ids).logits
-            size = model.get_input_embeddings().num_embeddings
-            causal = torch.allclose(logits[0, :3], logits[1, :3], rtol=1e-3, atol=1e-4)
-            # a head for few classes would fail on a GPU, for good, with ids as labels
-            if not causal or logits.shape[-1] < size:
-                return False
-            losses = [model(input_ids=ids, labels=labels).loss
-                      for labels in (ids, other_first)]
-        return torch.equal(*losses)
-    except (*FAILURES, StopIteration): # it does not take token ids alone
-        return False
-
 @dataclass(frozen=True)
 class LabelsWhereMissing:
     "Rows are padded; the ids are the labels of rows that bring none."
     pad: PaddedCollator
-    pad_ids: PaddedCollator # with labels from ids, if the model predicts tokens
+    pad_ids: PaddedCollator # with labels from ids
 
     def __call__(self, rows: list) -> dict:
         columns = by_column(rows)
@@ -182,10 +156,7 @@ class _SeededRows(Dataset):
 
     def __getitems__(self, rows: DealtRows):
         sequence = np.random.SeedSequence([self.seed, *rows.place])
-        seed = int(sequence.generate_state(1)[0])
-        torch.manual_seed(seed)
-        np.random.seed(seed)
-        random.seed(seed)
+        set_seed(int(sequence.generate_state(1)[0]))
         read = getattr(self.dataset, "__getitems__", None)
         return [self.dataset[i] for i in rows] if read is None else read(list(rows))
 
@@ -322,22 +293,3 @@ def packed_part(
     "What the collator makes of each row alone, laid end to end."
     singles = [rows.take([number]) for number in part.numbers]
     return lay_end_to_end(singles, part.layout, way), singles
-
-# %% ../../nbs/trainer/loaders.ipynb #4a530cc5
-def sent_to_device(
-    batch, # of tensors on the CPU
-    args, # `TrainingArguments`
-    non_blocking: bool, # go on before the copy has arrived
-): # the batch on the device; packed sequences stay where they are
-    "A batch is sent to the device."
-    device, pin = args.device, pins_memory(args)
-    if device.type == "cpu":
-        return batch
-
-    def sent(leaf):
-        if not torch.is_tensor(leaf):
-            return leaf
-        if pin and leaf.device.type == "cpu": # a cache may keep its rows on the device
-            leaf = leaf.pin_memory()
-        return leaf.to(device, non_blocking=non_blocking)
-    return tree_map(sent, batch)

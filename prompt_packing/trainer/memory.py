@@ -64,10 +64,8 @@ def free_bytes(
     share: float = 0.9, # of what is free; the rest is for fragments and other programs
 ) -> float:
     "Memory for activations."
-    if device.type == "cpu":
+    if device.type in ("cpu", "mps"): # Apple's GPUs share it
         free = psutil.virtual_memory().available
-    elif device.type == "mps":
-        free = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
     else:
         memory = torch.get_device_module(device)
         free, _ = memory.mem_get_info(device)

@@ -19,7 +19,7 @@ from ..packed_sequence.nests import pad_nest
 from .cutting import padded_parts
 
 # %% auto #0
-__all__ = ['joined_predictions', 'why_not_joined', 'why_not_in_parts', 'PartPredictions']
+__all__ = ['joined_predictions', 'why_not_in_parts', 'PartPredictions']
 
 # %% ../../nbs/trainer/predictions.ipynb #536f6a5e
 def joined_predictions(
@@ -57,26 +57,25 @@ def _joined(values: tuple, rows: list[int], order: torch.Tensor):
     return reduce(nested_concat, values).unflatten(0, (sum(rows), -1))[order].flatten(0, 1)
 
 # %% ../../nbs/trainer/predictions.ipynb #80608bce
-def why_not_joined(
-    whole: tuple, # (loss, logits, labels) of a few rows
-    made: list[tuple], # the same of parts of them
-    parts: list[np.ndarray], # the rows of each part
-) -> str: # '' where the joined parts are the whole
-    "What differs between the outputs of rows in one batch and in parts."
+def why_not_in_parts(
+    predict: Callable, # batch -> (loss, logits, labels)
+    few: StepRows, # rows of an evaluation, two at least
+) -> str: # '' where parts give the same
+    "Predict a few rows, whole and in two parts, and compare all leaves."
+    parts = [np.arange(1), np.arange(1, len(few))]
+    whole = pad_nest(predict(few.take()))
     try:
-        joined = joined_predictions(made, parts)
+        joined = joined_predictions([predict(few.take(part)) for part in parts], parts)
     except FAILURES as error:
-        return f"outputs of parts cannot be joined ({short(error)})"
-    pairs = zip(("predictions", "labels"), pad_nest(whole)[1:], joined[1:])
-    for name, one, other in pairs:
-        (leaves, shape), (others, other_shape) = tree_flatten(one), tree_flatten(other)
-        if str(shape) != str(other_shape):
-            return f"{name} of parts have another structure"
-        for x, y in zip(leaves, others):
-            if torch.is_tensor(x) and x.shape != y.shape:
-                return f"{name} of shape {tuple(x.shape)} are {tuple(y.shape)} in parts"
-            if torch.is_tensor(x) and not _near(x, y):
-                return f"{name} of a row depend on the other rows of its batch"
+        return f"parts of some rows cannot be predicted or joined ({short(error)})"
+    (leaves, shape), (others, other_shape) = map(tree_flatten, (whole[1:], joined[1:]))
+    if str(shape) != str(other_shape):
+        return "outputs of parts have another structure"
+    for x, y in zip(leaves, others):
+        if torch.is_tensor(x) and x.shape != y.shape:
+            return f"outputs of shape {tuple(x.shape)} are {tuple(y.shape)} in parts"
+        if torch.is_tensor(x) and not _near(x, y):
+            return "outputs of a row depend on the other rows of its batch"
     return ""
 
 def _near(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -87,19 +86,6 @@ def _near(x: torch.Tensor, y: torch.Tensor) -> bool:
     largest = x.abs()[real].amax() if real.any() else 1.0
     most = 1e-4 if torch.finfo(x.dtype).eps < 1e-5 else 3e-2
     return bool(((x - y).abs()[real] <= most * largest + 1e-7).all())
-
-def why_not_in_parts(
-    predict: Callable, # batch -> (loss, logits, labels)
-    few: StepRows, # rows of an evaluation, two at least
-) -> str: # '' where parts give the same
-    "Predict a few rows, whole and in two parts: why that is not the same."
-    parts = [np.arange(1), np.arange(1, len(few))]
-    whole = predict(few.take())
-    try:
-        made = [predict(few.take(part)) for part in parts]
-    except FAILURES as error:
-        return f"a part of one fails alone ({short(error)})"
-    return why_not_joined(whole, made, parts)
 
 # %% ../../nbs/trainer/predictions.ipynb #855d5109
 class PartPredictions:

@@ -103,13 +103,6 @@ def noted_collator_of(dataloader: object) -> NotedCollator | None:
     return loader.collate_fn
 
 # %% ../../nbs/trainer/resume.ipynb #c68e5792
-def _warn_of_optimizer(checkpoint: str) -> None:
-    "transformers begins with a new optimizer without a word."
-    names = " ".join(os.listdir(checkpoint))
-    if "optimizer" not in names and "global_step" not in names: # which is DeepSpeed's
-        _logger.warning(f"{os.path.basename(checkpoint)} holds no optimizer "
-                        "(save_only_model?): optimizer and schedule begin anew.")
-
 def _warn_of_other_run(output: OutputFolder, step: int, args: TrainingArguments):
     "A later resume would take the highest step, whichever run has written it."
     if args.save_strategy == "no":
@@ -151,13 +144,10 @@ class RunState:
         return self.output is not None and self.output.state is Writing.ASIDE
 
     def take_over(self, checkpoint: str | None, args: TrainingArguments) -> None:
-        "Read what our checkpoint adds to transformers', and say what it lacks."
+        "Read what our checkpoint adds to transformers'."
         self.checkpoint = checkpoint
-        if checkpoint is None or not os.path.isdir(checkpoint):
-            return # transformers says what is wrong
-        _warn_of_optimizer(checkpoint)
-        path = Path(checkpoint, PLACE_FILE)
-        if path.is_file(): # none in a checkpoint of transformers' Trainer
+        path = Path(checkpoint or "", PLACE_FILE)
+        if checkpoint is not None and path.is_file(): # transformers' has none
             self.saved = json.loads(path.read_text(encoding="utf-8"))
             self.losses = losses_of_process(
                 self.saved["losses"], args.process_index, args.world_size)
@@ -324,7 +314,7 @@ class ExactResumeMixin:
         if run.saves_after_step:
             self.control.should_save, run.saves_after_step = True, False
         super()._maybe_log_save_evaluate(*args, **kwargs)
-        run.output.seal(self.state.best_global_step)
+        run.output.seal()
 
     def _save_checkpoint(self, model, trial):
         "transformers writes it aside; then all processes put it in place."

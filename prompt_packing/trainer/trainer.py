@@ -12,20 +12,20 @@ from pathlib import Path
 
 import torch
 import transformers
+from accelerate.utils import send_to_device
 from torch.utils.data import IterableDataset
 
-from ..accumulation_loss.asking import is_sharded, undisturbed
+from ..accumulation_loss.asking import undisturbed
 from ..accumulation_loss.exact import ExactLossMixin
 from ..accumulation_loss.facts import Kind
 from ..bucketing.packing import way_to_pack
 from ..foundation.mixins import check_order, set_for_now
-from ..foundation.rows import LazyBatch, StepRows, seeded
+from ..foundation.rows import LazyBatch, StepRows
 from ..packed_sequence.mixin import PackedSequenceMixin
 from .cutting import ONE_PASS, StepCut, packed_parts, padded_batches
-from prompt_packing.trainer.loaders import (
+from .loaders import (
     LabelsWhereMissing, PaddingWhereNeeded, is_default, measured_lengths, packed_part,
-    padded_collator, pins_memory, planned_loader, predicts_next_token, sent_to_device,
-    stream_loader)
+    padded_collator, pins_memory, planned_loader, stream_loader)
 from .predictions import PartPredictions
 from .resume import ExactResumeMixin
 
@@ -36,7 +36,6 @@ __all__ = ['TokenBudgetMixin', 'Trainer', 'Seq2SeqTrainer']
 class _StepLoaderMixin:
     "Once at the beginning `_validate_args`, once a loader `_get_dataloader`."
     _planned = None # the loader of planned steps
-    _predicts_tokens: bool | None = None # the model, by its loss; None: not tried
 
     def plans_steps(self) -> bool:
         return getattr(self.args, "plans_steps", False)
@@ -73,10 +72,11 @@ class _StepLoaderMixin:
         pad = padded_collator(model, tokenizer)
         if not self.cuts_steps() and not self.plans_steps():
             return PaddingWhereNeeded(self.data_collator, pad)
-        if self._predicts_tokens is None: # once, since it runs the model
-            self._predicts_tokens = predicts_next_token(model)
-        return LabelsWhereMissing(pad, padded_collator(
-            model, tokenizer, labels_from_ids=self._predicts_tokens))
+        # as transformers names the loss of a class
+        if getattr(model, "loss_type", None) != "ForCausalLM":
+            return pad
+        pad_ids = padded_collator(model, tokenizer, labels_from_ids=True)
+        return LabelsWhereMissing(pad, pad_ids)
 
     def _planned_loader(self, dataset, description):
         if isinstance(dataset, IterableDataset):
@@ -202,21 +202,14 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
 
     def cut_in_worker(self, dataloader) -> Callable | None: # `StepRows` -> batches
         "Where a loader's batch is the step, its workers cut and collate."
-        args, budget = self.args, self.args.token_budget
-        is_step = args.gradient_accumulation_steps == 1 and not is_sharded(self.model)
-        if args.pack or not isinstance(budget, int) or not is_step or \
-                not getattr(dataloader, "num_workers", 0):
+        cut, has_workers = self._known_cut(), getattr(dataloader, "num_workers", 0)
+        is_step = self.args.gradient_accumulation_steps == 1 and not cut.meets
+        # workers cannot measure: in the first epoch this process may do it
+        is_known = cut.token_budget is not None and cut.pass_cost is not None
+        if self.args.pack or not has_workers or not is_step or not is_known:
             return None
-        cut, data = self._known_cut(), dataloader.dataset
-        # workers cannot measure
-        if cut.pass_cost is None and not isinstance(data, IterableDataset):
-            with seeded(): # what reading a row draws
-                few = [data[i] for i in range(min(len(data), args.train_batch_size))]
-            cut.find_cost(StepRows(few, self.row_lengths.collate), self.row_lengths(few))
-        if cut.pass_cost is None:
-            return None
-        return partial(padded_batches, lengths=self.row_lengths, token_budget=budget,
-                       pass_cost=cut.pass_cost)
+        return partial(padded_batches, lengths=self.row_lengths,
+                       token_budget=cut.token_budget, pass_cost=cut.pass_cost)
 
     def _known_cut(self) -> StepCut:
         if self._cut is None:
@@ -239,7 +232,10 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
             else:
                 batch, singles = packed_part(rows, part, self._packing_way)
                 counted += singles
-            parts.append(sent_to_device(batch, self.args, self.accelerator.non_blocking))
+            parts.append(batch)
+        device = self.args.device
+        if device.type != "cpu": # all of them before the first is computed
+            parts = [send_to_device(part, device, non_blocking=True) for part in parts]
         return parts, counted
 
     def make_part(self, rows: StepRows, numbers):
