@@ -14,21 +14,6 @@ from ..bucketing.batches import check_positive
 # %% auto #0
 __all__ = ['BudgetArguments', 'TrainingArguments', 'Seq2SeqTrainingArguments']
 
-# %% ../../nbs/trainer/arguments.ipynb #afd0de91
-def _check_together(args):
-    "Refuse combinations that mean nothing."
-    if args.rows_per_step and args.tokens_per_step:
-        raise ValueError("a step holds rows_per_step or tokens_per_step: give one of them")
-    planned = "rows_per_step" if args.rows_per_step else "tokens_per_step"
-    budget = args.token_budget if isinstance(args.token_budget, int) else None
-    if args.pack and budget and args.pack > budget:
-        raise ValueError(f"rows of pack={args.pack} tokens do not fit into "
-                         f"token_budget={budget}")
-    if getattr(args, planned) and args.gradient_accumulation_steps > 1:
-        raise ValueError(
-            f"{planned}={getattr(args, planned)} says what an optimizer step holds: leave "
-            "gradient_accumulation_steps at 1; token_budget cuts the step")
-
 # %% ../../nbs/trainer/arguments.ipynb #c6c57897
 @dataclass
 class BudgetArguments:
@@ -56,7 +41,8 @@ class BudgetArguments:
         super().__post_init__()
         if self.pack is True:
             if not isinstance(self.token_budget, int):
-                raise ValueError(_no_length)
+                raise ValueError("pack=True makes packed rows of token_budget tokens: give "
+                                 "token_budget as a number, or pack=512 (any number)")
             self.pack = self.token_budget
         for name in ("token_budget", "pack", "rows_per_step", "tokens_per_step"):
             value = getattr(self, name)
@@ -65,14 +51,15 @@ class BudgetArguments:
                 check_positive(name, value)
         if self.pass_cost is not None:
             check_positive("pass_cost", self.pass_cost, 0)
-        _check_together(self)
-
-    @property
-    def plans_steps(self) -> bool: # from lengths, on all devices together
-        return bool(self.rows_per_step or self.tokens_per_step)
-
-_no_length = ("pack=True makes packed rows of token_budget tokens: give token_budget as a "
-              "number, or pack=512 (any number of tokens)")
+        budget = self.token_budget if isinstance(self.token_budget, int) else None
+        if self.pack and budget and self.pack > budget:
+            raise ValueError(f"rows of pack={self.pack} tokens do not fit into "
+                             f"token_budget={budget}")
+        planned = "rows_per_step" if self.rows_per_step else "tokens_per_step"
+        if getattr(self, planned) and self.gradient_accumulation_steps > 1:
+            raise ValueError(
+                f"{planned}={getattr(self, planned)} says what an optimizer step holds: "
+                "leave gradient_accumulation_steps at 1; token_budget cuts the step")
 
 # %% ../../nbs/trainer/arguments.ipynb #408eaedb
 @dataclass

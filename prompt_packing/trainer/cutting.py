@@ -23,7 +23,7 @@ from .memory import free_bytes, measured_budget
 
 # %% auto #0
 __all__ = ['ONE_PASS', 'USUAL_PASS_COST', 'Part', 'padded_parts', 'packed_parts', 'padded_batches', 'rounded_cost',
-           'rows_to_time', 'measure_pass_cost', 'StepCut']
+           'measure_pass_cost', 'StepCut']
 
 # %% ../../nbs/trainer/cutting.ipynb #c109ba2a
 ONE_PASS = 2 ** 40 # tokens: a pass so dear that few are made
@@ -80,32 +80,19 @@ def rounded_cost(
         return 0
     return int(4 ** min(max(round(math.log(cost, 4)), 2), 7))
 
-def rows_to_time(
-    lengths: np.ndarray, # tokens in each row of a step
-    token_budget: int | None,
-    most_tokens: int = 160, # of the larger batch
-) -> tuple[list[int], list[int]]: # row numbers of two batches
-    "The shortest row, and as many copies of it as may be: a row may be taken often."
-    shortest, longest = int(lengths.argmin()), int(lengths.argmax())
-    copies = min(most_tokens, token_budget or most_tokens) // max(lengths[shortest], 1)
-    if copies > 1:
-        return [shortest], [shortest] * int(copies)
-    return [shortest], [longest] # all rows are long
-
 def measure_pass_cost(
     run: Callable, # forward and backward of a batch, waited for
     small, # a batch of few tokens
     large, # a batch of more
     tokens: Callable, # batch -> tokens computed
     clock: Callable = time.process_time, # of a device's work: time.perf_counter
-    rounds: int = 2,
 ) -> float: # in tokens
     """The fixed cost of a pass, by the time that each of two batches takes.
 
     The least of several times is the one that least else disturbed."""
     run(small) # what is made at a first pass is no part of the cost
     least = [math.inf, math.inf]
-    for _ in range(rounds):
+    for _ in range(2):
         for which, batch in enumerate((small, large)):
             start = clock()
             run(batch)
@@ -169,26 +156,23 @@ class StepCut:
         if self.pass_cost is not None:
             return
         clock = time.process_time if self.args.device.type == "cpu" else time.perf_counter
-        small, large = rows_to_time(lengths, self.token_budget)
+        # the shortest row and many copies of it, or the longest where all are long
+        shortest, longest = int(lengths.argmin()), int(lengths.argmax())
+        copies = min(160, self.token_budget) // max(int(lengths[shortest]), 1)
+        large = [shortest] * copies if copies > 1 else [longest]
         try:
             with seeded():
                 cost = measure_pass_cost(
-                    lambda numbers: self.run(rows.take(numbers)), small, large,
+                    lambda numbers: self.run(rows.take(numbers)), [shortest], large,
                     lambda numbers: len(numbers) * int(lengths[numbers].max()), clock)
         # the cost only chooses the cut, so a model that fails here may still train, and
         # other processes wait in the sum below
         except FAILURES as error:
             cost = USUAL_PASS_COST
-            self.say(f"what a pass costs could not be measured ({short(error)}); "
-                     f"{cost} tokens are assumed")
+            self.say(f"a pass is taken to cost {cost} tokens: measuring fails "
+                     f"({short(error)})")
         total, = self.processes.sum(float(cost))
         self.pass_cost = rounded_cost(float(total) / self.processes.number)
-
-    @property
-    def usual_cost(self) -> int: # of a pass, for an evaluation
-        if self.meets: # processes would wait for passes that others lack
-            return ONE_PASS
-        return USUAL_PASS_COST if self.pass_cost is None else self.pass_cost
 
     def state_dict(self) -> dict: # JSON-safe
         return {"pass_cost": self.pass_cost, "token_budget": self.token_budget}

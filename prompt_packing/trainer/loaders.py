@@ -21,18 +21,16 @@ from transformers import (
 from transformers.utils import logging
 
 from ..bucketing.batches import as_lengths
-from ..bucketing.collating import PaddedCollator, by_column, stored_lengths
+from ..bucketing.collating import PaddedCollator, stored_lengths
 from ..bucketing.cut import deal_packed_rows, deal_rows
-from ..bucketing.packed_rows import PackingWay, lay_end_to_end
 from ..bucketing.steps import DealtRows, StepPlan, plan_steps
-from ..foundation.rows import RowLengths, StepRows, seeded
-from .cutting import Part
+from ..foundation.rows import RowLengths, seeded
 
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['is_default', 'padded_collator', 'LabelsWhereMissing', 'PaddingWhereNeeded', 'measured_lengths', 'StepSampler',
-           'PlannedSteps', 'pins_memory', 'data_seed', 'planned_loader', 'StreamPlace', 'stream_loader', 'packed_part']
+__all__ = ['is_default', 'padded_collator', 'PaddingWhereNeeded', 'measured_lengths', 'StepSampler', 'PlannedSteps',
+           'pins_memory', 'data_seed', 'planned_loader', 'StreamPlace', 'stream_loader']
 
 # %% ../../nbs/trainer/loaders.ipynb #c0976c97
 def is_default(collator) -> bool:
@@ -52,18 +50,6 @@ def padded_collator(
         pad = getattr(getattr(model, "config", None), "pad_token_id", None)
     side = getattr(processing_class, "padding_side", "right")
     return PaddedCollator(pad_token_id=pad or 0, padding_side=side, **options)
-
-# %% ../../nbs/trainer/loaders.ipynb #d3333b88
-@dataclass(frozen=True)
-class LabelsWhereMissing:
-    "Rows are padded; the ids are the labels of rows that bring none."
-    pad: PaddedCollator
-    pad_ids: PaddedCollator # with labels from ids
-
-    def __call__(self, rows: list) -> dict:
-        columns = by_column(rows)
-        has_labels = any("label" in name for name in columns)
-        return self.pad(columns) if has_labels else self.pad_ids(columns)
 
 # %% ../../nbs/trainer/loaders.ipynb #c0976c96
 @dataclass(frozen=True)
@@ -88,8 +74,8 @@ def measured_lengths(
     given: Callable | None = None, # row -> tokens, where the user knows better
 ) -> np.ndarray: # (rows,)
     "Tokens in each row; rows are read one by one where nothing else says it."
-    stored = None if given is not None else stored_lengths(dataset, column)
-    if stored is not None:
+    stored = stored_lengths(dataset, column)
+    if stored is not None and given is None:
         return as_lengths(stored)
     measure = RowLengths(collate, getattr(model, "main_input_name", "input_ids"), given)
     lengths = []
@@ -102,8 +88,6 @@ def measured_lengths(
 # %% ../../nbs/trainer/loaders.ipynb #399587eb
 class StepSampler:
     "A batch sampler: this process's rows of every optimizer step of an epoch."
-    deal_cost = 256 # of a pass, in tokens: the same on every machine
-
     def __init__(self,
         lengths: np.ndarray, # tokens in each row
         rank: int = 0, # index of this process
@@ -134,7 +118,8 @@ class StepSampler:
         rows = self.plan[number]
         if self.world_size == 1:
             return rows.tolist()
-        limits = dict(token_budget=self.token_budget, pass_cost=self.deal_cost)
+        # a pass costs 256 tokens here: the same on every machine
+        limits = dict(token_budget=self.token_budget, pass_cost=256)
         if self.pack:
             dealt = deal_packed_rows(self.lengths[rows], self.world_size, self.pack, **limits)
             parts = list(itertools.chain.from_iterable(dealt[self.rank]))
@@ -230,8 +215,7 @@ class StreamPlace:
             self.next += 1
             if self.next > i:
                 return batch
-        raise IndexError(f"the stream ended after {self.next} batches; "
-                         f"{i + 1} were wanted")
+        raise IndexError(f"batch {i} of a stream that ended after {self.next}")
 
     def __getitems__(self, numbers: list[int]): # one: a batch, or its rows
         return self[numbers[0]]
@@ -250,10 +234,8 @@ class StreamPlace:
             self.stream.load_state_dicts([place["stream"] for place in places])
         else:
             raise ValueError(
-                f"the checkpoint was made by {len(places)} processes and there are "
-                f"{world_size}: {type(self.stream).__name__} has no load_state_dicts "
-                "that would deal its places out. Use as many processes, or "
-                "ignore_data_skip=True to begin anew")
+                f"the checkpoint was made by {len(places)} processes, and the stream has no "
+                f"load_state_dicts, which would deal its places out to {world_size}")
         self.batches, self.next = None, None
 
 # %% ../../nbs/trainer/loaders.ipynb #6eda73b8
@@ -261,8 +243,6 @@ class _WithoutEnd:
     "Numbers 0, 1, 2 ...; transformers sees that the stream has no length."
     def __iter__(self):
         return itertools.count()
-
-def _as_it_is(batch): return batch
 
 def stream_loader(
     stream, # of rows, if it can hand them over (`yields_rows`), else of batches
@@ -273,7 +253,7 @@ def stream_loader(
     if args.dataloader_num_workers:
         _logger.warning_once("A stream reads ahead by itself: dataloader_num_workers "
                              "is not used for it.")
-    collate = _as_it_is
+    collate = lambda batch: batch # as it is
     if hasattr(stream, "yields_rows"):
         stream = copy.copy(stream) # whoever gave it may iterate over it too
         stream.yields_rows, collate = True, stream.collator
@@ -283,13 +263,3 @@ def stream_loader(
     numbers = range(stream.count_batches()) if ends else _WithoutEnd()
     return DataLoader(StreamPlace(stream, endless=not ends), sampler=numbers,
                       collate_fn=collate, generator=torch.Generator()) # dropout keeps its numbers
-
-# %% ../../nbs/trainer/loaders.ipynb #6e7c05c9
-def packed_part(
-    rows: StepRows,
-    part: Part, # with a layout
-    way: PackingWay, # of the model
-) -> tuple[dict, list]: # packed rows, and the batches of one row that are in them
-    "What the collator makes of each row alone, laid end to end."
-    singles = [rows.take([number]) for number in part.numbers]
-    return lay_end_to_end(singles, part.layout, way), singles

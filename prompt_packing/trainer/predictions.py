@@ -16,7 +16,6 @@ from ..accumulation_loss.looks import FAILURES, short
 from ..foundation.foreign import tree_flatten, tree_map
 from ..foundation.rows import StepRows
 from ..packed_sequence.nests import pad_nest
-from .cutting import padded_parts
 
 # %% auto #0
 __all__ = ['joined_predictions', 'why_not_in_parts', 'PartPredictions']
@@ -90,24 +89,21 @@ def _near(x: torch.Tensor, y: torch.Tensor) -> bool:
 # %% ../../nbs/trainer/predictions.ipynb #855d5109
 class PartPredictions:
     "Predicts evaluation batches in parts, where a few rows came out the same in parts."
-    def __init__(self,
-        token_budget: int, # most tokens computed at once
-        pass_cost: int, # fixed cost of a pass, in tokens
-        say: Callable, # takes a message, once each
-    ):
-        self.token_budget, self.pass_cost, self.say = token_budget, pass_cost, say
+    def __init__(self, say: Callable): # takes a message, once each
+        self.say = say
         self.why_whole: str | None = None # '': parts do; None: not tried
-
-    def parts(self, lengths: np.ndarray) -> list[np.ndarray]: # row numbers
-        parts = padded_parts(lengths, self.token_budget, self.pass_cost)
-        return [part.numbers for part in parts]
 
     def try_parts(self, predict: Callable, few: StepRows, loss_is_of_parts: bool):
         "Before the first batch is cut."
-        self.why_whole = "the loss of some rows is not that of parts of them"
+        reason = "the loss of some rows is not that of parts of them"
         if loss_is_of_parts:
-            self.why_whole = why_not_in_parts(predict, few) if len(few) > 1 else ""
-        self._say_whole()
+            reason = why_not_in_parts(predict, few) if len(few) > 1 else ""
+        self._settle(reason)
+
+    def _settle(self, reason: str):
+        self.why_whole = reason
+        if reason:
+            self.say(f"evaluation batches are predicted whole: {reason}")
 
     def __call__(self, predict: Callable, rows: StepRows, parts: list, mean) -> tuple:
         "Loss, logits and labels of all rows; mean: an `EvaluationMean` that notes losses."
@@ -120,11 +116,6 @@ class PartPredictions:
         try:
             return joined_predictions(made, parts, weights)
         except FAILURES as error: # rows unlike the few that were tried
-            self.why_whole = f"outputs of parts cannot be joined ({short(error)})"
-            self._say_whole()
+            self._settle(f"outputs of parts cannot be joined ({short(error)})")
             del mean.parts[before:]
             return predict(rows.take())
-
-    def _say_whole(self):
-        if self.why_whole:
-            self.say(f"evaluation batches are predicted whole: {self.why_whole}")

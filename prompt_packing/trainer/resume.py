@@ -117,10 +117,9 @@ def _warn_of_other_run(output: OutputFolder, step: int, args: TrainingArguments)
 
 def _has_ended(state: TrainerState, callbacks: Iterable[TrainerCallback]) -> bool:
     "Whether nothing is left to train: all steps are, or early stopping has stopped."
-    stopped = any(callback.early_stopping_patience_counter
-                  >= callback.early_stopping_patience
-                  for callback in callbacks
-                  if isinstance(callback, EarlyStoppingCallback))
+    stoppers = [each for each in callbacks if isinstance(each, EarlyStoppingCallback)]
+    stopped = any(each.early_stopping_patience_counter >= each.early_stopping_patience
+                  for each in stoppers)
     return stopped or state.global_step >= state.max_steps
 
 # %% ../../nbs/trainer/resume.ipynb #4ef7e68f

@@ -18,14 +18,16 @@ from torch.utils.data import IterableDataset
 from ..accumulation_loss.asking import undisturbed
 from ..accumulation_loss.exact import ExactLossMixin
 from ..accumulation_loss.facts import Kind
+from ..bucketing.packed_rows import PackingWay, lay_end_to_end
 from ..bucketing.packing import way_to_pack
 from ..foundation.mixins import check_order, set_for_now
 from ..foundation.rows import LazyBatch, StepRows
 from ..packed_sequence.mixin import PackedSequenceMixin
-from .cutting import ONE_PASS, StepCut, packed_parts, padded_batches
-from .loaders import (
-    LabelsWhereMissing, PaddingWhereNeeded, is_default, measured_lengths, packed_part,
-    padded_collator, pins_memory, planned_loader, stream_loader)
+from .cutting import (
+    ONE_PASS, USUAL_PASS_COST, Part, StepCut, packed_parts, padded_batches, padded_parts)
+from prompt_packing.trainer.loaders import (
+    PaddingWhereNeeded, is_default, measured_lengths, padded_collator, pins_memory,
+    planned_loader, stream_loader)
 from .predictions import PartPredictions
 from .resume import ExactResumeMixin
 
@@ -38,7 +40,8 @@ class _StepLoaderMixin:
     _planned = None # the loader of planned steps
 
     def plans_steps(self) -> bool:
-        return getattr(self.args, "plans_steps", False)
+        args = self.args
+        return any(getattr(args, f"{unit}_per_step", None) for unit in ("rows", "tokens"))
 
     def _validate_args(self):
         stream = self.train_dataset
@@ -68,21 +71,16 @@ class _StepLoaderMixin:
             return self.data_collator
         if getattr(dataset, "data_collator", None) is not None:
             return dataset.data_collator
-        model, tokenizer = self.model, self.processing_class
-        pad = padded_collator(model, tokenizer)
-        if not self.cuts_steps() and not self.plans_steps():
-            return PaddingWhereNeeded(self.data_collator, pad)
-        # as transformers names the loss of a class
-        if getattr(model, "loss_type", None) != "ForCausalLM":
-            return pad
-        pad_ids = padded_collator(model, tokenizer, labels_from_ids=True)
-        return LabelsWhereMissing(pad, pad_ids)
+        makes_steps = self.cuts_steps() or self.plans_steps()
+        # as transformers names the loss of a class, for rows that bring no labels
+        from_ids = makes_steps and getattr(self.model, "loss_type", None) == "ForCausalLM"
+        pad = padded_collator(self.model, self.processing_class, labels_from_ids=from_ids)
+        return pad if makes_steps else PaddingWhereNeeded(self.data_collator, pad)
 
     def _planned_loader(self, dataset, description):
         if isinstance(dataset, IterableDataset):
-            raise ValueError("rows_per_step and tokens_per_step plan steps from lengths, "
-                             "and an IterableDataset has none: leave them out, or use "
-                             "tokenize_corpus")
+            raise ValueError("rows_per_step and tokens_per_step need lengths, and an "
+                             "IterableDataset has none: leave them out")
         args, collate = self.args, self._collator_of(dataset)
         lengths = measured_lengths(dataset, getattr(args, "length_column_name", "length"),
                                    collate, self.model, self.row_length)
@@ -110,21 +108,24 @@ class _PartPredictionMixin:
         if not isinstance(inputs, LazyBatch):
             return predict(inputs)
         evaluation = self._exact_evaluation
-        loader, mean, known = evaluation.loader, evaluation.mean, evaluation.known
+        loader, mean = evaluation.loader, evaluation.mean
         if loader.rows is None: # rows are ready-made batches
             return predict(inputs.batch)
         if evaluation.predictions is None:
-            evaluation.predictions = PartPredictions(
-                self.token_budget, self._known_cut().usual_cost, self._say)
-        predictions = evaluation.predictions
-        parts = predictions.parts(loader.lengths(loader.rows.rows))
+            evaluation.predictions = PartPredictions(self._say)
+        predictions, cut = evaluation.predictions, self._known_cut()
+        # sharded processes would wait for passes that others lack
+        cost = ONE_PASS if cut.meets else cut.pass_cost
+        parts = [part.numbers for part in padded_parts(
+            loader.lengths(loader.rows.rows), self.token_budget,
+            USUAL_PASS_COST if cost is None else cost)]
         if len(parts) == 1:
             return predict(inputs.batch)
         if predictions.why_whole is None: # before the first batch is cut
             with undisturbed(self._steps.passes.bare(model)), \
                     set_for_now(self, is_asking=True), set_for_now(mean, paused=True):
                 predictions.try_parts(predict, loader.few(self.token_budget),
-                                      bool(known.ways))
+                                      bool(evaluation.known.ways))
         if predictions.why_whole:
             return predict(inputs.batch)
         return predictions(predict, loader.rows, parts, mean)
@@ -140,10 +141,19 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
     Raises `TypeError` for another order, `ValueError` for a model that cannot be trained
     on packed rows, and for arguments that contradict each other.
 
-    In the order of a run: `_get_dataloader` once a loader, `_prepare_for_training` and
-    `set_initial_training_values` once, `cut_step` and `make_part` once a step,
-    `prediction_step` once an evaluation batch."""
-    _packing_way = None # how the model keeps packed rows apart, once training begins
+    The moments of a run, in order:
+
+    1. once: `_validate_args` (batches of a stream that ends are counted);
+    2. a loader, of training or evaluation: `_get_dataloader` (the collator, planned
+       steps, streams);
+    3. once a training: `_prepare_for_training` (how the model is packed), which calls
+       `_load_optimizer_and_scheduler` (budget and cost of a pass of a checkpoint);
+    4. an epoch: `cut_in_worker` (may workers cut?);
+    5. a step: `cut_step` (its parts), and `make_part` where the loss is looked at;
+       `run_without_trace` where memory or the cost of a pass is measured, once;
+    6. a checkpoint: `_save_optimizer_and_scheduler`;
+    7. an evaluation batch: `prediction_step` (in parts)."""
+    _packing_way: PackingWay | None = None # once training begins
     _cut: StepCut | None = None # of a training
 
     def __init__(self,
@@ -161,8 +171,7 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
         if issubclass(cls, transformers.Trainer) and ExactLossMixin not in before:
             raise TypeError(
                 f"{cls.__name__}: token_budget cuts steps, and ExactLossMixin keeps their "
-                f"gradient: write class {cls.__name__}(ExactLossMixin, TokenBudgetMixin, "
-                "...)")
+                f"gradient: write class {cls.__name__}(ExactLossMixin, TokenBudgetMixin)")
 
     def cuts_steps(self) -> bool:
         args = self.args
@@ -230,7 +239,7 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
                 batch = rows.take(part.numbers)
                 counted.append(batch)
             else:
-                batch, singles = packed_part(rows, part, self._packing_way)
+                batch, singles = self._packed(rows, part)
                 counted += singles
             parts.append(batch)
         device = self.args.device
@@ -244,8 +253,12 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
         if not pack:
             return few.take()
         part, = packed_parts(self.row_lengths(few.rows), pack, None, ONE_PASS)
-        batch, _ = packed_part(few, part, self._packing_way)
-        return batch
+        return self._packed(few, part)[0]
+
+    def _packed(self, rows: StepRows, part: Part) -> tuple[dict, list]:
+        "What the collator makes of each row alone, laid end to end, and these batches."
+        singles = [rows.take([number]) for number in part.numbers]
+        return lay_end_to_end(singles, part.layout, self._packing_way), singles
 
     def _save_optimizer_and_scheduler(self, output_dir):
         super()._save_optimizer_and_scheduler(output_dir)
