@@ -41,8 +41,8 @@ class BudgetArguments:
         super().__post_init__()
         if self.pack is True:
             if not isinstance(self.token_budget, int):
-                raise ValueError("pack=True makes packed rows of token_budget tokens: give "
-                                 "token_budget as a number, or pack=512 (any number)")
+                raise ValueError("pack=True makes rows of token_budget tokens: give that "
+                                 "as a number, or pack=512 (any number of tokens)")
             self.pack = self.token_budget
         for name in ("token_budget", "pack", "rows_per_step", "tokens_per_step"):
             value = getattr(self, name)
@@ -58,8 +58,8 @@ class BudgetArguments:
         planned = "rows_per_step" if self.rows_per_step else "tokens_per_step"
         if getattr(self, planned) and self.gradient_accumulation_steps > 1:
             raise ValueError(
-                f"{planned}={getattr(self, planned)} says what an optimizer step holds: "
-                "leave gradient_accumulation_steps at 1; token_budget cuts the step")
+                f"{planned}={getattr(self, planned)} says what a step holds: leave "
+                "gradient_accumulation_steps at 1; token_budget cuts the step")
 
 # %% ../../nbs/trainer/arguments.ipynb #408eaedb
 @dataclass

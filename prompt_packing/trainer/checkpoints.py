@@ -121,9 +121,10 @@ class OutputFolder:
         if (part / STATE_FILE).is_file():
             state.save_to_json(str(part / STATE_FILE)) # with the best one's path
         if target.is_dir() and not (target / STATE_FILE).is_file():
-            # with the text file transformers begins a checkpoint on SIGTERM
-            shutil.copytree(target, part, dirs_exist_ok=True, ignore=shutil.ignore_patterns(
-                "checkpoint-is-incomplete.txt", *os.listdir(part)))
+            # a user's files are kept; transformers marks a checkpoint on SIGTERM so
+            marks = ("checkpoint-is-incomplete.txt", *os.listdir(part))
+            shutil.copytree(target, part, dirs_exist_ok=True,
+                            ignore=shutil.ignore_patterns(*marks))
         write_manifest(part, checksums=target.exists())
         if target.exists():
             publish(part, target)

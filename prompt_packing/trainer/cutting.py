@@ -82,32 +82,30 @@ def rounded_cost(
 
 def measure_pass_cost(
     run: Callable, # forward and backward of a batch, waited for
-    small, # a batch of few tokens
-    large, # a batch of more
-    tokens: Callable, # batch -> tokens computed
+    batches: tuple, # one of few tokens, one of more
+    tokens: list[int], # that are computed for each of them
     clock: Callable = time.process_time, # of a device's work: time.perf_counter
 ) -> float: # in tokens
     """The fixed cost of a pass, by the time that each of two batches takes.
 
     The least of several times is the one that least else disturbed."""
-    run(small) # what is made at a first pass is no part of the cost
+    run(batches[0]) # what is made at a first pass is no part of the cost
     least = [math.inf, math.inf]
-    for _ in range(2):
-        for which, batch in enumerate((small, large)):
-            start = clock()
-            run(batch)
-            least[which] = min(least[which], clock() - start)
-    more = tokens(large) - tokens(small)
+    for which in (0, 1, 0, 1):
+        start = clock()
+        run(batches[which])
+        least[which] = min(least[which], clock() - start)
+    more = tokens[1] - tokens[0]
     per_token = (least[1] - least[0]) / more if more > 0 else 0.0
     if per_token <= 0: # nothing but the passes costs anything
-        return float(tokens(large))
-    return max(least[0] / per_token - tokens(small), 0.0)
+        return float(tokens[1])
+    return max(least[0] / per_token - tokens[0], 0.0)
 
 # %% ../../nbs/trainer/cutting.ipynb #163f7493
 USUAL_PASS_COST = 256 # tokens, where none can be measured
 
 class StepCut:
-    "The token budget and the cost of a pass of one training, found out when they matter."
+    "Token budget and cost of a pass of one training, found out when they matter."
     def __init__(self,
         args, # with `token_budget`, `pack`, `pass_cost`
         run: Callable, # batch -> forward and backward of it, waited for
@@ -132,14 +130,15 @@ class StepCut:
                      f"{budget:,}: such rows are computed alone")
         fits = bool(pack) and lengths.sum() <= budget
         # several processes measure together, in the step that is the first for all
-        if not fits or self.processes.number > 1:
+        if self.pass_cost is None and (not fits or self.processes.number > 1):
             self.find_cost(rows, lengths)
         cost = ONE_PASS if fits else self.pass_cost
-        cut = partial(packed_parts, lengths, pack) if pack else partial(padded_parts, lengths)
-        parts = cut(budget, cost)
+        limits = dict(token_budget=budget, pass_cost=cost)
+        cut = partial(packed_parts, pack=pack) if pack else padded_parts
+        parts = cut(lengths, **limits)
         if self.meets:
             most = min(max(self.processes.numbers(len(parts))), len(lengths))
-            parts = parts if len(parts) == most else cut(budget, cost, passes=most)
+            parts = parts if len(parts) == most else cut(lengths, passes=most, **limits)
         return parts
 
     def _find_budget(self, rows: StepRows, lengths: np.ndarray) -> int:
@@ -153,18 +152,17 @@ class StepCut:
 
     def find_cost(self, rows: StepRows, lengths: np.ndarray):
         "Measured, and the same on all processes."
-        if self.pass_cost is not None:
-            return
-        clock = time.process_time if self.args.device.type == "cpu" else time.perf_counter
+        is_cpu = self.args.device.type == "cpu"
+        clock = time.process_time if is_cpu else time.perf_counter
         # the shortest row and many copies of it, or the longest where all are long
         shortest, longest = int(lengths.argmin()), int(lengths.argmax())
         copies = min(160, self.token_budget) // max(int(lengths[shortest]), 1)
-        large = [shortest] * copies if copies > 1 else [longest]
+        batches = [shortest], [shortest] * copies if copies > 1 else [longest]
+        tokens = [len(batch) * int(lengths[batch].max()) for batch in batches]
         try:
             with seeded():
                 cost = measure_pass_cost(
-                    lambda numbers: self.run(rows.take(numbers)), [shortest], large,
-                    lambda numbers: len(numbers) * int(lengths[numbers].max()), clock)
+                    lambda batch: self.run(rows.take(batch)), batches, tokens, clock)
         # the cost only chooses the cut, so a model that fails here may still train, and
         # other processes wait in the sum below
         except FAILURES as error:
@@ -179,7 +177,6 @@ class StepCut:
 
     def load_state_dict(self, state: dict):
         "What the arguments do not say is as it was in the checkpoint."
-        if self.pass_cost is None:
-            self.pass_cost = state.get("pass_cost")
-        if self.token_budget is None:
-            self.token_budget = state.get("token_budget")
+        budget, cost = self.token_budget, self.pass_cost
+        self.token_budget = state.get("token_budget") if budget is None else budget
+        self.pass_cost = state.get("pass_cost") if cost is None else cost

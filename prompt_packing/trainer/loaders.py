@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import (
     DataCollatorWithPadding, PreTrainedTokenizerBase, default_data_collator, set_seed)
@@ -30,7 +29,7 @@ _logger = logging.get_logger(__name__)
 
 # %% auto #0
 __all__ = ['is_default', 'padded_collator', 'PaddingWhereNeeded', 'measured_lengths', 'StepSampler', 'PlannedSteps',
-           'pins_memory', 'data_seed', 'planned_loader', 'StreamPlace', 'stream_loader']
+           'pins_memory', 'planned_loader', 'StreamPlace', 'stream_loader']
 
 # %% ../../nbs/trainer/loaders.ipynb #c0976c97
 def is_default(collator) -> bool:
@@ -40,16 +39,17 @@ def is_default(collator) -> bool:
         pads and isinstance(collator.tokenizer, PreTrainedTokenizerBase))
 
 def padded_collator(
-    model: nn.Module,
+    model: torch.nn.Module,
     processing_class: Any = None, # of the Trainer
-    **options: Any, # of `PaddedCollator`
+    labels_from_ids: bool = False, # where rows bring no labels
 ) -> PaddedCollator:
     "Pads with the token and on the side that the tokenizer says, else the model."
     pad = getattr(processing_class, "pad_token_id", None)
     if pad is None:
         pad = getattr(getattr(model, "config", None), "pad_token_id", None)
     side = getattr(processing_class, "padding_side", "right")
-    return PaddedCollator(pad_token_id=pad or 0, padding_side=side, **options)
+    return PaddedCollator(pad_token_id=pad or 0, padding_side=side,
+                          labels_from_ids=labels_from_ids)
 
 # %% ../../nbs/trainer/loaders.ipynb #c0976c96
 @dataclass(frozen=True)
@@ -118,16 +118,18 @@ class StepSampler:
         rows = self.plan[number]
         if self.world_size == 1:
             return rows.tolist()
+        lengths = self.lengths[rows]
         # a pass costs 256 tokens here: the same on every machine
         limits = dict(token_budget=self.token_budget, pass_cost=256)
         if self.pack:
-            dealt = deal_packed_rows(self.lengths[rows], self.world_size, self.pack, **limits)
+            dealt = deal_packed_rows(lengths, self.world_size, self.pack, **limits)
             parts = list(itertools.chain.from_iterable(dealt[self.rank]))
         else:
-            parts = deal_rows(self.lengths[rows], self.world_size, **limits)[self.rank]
+            parts = deal_rows(lengths, self.world_size, **limits)[self.rank]
         if not parts:
-            raise ValueError(f"step {number} has {len(rows)} rows for {self.world_size} "
-                             "processes: make rows_per_step or tokens_per_step larger")
+            raise ValueError(
+                f"step {number} has {len(rows)} rows for {self.world_size} processes: "
+                "make rows_per_step or tokens_per_step larger")
         return rows[np.concatenate(parts)].tolist()
 
 # %% ../../nbs/trainer/loaders.ipynb #2fcc924f
@@ -152,11 +154,8 @@ class PlannedSteps(DataLoader):
         self.batch_sampler.set_epoch(epoch)
 
 def pins_memory(args) -> bool:
-    "Whether loaders pin batches: if they are to, and the device can read pinned memory."
+    "Whether loaders pin batches: if asked to, where a device reads pinned memory."
     return args.dataloader_pin_memory and args.device.type not in ("cpu", "mps")
-
-def data_seed(args) -> int:
-    return args.seed if args.data_seed is None else args.data_seed
 
 def planned_loader(
     dataset, # rows by number, without the columns that the model does not take
@@ -166,22 +165,23 @@ def planned_loader(
     token_budget: int | None,
 ) -> PlannedSteps:
     "The optimizer steps of `rows_per_step` or `tokens_per_step`."
+    seed = args.seed if args.data_seed is None else args.data_seed
     sampler = StepSampler(
         lengths, args.process_index, args.world_size, token_budget, args.pack,
         rows_per_step=args.rows_per_step or None,
-        tokens_per_step=args.tokens_per_step or None, seed=data_seed(args))
+        tokens_per_step=args.tokens_per_step or None, seed=seed)
     if args.dataloader_num_workers: # where each step seeds its own numbers
-        dataset = _SeededRows(dataset, data_seed(args))
+        dataset = _SeededRows(dataset, seed)
     return PlannedSteps(
         dataset, batch_sampler=sampler, collate_fn=collate,
         num_workers=args.dataloader_num_workers,
         prefetch_factor=args.dataloader_prefetch_factor,
         persistent_workers=args.dataloader_persistent_workers,
         pin_memory=pins_memory(args),
-        generator=torch.Generator().manual_seed(data_seed(args)),
+        generator=torch.Generator().manual_seed(seed),
         # newer than the oldest transformers that we work with
-        multiprocessing_context=getattr(args, "dataloader_multiprocessing_context", None),
-        in_order=getattr(args, "dataloader_in_order", True))
+        multiprocessing_context=vars(args).get("dataloader_multiprocessing_context"),
+        in_order=vars(args).get("dataloader_in_order", True))
 
 # %% ../../nbs/trainer/loaders.ipynb #0c724da7
 class StreamPlace:
@@ -204,7 +204,8 @@ class StreamPlace:
                 found = True
                 yield batch
 
-    def __getitem__(self, i: int):
+    def __getitems__(self, numbers: list[int]): # of one batch, as a loader asks for it
+        i, = numbers
         if self.next is None: # in a resumed run transformers passes over what was read
             self.next = i
         elif i == 0: # an epoch begins
@@ -216,9 +217,6 @@ class StreamPlace:
             if self.next > i:
                 return batch
         raise IndexError(f"batch {i} of a stream that ended after {self.next}")
-
-    def __getitems__(self, numbers: list[int]): # one: a batch, or its rows
-        return self[numbers[0]]
 
     def state_dict(self) -> dict: # JSON-safe, after the last batch that was read
         return {"batches": self.next, "stream": self.stream.state_dict()}
@@ -234,8 +232,8 @@ class StreamPlace:
             self.stream.load_state_dicts([place["stream"] for place in places])
         else:
             raise ValueError(
-                f"the checkpoint was made by {len(places)} processes, and the stream has no "
-                f"load_state_dicts, which would deal its places out to {world_size}")
+                f"the checkpoint was made by {len(places)} processes, and this stream "
+                f"has no load_state_dicts that deals its places out to {world_size}")
         self.batches, self.next = None, None
 
 # %% ../../nbs/trainer/loaders.ipynb #6eda73b8
@@ -261,5 +259,6 @@ def stream_loader(
         return DataLoader(stream, batch_size=None, collate_fn=collate)
     ends = getattr(stream, "finite", True) and args.max_steps <= 0
     numbers = range(stream.count_batches()) if ends else _WithoutEnd()
+    # with a generator of its own dropout keeps its numbers
     return DataLoader(StreamPlace(stream, endless=not ends), sampler=numbers,
-                      collate_fn=collate, generator=torch.Generator()) # dropout keeps its numbers
+                      collate_fn=collate, generator=torch.Generator())

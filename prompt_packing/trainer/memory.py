@@ -91,6 +91,6 @@ def measured_budget(
     each = max((larger - smaller) / 2, 1) # bytes of a row more
     number = max(int((free - smaller) / each) + 1, 1)
     tokens = int(lengths[longest])
-    _logger.warning(f"token_budget='auto': {number * tokens:,} tokens ({free / 1e9:.1f} GB "
-                    f"are free, and a row of {tokens:,} takes {each / 1e6:,.1f} MB)")
+    _logger.warning(f"token_budget='auto': {number * tokens:,} tokens ({free / 1e9:.1f} "
+                    f"GB are free, a row of {tokens:,} takes {each / 1e6:,.1f} MB)")
     return number * tokens

@@ -53,7 +53,8 @@ def _joined(values: tuple, rows: list[int], order: torch.Tensor):
     each = {len(v) / n if v.dim() else 0 for v, n in zip(values, rows)}
     if len(each) > 1 or not each <= {*range(1, 1 + int(max(each)))}:
         raise ValueError("an output has no equal number of entries for each row")
-    return reduce(nested_concat, values).unflatten(0, (sum(rows), -1))[order].flatten(0, 1)
+    joined = reduce(nested_concat, values)
+    return joined.unflatten(0, (sum(rows), -1))[order].flatten(0, 1)
 
 # %% ../../nbs/trainer/predictions.ipynb #80608bce
 def why_not_in_parts(
@@ -106,7 +107,7 @@ class PartPredictions:
             self.say(f"evaluation batches are predicted whole: {reason}")
 
     def __call__(self, predict: Callable, rows: StepRows, parts: list, mean) -> tuple:
-        "Loss, logits and labels of all rows; mean: an `EvaluationMean` that notes losses."
+        "Loss, logits and labels of all rows; `mean`, an `EvaluationMean`, notes losses."
         before = len(mean.parts)
         made = [predict(rows.take(part)) for part in parts]
         noted = mean.parts[before:]

@@ -35,8 +35,8 @@ _logger = logging.get_logger(__name__)
 AHEAD = "rng_before_batch" # a folder in a checkpoint, for a batch that was read ahead
 
 # %% auto #0
-__all__ = ['AHEAD', 'RandomState', 'losses_of_process', 'restore_callbacks', 'random_state', 'set_random_state', 'NotedCollator',
-           'noted_collator_of', 'RunState', 'ExactResumeMixin']
+__all__ = ['AHEAD', 'losses_of_process', 'restore_callbacks', 'set_random_state', 'NotedCollator', 'noted_collator_of',
+           'RunState', 'ExactResumeMixin']
 
 # %% ../../nbs/trainer/resume.ipynb #ab3303b2
 def losses_of_process(saved: list[dict], rank: int, world_size: int) -> dict:
@@ -70,13 +70,9 @@ def restore_callbacks(callbacks: Iterable[TrainerCallback], states: dict) -> Non
                 setattr(callback, attribute, value)
 
 # %% ../../nbs/trainer/resume.ipynb #22f9596c
-RandomState = tuple[tuple, tuple, torch.Tensor] # of python, numpy, torch
-
-def random_state() -> RandomState:
-    "The random numbers that a collator may draw from."
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()
-
-def set_random_state(state: RandomState) -> None:
+def set_random_state(
+    state: tuple[tuple, tuple, torch.Tensor], # of python, numpy, torch
+) -> None:
     random.setstate(state[0])
     np.random.set_state(state[1])
     torch.set_rng_state(state[2])
@@ -90,7 +86,8 @@ class NotedCollator:
 
     def __call__(self, rows: list) -> object:
         with self.around.pop(self.calls, nullcontext()):
-            self.calls, self.before = self.calls + 1, random_state()
+            self.calls += 1
+            self.before = random.getstate(), np.random.get_state(), torch.get_rng_state()
             return self.collate(rows)
 
 def noted_collator_of(dataloader: object) -> NotedCollator | None:
@@ -103,17 +100,15 @@ def noted_collator_of(dataloader: object) -> NotedCollator | None:
     return loader.collate_fn
 
 # %% ../../nbs/trainer/resume.ipynb #c68e5792
-def _warn_of_other_run(output: OutputFolder, step: int, args: TrainingArguments):
+def _warn_of_other_run(output: OutputFolder, step: int) -> None:
     "A later resume would take the highest step, whichever run has written it."
-    if args.save_strategy == "no":
-        return # nobody resumes a run that saves nothing
     paths = checkpoints_in(output.folder)
     beyond = [path.name for other, path in paths.items() if other > step]
     if beyond and output.accelerator.is_main_process:
-        _logger.warning(f"{output.folder} holds {', '.join(beyond)} of another run, "
-                        f"and this one begins at step {step}: "
-                        "resume_from_checkpoint=True takes the highest step. Delete "
-                        "them, or use another folder.")
+        _logger.warning(
+            f"{output.folder} holds {', '.join(beyond)} of another run, and this one "
+            f"begins at step {step}: resume_from_checkpoint=True takes the highest "
+            "step. Delete them, or use another folder.")
 
 def _has_ended(state: TrainerState, callbacks: Iterable[TrainerCallback]) -> bool:
     "Whether nothing is left to train: all steps are, or early stopping has stopped."
@@ -253,7 +248,8 @@ class ExactResumeMixin:
         "Epoch and batch that the run begins with."
         run = self._run_state
         begin = super()._init_training_state(*args, **kwargs)
-        _warn_of_other_run(run.output, self.state.global_step, self.args)
+        if self.args.save_strategy != "no": # else nobody resumes this run
+            _warn_of_other_run(run.output, self.state.global_step)
         if run.checkpoint is None:
             return begin
         if _has_ended(self.state, self.callback_handler.callbacks):
@@ -296,7 +292,7 @@ class ExactResumeMixin:
     def get_batch_samples(self, *args, **kwargs):
         "Before the batches of a step are read."
         run = self._run_state
-        # a stream of ours reads no batch ahead, so here is where the checkpoint was made
+        # a stream of ours reads no batch ahead: here the checkpoint was made
         if run.place is not None and run.checkpoint and not run.has_numbers:
             super()._load_rng_state(run.checkpoint)
             run.has_numbers = True
@@ -326,10 +322,10 @@ class ExactResumeMixin:
         # transformers has no place for the state of a callback that is new in this run
         callbacks = [*self.callback_handler.callbacks, self.control]
         self.state.stateful_callbacks |= {name: [] for name in _by_class(callbacks)}
+        losses = {"unlogged": float(self._tr_loss), "logged": self._total_loss_scalar,
+                  "logged at": self._globalstep_last_logged}
         with run.output.writing(step):
             super()._save_checkpoint(model, trial)
-            losses = {"unlogged": float(self._tr_loss), "logged": self._total_loss_scalar,
-                      "logged at": self._globalstep_last_logged}
             run.output.put_in_place(
                 self.state, run.place_file(self.accelerator, losses))
         if self.args.push_to_hub: # it was aside when transformers did

@@ -21,10 +21,10 @@ from ..accumulation_loss.facts import Kind
 from ..bucketing.packed_rows import PackingWay, lay_end_to_end
 from ..bucketing.packing import way_to_pack
 from ..foundation.mixins import check_order, set_for_now
-from ..foundation.rows import LazyBatch, StepRows
+from ..foundation.rows import LazyBatch, StepRows, seeded
 from ..packed_sequence.mixin import PackedSequenceMixin
 from .cutting import (
-    ONE_PASS, USUAL_PASS_COST, Part, StepCut, packed_parts, padded_batches, padded_parts)
+    ONE_PASS, USUAL_PASS_COST, StepCut, packed_parts, padded_batches, padded_parts)
 from prompt_packing.trainer.loaders import (
     PaddingWhereNeeded, is_default, measured_lengths, padded_collator, pins_memory,
     planned_loader, stream_loader)
@@ -40,13 +40,12 @@ class _StepLoaderMixin:
     _planned = None # the loader of planned steps
 
     def plans_steps(self) -> bool:
-        args = self.args
-        return any(getattr(args, f"{unit}_per_step", None) for unit in ("rows", "tokens"))
+        sizes = "rows_per_step", "tokens_per_step"
+        return any(getattr(self.args, size, None) for size in sizes)
 
     def _validate_args(self):
         stream = self.train_dataset
-        if self.args.max_steps <= 0 and getattr(stream, "finite", False) and \
-                hasattr(stream, "count_batches"):
+        if self.args.max_steps <= 0 and getattr(stream, "finite", False):
             # transformers refuses data without a length where max_steps is not set:
             # one read of the stream counts its batches
             stream.count_batches()
@@ -73,8 +72,9 @@ class _StepLoaderMixin:
             return dataset.data_collator
         makes_steps = self.cuts_steps() or self.plans_steps()
         # as transformers names the loss of a class, for rows that bring no labels
-        from_ids = makes_steps and getattr(self.model, "loss_type", None) == "ForCausalLM"
-        pad = padded_collator(self.model, self.processing_class, labels_from_ids=from_ids)
+        is_causal = getattr(self.model, "loss_type", None) == "ForCausalLM"
+        pad = padded_collator(
+            self.model, self.processing_class, labels_from_ids=makes_steps and is_causal)
         return pad if makes_steps else PaddingWhereNeeded(self.data_collator, pad)
 
     def _planned_loader(self, dataset, description):
@@ -82,8 +82,9 @@ class _StepLoaderMixin:
             raise ValueError("rows_per_step and tokens_per_step need lengths, and an "
                              "IterableDataset has none: leave them out")
         args, collate = self.args, self._collator_of(dataset)
-        lengths = measured_lengths(dataset, getattr(args, "length_column_name", "length"),
-                                   collate, self.model, self.row_length)
+        column = getattr(args, "length_column_name", "length")
+        lengths = measured_lengths(
+            dataset, column, collate, self.model, self.row_length)
         if hasattr(dataset, "remove_columns"):
             dataset = self._remove_unused_columns(dataset, description)
         else:
@@ -94,8 +95,8 @@ class _StepLoaderMixin:
         if self._planned is None:
             return super().get_total_train_batch_size(args)
         # with tokens_per_step a mean, for the log alone
-        rows = round(len(self.train_dataset) / len(self._planned))
-        return args.rows_per_step or max(1, rows)
+        rows = len(self.train_dataset) / len(self._planned)
+        return args.rows_per_step or max(1, round(rows))
 
 # %% ../../nbs/trainer/trainer.ipynb #49661e04
 class _PartPredictionMixin:
@@ -112,34 +113,33 @@ class _PartPredictionMixin:
         if loader.rows is None: # rows are ready-made batches
             return predict(inputs.batch)
         if evaluation.predictions is None:
-            evaluation.predictions = PartPredictions(self._say)
+            evaluation.predictions = PartPredictions(
+                say=partial(self.findings.say, kind=Kind.EXACT))
         predictions, cut = evaluation.predictions, self._known_cut()
         # sharded processes would wait for passes that others lack
         cost = ONE_PASS if cut.meets else cut.pass_cost
         parts = [part.numbers for part in padded_parts(
             loader.lengths(loader.rows.rows), self.token_budget,
             USUAL_PASS_COST if cost is None else cost)]
-        if len(parts) == 1:
-            return predict(inputs.batch)
-        if predictions.why_whole is None: # before the first batch is cut
+        if predictions.why_whole is None and len(parts) > 1: # before the first cut
             with undisturbed(self._steps.passes.bare(model)), \
                     set_for_now(self, is_asking=True), set_for_now(mean, paused=True):
                 predictions.try_parts(predict, loader.few(self.token_budget),
                                       bool(evaluation.known.ways))
-        if predictions.why_whole:
+        if predictions.why_whole or len(parts) == 1:
             return predict(inputs.batch)
         return predictions(predict, loader.rows, parts, mean)
 
 # %% ../../nbs/trainer/trainer.ipynb #430fad6c
 class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
-    """Steps by `args.rows_per_step` or `args.tokens_per_step`, cut by `args.token_budget`
-    and `args.pack`; streams of rows.
+    """Steps by `args.rows_per_step` or `args.tokens_per_step`, cut by
+    `args.token_budget` and `args.pack`; streams of rows.
 
-    List it before the Trainer class and after `ExactLossMixin`, which makes the gradient
-    of a cut step that of the uncut one:
+    List it before the Trainer class and after `ExactLossMixin`, which makes the
+    gradient of a cut step that of the uncut one:
     `class T(ExactLossMixin, TokenBudgetMixin, Trainer)`.
-    Raises `TypeError` for another order, `ValueError` for a model that cannot be trained
-    on packed rows, and for arguments that contradict each other.
+    Raises `TypeError` for another order, `ValueError` for a model that cannot be
+    trained on packed rows, and for arguments that contradict each other.
 
     The moments of a run, in order:
 
@@ -170,8 +170,8 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
         before = cls.__mro__[:cls.__mro__.index(TokenBudgetMixin)]
         if issubclass(cls, transformers.Trainer) and ExactLossMixin not in before:
             raise TypeError(
-                f"{cls.__name__}: token_budget cuts steps, and ExactLossMixin keeps their "
-                f"gradient: write class {cls.__name__}(ExactLossMixin, TokenBudgetMixin)")
+                f"{cls.__name__}: ExactLossMixin keeps the gradient of steps that are cut: "
+                f"write class {cls.__name__}(ExactLossMixin, TokenBudgetMixin, ...)")
 
     def cuts_steps(self) -> bool:
         args = self.args
@@ -186,11 +186,8 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
         return budget if isinstance(budget, int) else getattr(
             self._cut, "token_budget", None)
 
-    def _say(self, text: str):
-        self.findings.say(text, Kind.EXACT)
-
     def _prepare_for_training(self, *args, **kwargs):
-        "A model that cannot be trained on packed rows is refused before the first step."
+        "A model that cannot be trained on packed rows is refused before a step."
         self._cut = None # what is known of another training does not hold for this
         prepared = super()._prepare_for_training(*args, **kwargs)
         if getattr(self.args, "pack", None):
@@ -213,35 +210,38 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
         "Where a loader's batch is the step, its workers cut and collate."
         cut, has_workers = self._known_cut(), getattr(dataloader, "num_workers", 0)
         is_step = self.args.gradient_accumulation_steps == 1 and not cut.meets
-        # workers cannot measure: in the first epoch this process may do it
-        is_known = cut.token_budget is not None and cut.pass_cost is not None
-        if self.args.pack or not has_workers or not is_step or not is_known:
+        if self.args.pack or cut.token_budget is None or not has_workers or not is_step:
             return None
-        return partial(padded_batches, lengths=self.row_lengths,
-                       token_budget=cut.token_budget, pass_cost=cut.pass_cost)
+        data = dataloader.dataset
+        # workers cannot measure, so this process does before they start
+        if cut.pass_cost is None and not isinstance(data, IterableDataset):
+            with seeded(): # what reading a row draws
+                number = min(len(data), self.args.train_batch_size)
+                few = StepRows([data[i] for i in range(number)], self.row_lengths.collate)
+            cut.find_cost(few, self.row_lengths(few.rows))
+        return None if cut.pass_cost is None else partial(
+            padded_batches, lengths=self.row_lengths, token_budget=cut.token_budget,
+            pass_cost=cut.pass_cost)
 
     def _known_cut(self) -> StepCut:
         if self._cut is None:
             self._cut = StepCut(
                 self.args, self.run_without_trace, self._steps.processes,
-                self._steps.passes.bare(self.model), self._say)
+                self._steps.passes.bare(self.model),
+                say=partial(self.findings.say, kind=Kind.EXACT))
         return self._cut
 
     def cut_step(self, rows: StepRows) -> tuple[list, list]:
-        """The parts in which these rows are computed, and the batches to count items of.
+        """The parts of a step of these rows, and the batches to count items of.
 
         These are the collator's. Packed rows have fewer labels: the first of a sequence
         is no target there, and for a loss that is not known to shift transformers
         counts it."""
         parts, counted = [], []
         for part in self._known_cut()(rows, self.row_lengths(rows.rows)):
-            if part.layout is None:
-                batch = rows.take(part.numbers)
-                counted.append(batch)
-            else:
-                batch, singles = self._packed(rows, part)
-                counted += singles
+            batch, collated = self._batch_of(rows, part)
             parts.append(batch)
+            counted += collated
         device = self.args.device
         if device.type != "cpu": # all of them before the first is computed
             parts = [send_to_device(part, device, non_blocking=True) for part in parts]
@@ -253,17 +253,21 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
         if not pack:
             return few.take()
         part, = packed_parts(self.row_lengths(few.rows), pack, None, ONE_PASS)
-        return self._packed(few, part)[0]
+        return self._batch_of(few, part)[0]
 
-    def _packed(self, rows: StepRows, part: Part) -> tuple[dict, list]:
-        "What the collator makes of each row alone, laid end to end, and these batches."
-        singles = [rows.take([number]) for number in part.numbers]
+    def _batch_of(self, rows: StepRows, part) -> tuple[dict, list]:
+        "The batch of a part, and the batches that the collator made for it."
+        if part.layout is None:
+            batch = rows.take(part.numbers)
+            return batch, [batch]
+        singles = [rows.take([number]) for number in part.numbers] # of one row each
         return lay_end_to_end(singles, part.layout, self._packing_way), singles
 
     def _save_optimizer_and_scheduler(self, output_dir):
         super()._save_optimizer_and_scheduler(output_dir)
         if self.args.should_save and self._cut is not None:
-            Path(output_dir, "step_cut.json").write_text(json.dumps(self._cut.state_dict()))
+            state = json.dumps(self._cut.state_dict())
+            Path(output_dir, "step_cut.json").write_text(state)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -278,8 +282,8 @@ class Trainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin, ExactResume
 
     With none of `token_budget`, `pack`, `rows_per_step` and `tokens_per_step` set it
     makes the batches that transformers makes. Data sets may bring their own collator
-    (attribute `data_collator`) and streams their batches (attribute `batch_size = None`);
-    batches may hold `PackedSequence`s."""
+    (attribute `data_collator`) and streams their batches (attribute
+    `batch_size = None`); batches may hold `PackedSequence`s."""
 
 class Seq2SeqTrainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin,
                      ExactResumeMixin, transformers.Seq2SeqTrainer):
