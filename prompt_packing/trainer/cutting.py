@@ -12,18 +12,22 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import psutil
 import torch
+from torch.autograd.graph import saved_tensors_hooks
+from transformers.utils import logging
 
 from ..accumulation_loss.asking import is_sharded
 from ..accumulation_loss.looks import FAILURES, short
 from ..accumulation_loss.processes import AllProcesses
 from ..bucketing.cut import cut_packed_rows, cut_rows
 from ..foundation.rows import RowLengths, StepRows, seeded
-from .memory import free_bytes, measured_budget
+
+_logger = logging.get_logger(__name__)
 
 # %% auto #0
 __all__ = ['ONE_PASS', 'USUAL_PASS_COST', 'Part', 'padded_parts', 'packed_parts', 'padded_batches', 'rounded_cost',
-           'measure_pass_cost', 'StepCut']
+           'measure_pass_cost', 'kept_bytes', 'peak_of', 'free_bytes', 'measured_budget', 'StepCut']
 
 # %% ../../nbs/trainer/cutting.ipynb #c109ba2a
 ONE_PASS = 2 ** 40 # tokens: a pass so dear that few are made
@@ -100,6 +104,81 @@ def measure_pass_cost(
     if per_token <= 0: # nothing but the passes costs anything
         return float(tokens[1])
     return max(least[0] / per_token - tokens[0], 0.0)
+
+# %% ../../nbs/trainer/cutting.ipynb #e1565736
+def kept_bytes(
+    compute: Callable, # calls the model
+    model: torch.nn.Module,
+) -> int:
+    "Bytes that autograd keeps meanwhile, without those of the parameters."
+    storages = {} # address -> bytes: several tensors may share one
+
+    def note(tensor):
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        compute()
+    for own in [*model.parameters(), *model.buffers()]:
+        storages.pop(own.untyped_storage().data_ptr(), None)
+    return sum(storages.values())
+
+# %% ../../nbs/trainer/cutting.ipynb #397acbc2
+def peak_of(
+    run: Callable, # computes forward and backward of a batch
+    batch,
+    model: torch.nn.Module,
+    device: torch.device,
+) -> int: # bytes
+    "Bytes that one pass needs besides the parameters."
+    memory = torch.get_device_module(device)
+    if not hasattr(memory, "reset_peak_memory_stats"): # the CPU's, and Apple's GPUs'
+        return kept_bytes(lambda: run(batch), model)
+    torch.accelerator.synchronize()
+    memory.reset_peak_memory_stats(device)
+    before = memory.memory_allocated(device)
+    run(batch)
+    torch.accelerator.synchronize()
+    return memory.max_memory_allocated(device) - before
+
+# %% ../../nbs/trainer/cutting.ipynb #53c6f651
+def free_bytes(
+    model: torch.nn.Module,
+    device: torch.device,
+    share: float = 0.9, # of what is free; the rest is for fragments and other programs
+) -> float:
+    "Memory for activations."
+    if device.type in ("cpu", "mps"): # Apple's GPUs share it
+        free = psutil.virtual_memory().available
+    else:
+        memory = torch.get_device_module(device)
+        free, _ = memory.mem_get_info(device)
+        free += memory.memory_reserved(device) - memory.memory_allocated(device)
+    trained = [p for p in model.parameters() if p.requires_grad and p.grad is None]
+    return share * free - 3 * sum(p.numel() * p.element_size() for p in trained)
+
+
+# %% ../../nbs/trainer/cutting.ipynb #mb5d0002
+def measured_budget(
+    rows: StepRows, # of a step
+    lengths: np.ndarray, # tokens in each of them
+    run: Callable, # computes forward and backward of a batch
+    model: torch.nn.Module,
+    free: float, # bytes
+) -> int: # tokens, at least those of the longest row
+    "`token_budget` for \"auto\", said in one line."
+    longest = int(lengths.argmax())
+    one, three = rows.take([longest]), rows.take([longest] * 3)
+    device = next(model.parameters()).device
+    run(one) # the first one allocates
+    smaller, larger = (peak_of(run, batch, model, device) for batch in (one, three))
+    each = max((larger - smaller) / 2, 1) # bytes of a row more
+    number = max(int((free - smaller) / each) + 1, 1)
+    tokens = int(lengths[longest])
+    _logger.warning(f"token_budget='auto': {number * tokens:,} tokens ({free / 1e9:.1f} "
+                    f"GB are free, a row of {tokens:,} takes {each / 1e6:,.1f} MB)")
+    return number * tokens
 
 # %% ../../nbs/trainer/cutting.ipynb #163f7493
 USUAL_PASS_COST = 256 # tokens, where none can be measured
