@@ -242,9 +242,8 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
             batch, collated = self._batch_of(rows, part)
             parts.append(batch)
             counted += collated
-        device = self.args.device
-        if device.type != "cpu": # all of them before the first is computed
-            parts = [send_to_device(part, device, non_blocking=True) for part in parts]
+        if self.args.device.type != "cpu": # all of them before the first is computed
+            parts = send_to_device(parts, self.args.device, self.accelerator.non_blocking)
         return parts, counted
 
     def make_part(self, rows: StepRows, numbers):
