@@ -168,12 +168,14 @@ def measured_budget(
     free: float, # bytes
 ) -> int: # tokens, at least those of the longest row
     "`token_budget` for \"auto\", said in one line."
+    # the dearest micro-batch of a budget has rows of this length
     longest = int(lengths.argmax())
     one, three = rows.take([longest]), rows.take([longest] * 3)
     device = next(model.parameters()).device
     run(one) # the first one allocates
     smaller, larger = (peak_of(run, batch, model, device) for batch in (one, three))
     each = max((larger - smaller) / 2, 1) # bytes of a row more
+    # besides the first row, whose peak has what does not grow with rows
     number = max(int((free - smaller) / each) + 1, 1)
     tokens = int(lengths[longest])
     _logger.warning(f"token_budget='auto': {number * tokens:,} tokens ({free / 1e9:.1f} "
@@ -215,7 +217,7 @@ class StepCut:
         limits = dict(token_budget=budget, pass_cost=cost)
         cut = partial(packed_parts, pack=pack) if pack else padded_parts
         parts = cut(lengths, **limits)
-        if self.meets:
+        if self.meets: # the process with the most passes sets the number of all
             most = min(max(self.processes.numbers(len(parts))), len(lengths))
             parts = parts if len(parts) == most else cut(lengths, passes=most, **limits)
         return parts
@@ -231,6 +233,7 @@ class StepCut:
 
     def find_cost(self, rows: StepRows, lengths: np.ndarray):
         "Measured, and the same on all processes."
+        # other programs do not disturb a processor's time; a device's has to be waited for
         is_cpu = self.args.device.type == "cpu"
         clock = time.process_time if is_cpu else time.perf_counter
         # the shortest row and many copies of it, or the longest where all are long

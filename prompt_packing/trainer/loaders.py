@@ -141,7 +141,7 @@ class _SeededRows(Dataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, rows: DealtRows):
+    def __getitems__(self, rows: DealtRows): # with `place`: epoch, step, process
         sequence = np.random.SeedSequence([self.seed, *rows.place])
         set_seed(int(sequence.generate_state(1)[0]))
         read = getattr(self.dataset, "__getitems__", None)
@@ -212,7 +212,7 @@ class StreamPlace:
             self.batches, self.next = None, 0
         if self.batches is None:
             self.batches = self._read()
-        for batch in self.batches:
+        for batch in self.batches: # those before `i` are passed over
             self.next += 1
             if self.next > i:
                 return batch

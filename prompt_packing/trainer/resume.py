@@ -163,7 +163,8 @@ class RunState:
         self.epoch, self.batches = epoch, passed_over
         if self.noted is None:
             return
-        # a stream is read again, and collated, to be passed over
+        # a stream is read again, and collated, to be passed over; of numbered rows
+        # accelerate passes over the numbers, and the collator is not called
         self.noted.calls = 0 if is_stream else passed_over
         # at the beginning of an epoch transformers restores them before it reads
         resumes = passed_over and self.saved
@@ -186,6 +187,7 @@ class RunState:
         # when all have come here, all have written
         places, all_losses = zip(*gather_object([(state, losses)]))
         epoch, batches = self.epoch, self.batches
+        # after the last batch of an epoch a resumed run begins with the next one
         if accelerator.gradient_state.end_of_dataloader:
             epoch, batches = epoch + 1, 0
         return json.dumps({"places": places, "losses": all_losses,
@@ -253,7 +255,9 @@ class ExactResumeMixin:
         if run.checkpoint is None:
             return begin
         if _has_ended(self.state, self.callback_handler.callbacks):
-            return sys.maxsize, 0 # no epoch is left; transformers trains a stream on
+            # no epoch is left; otherwise transformers trains a stream on, and rows by
+            # one step more where max_steps lies within an epoch
+            return sys.maxsize, 0
         if self.args.ignore_data_skip:
             return begin
         return run.place_in_passes(self.train_dataset, self.args.world_size) or begin
@@ -306,7 +310,7 @@ class ExactResumeMixin:
         "After a step; callbacks have had a new checkpoint in `on_save` at its end."
         run = self._run_state
         run.open_step = None
-        if run.saves_after_step:
+        if run.saves_after_step: # wanted before the optimizer had stepped
             self.control.should_save, run.saves_after_step = True, False
         super()._maybe_log_save_evaluate(*args, **kwargs)
         run.output.seal()
@@ -319,7 +323,8 @@ class ExactResumeMixin:
         if run.open_step == step: # half a step cannot be resumed
             run.saves_after_step = True
             return
-        # transformers has no place for the state of a callback that is new in this run
+        # transformers puts the state of a callback where the checkpoint had one, and
+        # fails for a callback that is new in this run: a place for each, empty
         callbacks = [*self.callback_handler.callbacks, self.control]
         self.state.stateful_callbacks |= {name: [] for name in _by_class(callbacks)}
         losses = {"unlogged": float(self._tr_loss), "logged": self._total_loss_scalar,
@@ -341,6 +346,7 @@ class ExactResumeMixin:
         "Also the numbers before a batch that was read ahead."
         super()._save_rng_state(output_dir)
         noted = self._run_state.noted
+        # accelerate's loader reads one batch ahead, whose numbers were drawn before
         if noted is not None and noted.calls > self._run_state.batches:
             with seeded(): # afterwards the numbers are as before
                 set_random_state(noted.before)

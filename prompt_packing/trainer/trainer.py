@@ -242,7 +242,8 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
             batch, collated = self._batch_of(rows, part)
             parts.append(batch)
             counted += collated
-        if self.args.device.type != "cpu": # all of them before the first is computed
+        # all of them now: later a copy would wait for what the device computes
+        if self.args.device.type != "cpu":
             parts = send_to_device(parts, self.args.device, self.accelerator.non_blocking)
         return parts, counted
 
