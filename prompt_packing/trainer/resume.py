@@ -193,8 +193,53 @@ class RunState:
         return json.dumps({"places": places, "losses": all_losses,
                            "epoch": epoch, "batches": batches})
 
+# %% ../../nbs/trainer/resume.ipynb #8ef634b6
+class _WholeCheckpointMixin:
+    "Once a checkpoint `_save_checkpoint`, which calls the others."
+    def _save_checkpoint(self, model, trial):
+        "transformers writes it aside; then all processes put it in place."
+        run, step = self._run_state, self.state.global_step
+        if run.output is None: # by hand, outside of a training
+            return super()._save_checkpoint(model, trial)
+        if run.open_step == step: # half a step cannot be resumed
+            run.saves_after_step = True
+            return
+        # transformers puts the state of a callback where the checkpoint had one, and
+        # fails for a callback that is new in this run: a place for each, empty
+        callbacks = [*self.callback_handler.callbacks, self.control]
+        self.state.stateful_callbacks |= {name: [] for name in _by_class(callbacks)}
+        losses = {"unlogged": float(self._tr_loss), "logged": self._total_loss_scalar,
+                  "logged at": self._globalstep_last_logged}
+        with run.output.writing(step):
+            super()._save_checkpoint(model, trial)
+            run.output.put_in_place(
+                self.state, run.place_file(self.accelerator, losses))
+        if self.args.push_to_hub: # it was aside when transformers did
+            super()._push_from_checkpoint(str(run.output.path(step)))
+
+    def _get_output_dir(self, trial):
+        "Where transformers writes a checkpoint."
+        if self._run_state.is_aside:
+            return str(self._run_state.output.aside)
+        return super()._get_output_dir(trial)
+
+    def _save_rng_state(self, output_dir):
+        "Also the numbers before a batch that was read ahead."
+        super()._save_rng_state(output_dir)
+        noted = self._run_state.noted
+        # accelerate's loader reads one batch ahead, whose numbers were drawn before
+        if noted is not None and noted.calls > self._run_state.batches:
+            with seeded(): # afterwards the numbers are as before
+                set_random_state(noted.before)
+                super()._save_rng_state(os.path.join(output_dir, AHEAD))
+
+    def _push_from_checkpoint(self, checkpoint_folder):
+        "What is pushed is the checkpoint in place."
+        if not self._run_state.is_aside:
+            super()._push_from_checkpoint(checkpoint_folder)
+
 # %% ../../nbs/trainer/resume.ipynb #922392a9
-class ExactResumeMixin:
+class ExactResumeMixin(_WholeCheckpointMixin):
     """Checkpoints whole or not at all; a resumed run ends like an undisturbed one.
 
     Put it before a Trainer: `class T(ExactResumeMixin, transformers.Trainer)`. With
@@ -314,48 +359,6 @@ class ExactResumeMixin:
             self.control.should_save, run.saves_after_step = True, False
         super()._maybe_log_save_evaluate(*args, **kwargs)
         run.output.seal()
-
-    def _save_checkpoint(self, model, trial):
-        "transformers writes it aside; then all processes put it in place."
-        run, step = self._run_state, self.state.global_step
-        if run.output is None: # by hand, outside of a training
-            return super()._save_checkpoint(model, trial)
-        if run.open_step == step: # half a step cannot be resumed
-            run.saves_after_step = True
-            return
-        # transformers puts the state of a callback where the checkpoint had one, and
-        # fails for a callback that is new in this run: a place for each, empty
-        callbacks = [*self.callback_handler.callbacks, self.control]
-        self.state.stateful_callbacks |= {name: [] for name in _by_class(callbacks)}
-        losses = {"unlogged": float(self._tr_loss), "logged": self._total_loss_scalar,
-                  "logged at": self._globalstep_last_logged}
-        with run.output.writing(step):
-            super()._save_checkpoint(model, trial)
-            run.output.put_in_place(
-                self.state, run.place_file(self.accelerator, losses))
-        if self.args.push_to_hub: # it was aside when transformers did
-            super()._push_from_checkpoint(str(run.output.path(step)))
-
-    def _get_output_dir(self, trial):
-        "Where transformers writes a checkpoint."
-        if self._run_state.is_aside:
-            return str(self._run_state.output.aside)
-        return super()._get_output_dir(trial)
-
-    def _save_rng_state(self, output_dir):
-        "Also the numbers before a batch that was read ahead."
-        super()._save_rng_state(output_dir)
-        noted = self._run_state.noted
-        # accelerate's loader reads one batch ahead, whose numbers were drawn before
-        if noted is not None and noted.calls > self._run_state.batches:
-            with seeded(): # afterwards the numbers are as before
-                set_random_state(noted.before)
-                super()._save_rng_state(os.path.join(output_dir, AHEAD))
-
-    def _push_from_checkpoint(self, checkpoint_folder):
-        "What is pushed is the checkpoint in place."
-        if not self._run_state.is_aside:
-            super()._push_from_checkpoint(checkpoint_folder)
 
     def _finalize_training(self, *args, **kwargs):
         "`train_loss` becomes that of all starts of the run."

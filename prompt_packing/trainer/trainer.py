@@ -36,7 +36,7 @@ __all__ = ['TokenBudgetMixin', 'Trainer', 'Seq2SeqTrainer']
 
 # %% ../../nbs/trainer/trainer.ipynb #45c00b8d
 class _StepLoaderMixin:
-    "Once at the beginning `_validate_args`, once a loader `_get_dataloader`."
+    "Once `_validate_args`, once a loader `_get_dataloader`, once an epoch `cut_in_worker`."
     _planned = None # the loader of planned steps
 
     def plans_steps(self) -> bool:
@@ -97,6 +97,23 @@ class _StepLoaderMixin:
         # with tokens_per_step a mean, for the log alone
         rows = len(self.train_dataset) / len(self._planned)
         return args.rows_per_step or max(1, round(rows))
+
+    def cut_in_worker(self, dataloader) -> Callable | None: # `StepRows` -> batches
+        "Where a loader's batch is the step, its workers cut and collate."
+        cut, has_workers = self._known_cut(), getattr(dataloader, "num_workers", 0)
+        is_step = self.args.gradient_accumulation_steps == 1 and not cut.meets
+        if self.args.pack or cut.token_budget is None or not has_workers or not is_step:
+            return None
+        data = dataloader.dataset
+        # workers cannot measure, so this process does before they start
+        if cut.pass_cost is None and not isinstance(data, IterableDataset):
+            with seeded(): # what reading a row draws
+                number = min(len(data), self.args.train_batch_size)
+                few = StepRows([data[i] for i in range(number)], self.row_lengths.collate)
+            cut.find_cost(few, self.row_lengths(few.rows))
+        return None if cut.pass_cost is None else partial(
+            padded_batches, lengths=self.row_lengths, token_budget=cut.token_budget,
+            pass_cost=cut.pass_cost)
 
 # %% ../../nbs/trainer/trainer.ipynb #49661e04
 class _PartPredictionMixin:
@@ -205,23 +222,6 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
             passes.loss(model, batch, passes.count([batch])).backward()
         if self.args.device.type != "cpu": # time or memory is measured: wait for it
             torch.accelerator.synchronize()
-
-    def cut_in_worker(self, dataloader) -> Callable | None: # `StepRows` -> batches
-        "Where a loader's batch is the step, its workers cut and collate."
-        cut, has_workers = self._known_cut(), getattr(dataloader, "num_workers", 0)
-        is_step = self.args.gradient_accumulation_steps == 1 and not cut.meets
-        if self.args.pack or cut.token_budget is None or not has_workers or not is_step:
-            return None
-        data = dataloader.dataset
-        # workers cannot measure, so this process does before they start
-        if cut.pass_cost is None and not isinstance(data, IterableDataset):
-            with seeded(): # what reading a row draws
-                number = min(len(data), self.args.train_batch_size)
-                few = StepRows([data[i] for i in range(number)], self.row_lengths.collate)
-            cut.find_cost(few, self.row_lengths(few.rows))
-        return None if cut.pass_cost is None else partial(
-            padded_batches, lengths=self.row_lengths, token_budget=cut.token_budget,
-            pass_cost=cut.pass_cost)
 
     def _known_cut(self) -> StepCut:
         if self._cut is None:
