@@ -129,9 +129,9 @@ def peak_of(
     run: Callable, # computes forward and backward of a batch
     batch,
     model: torch.nn.Module,
-    device: torch.device,
 ) -> int: # bytes
     "Bytes that one pass needs besides the parameters."
+    device = next(model.parameters()).device
     memory = torch.get_device_module(device)
     if not hasattr(memory, "reset_peak_memory_stats"): # the CPU's, and Apple's GPUs'
         return kept_bytes(lambda: run(batch), model)
@@ -171,9 +171,8 @@ def measured_budget(
     # the dearest micro-batch of a budget has rows of this length
     longest = int(lengths.argmax())
     one, three = rows.take([longest]), rows.take([longest] * 3)
-    device = next(model.parameters()).device
     run(one) # the first one allocates
-    smaller, larger = (peak_of(run, batch, model, device) for batch in (one, three))
+    smaller, larger = (peak_of(run, batch, model) for batch in (one, three))
     each = max((larger - smaller) / 2, 1) # bytes of a row more
     # besides the first row, whose peak has what does not grow with rows
     number = max(int((free - smaller) / each) + 1, 1)

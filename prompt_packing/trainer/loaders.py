@@ -17,19 +17,18 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from transformers import (
     DataCollatorWithPadding, PreTrainedTokenizerBase, default_data_collator, set_seed)
-from transformers.utils import logging
 
+from ..accumulation_loss.looks import FAILURES
 from ..bucketing.batches import as_lengths
 from ..bucketing.collating import PaddedCollator, stored_lengths
 from ..bucketing.cut import deal_packed_rows, deal_rows
 from ..bucketing.steps import DealtRows, StepPlan, plan_steps
+from ..foundation.mixins import in_eval_mode
 from ..foundation.rows import RowLengths, seeded
 
-_logger = logging.get_logger(__name__)
-
 # %% auto #0
-__all__ = ['is_default', 'padded_collator', 'PaddingWhereNeeded', 'measured_lengths', 'StepSampler', 'PlannedSteps',
-           'pins_memory', 'planned_loader', 'StreamPlace', 'stream_loader']
+__all__ = ['is_default', 'padded_collator', 'predicts_next_token', 'PaddingWhereNeeded', 'measured_lengths', 'StepSampler',
+           'PlannedSteps', 'pins_memory', 'planned_loader', 'StreamPlace', 'stream_loader']
 
 # %% ../../nbs/trainer/loaders.ipynb #c0976c97
 def is_default(collator) -> bool:
@@ -50,6 +49,19 @@ def padded_collator(
     side = getattr(processing_class, "padding_side", "right")
     return PaddedCollator(pad_token_id=pad or 0, padding_side=side,
                           labels_from_ids=labels_from_ids)
+
+# %% ../../nbs/trainer/loaders.ipynb #d3333b88
+def predicts_next_token(model: torch.nn.Module) -> bool:
+    "Whether a row whose only label is that of its first token has no loss."
+    try:
+        device = next(model.parameters()).device
+        ids = torch.tensor([[1, 2, 3, 4]], device=device)
+        labels = torch.tensor([[0, -100, -100, -100]], device=device)
+        with seeded(), in_eval_mode(model), torch.no_grad():
+            loss = float(model(input_ids=ids, labels=labels).loss)
+        return not loss > 0 # of nothing: 0, or not a number
+    except FAILURES: # it takes no token ids, or no labels for each of them
+        return False
 
 # %% ../../nbs/trainer/loaders.ipynb #c0976c96
 @dataclass(frozen=True)
@@ -247,10 +259,7 @@ def stream_loader(
     args, # `TrainingArguments`
     is_training: bool,
 ) -> DataLoader:
-    "A loader of a stream's batches."
-    if args.dataloader_num_workers:
-        _logger.warning_once("A stream reads ahead by itself: dataloader_num_workers "
-                             "is not used for it.")
+    "A loader of a stream's batches, without workers: streams read ahead themselves."
     collate = lambda batch: batch # as it is
     if hasattr(stream, "yields_rows"):
         stream = copy.copy(stream) # whoever gave it may iterate over it too

@@ -70,9 +70,7 @@ def restore_callbacks(callbacks: Iterable[TrainerCallback], states: dict) -> Non
                 setattr(callback, attribute, value)
 
 # %% ../../nbs/trainer/resume.ipynb #22f9596c
-def set_random_state(
-    state: tuple[tuple, tuple, torch.Tensor], # of python, numpy, torch
-) -> None:
+def set_random_state(state: tuple) -> None: # of python, numpy, torch
     random.setstate(state[0])
     np.random.set_state(state[1])
     torch.set_rng_state(state[2])

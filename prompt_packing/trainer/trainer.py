@@ -25,9 +25,9 @@ from ..foundation.rows import LazyBatch, StepRows, seeded
 from ..packed_sequence.mixin import PackedSequenceMixin
 from .cutting import (
     ONE_PASS, USUAL_PASS_COST, StepCut, packed_parts, padded_batches, padded_parts)
-from prompt_packing.trainer.loaders import (
+from .loaders import (
     PaddingWhereNeeded, is_default, measured_lengths, padded_collator, pins_memory,
-    planned_loader, stream_loader)
+    planned_loader, predicts_next_token, stream_loader)
 from .predictions import PartPredictions
 from .resume import ExactResumeMixin
 
@@ -37,7 +37,7 @@ __all__ = ['TokenBudgetMixin', 'Trainer', 'Seq2SeqTrainer']
 # %% ../../nbs/trainer/trainer.ipynb #45c00b8d
 class _StepLoaderMixin:
     "Once `_validate_args`, once a loader `_get_dataloader`, once an epoch `cut_in_worker`."
-    _planned = None # the loader of planned steps
+    _planned_rows: int | None = None # of a planned step, on average
 
     def plans_steps(self) -> bool:
         sizes = "rows_per_step", "tokens_per_step"
@@ -55,8 +55,9 @@ class _StepLoaderMixin:
         if getattr(dataset, "batch_size", 0) is None: # torch's sign for ready batches
             return stream_loader(dataset, self.args, is_training)
         if is_training and self.plans_steps():
-            self._planned = self._planned_loader(dataset, description)
-            return self._planned
+            loader = self._planned_loader(dataset, description)
+            self._planned_rows = max(1, round(len(dataset) / len(loader)))
+            return loader
         # only CPU tensors can be pinned, and a `TextCache` may keep its rows on the GPU
         pin = pins_memory(self.args) and not getattr(dataset, "on_device", False)
         with set_for_now(self, data_collator=self._collator_of(dataset)), \
@@ -71,10 +72,8 @@ class _StepLoaderMixin:
         if getattr(dataset, "data_collator", None) is not None:
             return dataset.data_collator
         makes_steps = self.cuts_steps() or self.plans_steps()
-        # as transformers names the loss of a class, for rows that bring no labels
-        is_causal = getattr(self.model, "loss_type", None) == "ForCausalLM"
-        pad = padded_collator(
-            self.model, self.processing_class, labels_from_ids=makes_steps and is_causal)
+        from_ids = makes_steps and predicts_next_token(self.model)
+        pad = padded_collator(self.model, self.processing_class, from_ids)
         return pad if makes_steps else PaddingWhereNeeded(self.data_collator, pad)
 
     def _planned_loader(self, dataset, description):
@@ -92,11 +91,7 @@ class _StepLoaderMixin:
         return planned_loader(dataset, lengths, collate, args, self.token_budget)
 
     def get_total_train_batch_size(self, args) -> int:
-        if self._planned is None:
-            return super().get_total_train_batch_size(args)
-        # with tokens_per_step a mean, for the log alone
-        rows = len(self.train_dataset) / len(self._planned)
-        return args.rows_per_step or max(1, round(rows))
+        return self._planned_rows or super().get_total_train_batch_size(args)
 
     def cut_in_worker(self, dataloader) -> Callable | None: # `StepRows` -> batches
         "Where a loader's batch is the step, its workers cut and collate."
