@@ -22,7 +22,7 @@ class BudgetArguments:
     With none of these set, batches are as transformers makes them. Raises `TypeError`
     and `ValueError` for values and combinations that mean nothing."""
     token_budget: int | str | None = field(default=None, metadata={"help":
-        "Most tokens computed at once on a device, padding included: rows x longest row. "
+        "Most tokens computed at once on a device, with padding: rows x longest row. "
         "Changes nothing but time and memory. 'auto': as many as fit into memory."})
     pack: int | None = field(default=None, metadata={"help":
         "Put training sequences end to end into rows of this many tokens. "
@@ -41,7 +41,7 @@ class BudgetArguments:
         super().__post_init__()
         if self.pack is True:
             if not isinstance(self.token_budget, int):
-                raise ValueError("pack=True makes rows of token_budget tokens: give that "
+                raise ValueError("pack=True: rows of token_budget tokens. Give that "
                                  "as a number, or pack=512 (any number of tokens)")
             self.pack = self.token_budget
         for name in ("token_budget", "pack", "rows_per_step", "tokens_per_step"):

@@ -177,8 +177,8 @@ def measured_budget(
     # besides the first row, whose peak has what does not grow with rows
     number = max(int((free - smaller) / each) + 1, 1)
     tokens = int(lengths[longest])
-    _logger.warning(f"token_budget='auto': {number * tokens:,} tokens ({free / 1e9:.1f} "
-                    f"GB are free, a row of {tokens:,} takes {each / 1e6:,.1f} MB)")
+    _logger.warning(f"token_budget='auto': {number * tokens:,} tokens ({free / 1e9:.1f}"
+                    f" GB are free, a row of {tokens:,} takes {each / 1e6:,.1f} MB)")
     return number * tokens
 
 # %% ../../nbs/trainer/cutting.ipynb #163f7493
@@ -232,7 +232,7 @@ class StepCut:
 
     def find_cost(self, rows: StepRows, lengths: np.ndarray):
         "Measured, and the same on all processes."
-        # other programs do not disturb a processor's time; a device's has to be waited for
+        # other programs do not disturb a processor's time; a device is waited for
         is_cpu = self.args.device.type == "cpu"
         clock = time.process_time if is_cpu else time.perf_counter
         # the shortest row and many copies of it, or the longest where all are long

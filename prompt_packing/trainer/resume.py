@@ -79,13 +79,13 @@ class NotedCollator:
     "A collator; the random numbers before its last batch are kept."
     def __init__(self, collate: Callable):
         self.collate = collate
-        self.calls, self.before = 0, None # batches; the state before the last of them
+        self.calls, self.state = 0, None # batches; the state before the last of them
         self.around: dict[int, AbstractContextManager] = {} # by number of the call
 
     def __call__(self, rows: list) -> object:
         with self.around.pop(self.calls, nullcontext()):
             self.calls += 1
-            self.before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+            self.state = random.getstate(), np.random.get_state(), torch.get_rng_state()
             return self.collate(rows)
 
 def noted_collator_of(dataloader: object) -> NotedCollator | None:
@@ -228,7 +228,7 @@ class _WholeCheckpointMixin:
         # accelerate's loader reads one batch ahead, whose numbers were drawn before
         if noted is not None and noted.calls > self._run_state.batches:
             with seeded(): # afterwards the numbers are as before
-                set_random_state(noted.before)
+                set_random_state(noted.state)
                 super()._save_rng_state(os.path.join(output_dir, AHEAD))
 
     def _push_from_checkpoint(self, checkpoint_folder):

@@ -36,7 +36,8 @@ __all__ = ['TokenBudgetMixin', 'Trainer', 'Seq2SeqTrainer']
 
 # %% ../../nbs/trainer/trainer.ipynb #45c00b8d
 class _StepLoaderMixin:
-    "Once `_validate_args`, once a loader `_get_dataloader`, once an epoch `cut_in_worker`."
+    """Once `_validate_args`, once a loader `_get_dataloader`, once an epoch
+    `cut_in_worker`."""
     _planned_rows: int | None = None # of a planned step, on average
 
     def plans_steps(self) -> bool:
@@ -103,8 +104,8 @@ class _StepLoaderMixin:
         # workers cannot measure, so this process does before they start
         if cut.pass_cost is None and not isinstance(data, IterableDataset):
             with seeded(): # what reading a row draws
-                number = min(len(data), self.args.train_batch_size)
-                few = StepRows([data[i] for i in range(number)], self.row_lengths.collate)
+                size = min(len(data), self.args.train_batch_size)
+                few = StepRows([data[i] for i in range(size)], self.row_lengths.collate)
             cut.find_cost(few, self.row_lengths(few.rows))
         return None if cut.pass_cost is None else partial(
             padded_batches, lengths=self.row_lengths, token_budget=cut.token_budget,
@@ -182,7 +183,7 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
         before = cls.__mro__[:cls.__mro__.index(TokenBudgetMixin)]
         if issubclass(cls, transformers.Trainer) and ExactLossMixin not in before:
             raise TypeError(
-                f"{cls.__name__}: ExactLossMixin keeps the gradient of steps that are cut: "
+                f"{cls.__name__}: ExactLossMixin keeps the gradient of cut steps: "
                 f"write class {cls.__name__}(ExactLossMixin, TokenBudgetMixin, ...)")
 
     def cuts_steps(self) -> bool:
@@ -239,7 +240,7 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
             counted += collated
         # all of them now: later a copy would wait for what the device computes
         if self.args.device.type != "cpu":
-            parts = send_to_device(parts, self.args.device, self.accelerator.non_blocking)
+            parts = send_to_device(parts, self.args.device)
         return parts, counted
 
     def make_part(self, rows: StepRows, numbers):
