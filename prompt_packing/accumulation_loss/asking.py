@@ -5,22 +5,21 @@
 # %% ../../nbs/accumulation_loss/asking.ipynb #1db63636
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import set_seed
 
 from ..foundation.foreign import write_count
+from ..foundation.rows import seeded
 
 # %% auto #0
-__all__ = ['NoDropout', 'Watch', 'versions', 'undisturbed', 'is_sharded', 'last_parameter', 'only_graph_of']
+__all__ = ['NoDropout', 'Watch', 'versions', 'undisturbed', 'is_sharded', 'thin_graph']
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #f372316f
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
@@ -110,17 +109,14 @@ def undisturbed(
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     for parameter, _ in gradients:
         parameter.grad = None
-    python, of_numpy = random.getstate(), np.random.get_state()
     device = next(model.parameters(), torch.empty(0)).device
     several = [] if device.type == "cpu" else [device.index or 0]
     kind = {} if device.type == "cpu" else dict(device_type=device.type)
     try:
-        with torch.random.fork_rng(several, **kind), NoDropout():
-            set_seed(seed)
+        with seeded(seed), torch.random.fork_rng(several, **kind), NoDropout():
+            torch.manual_seed(seed) # of the device, too
             yield
     finally:
-        random.setstate(python)
-        np.random.set_state(of_numpy)
         if watch is not None:
             watch.put_back()
         with torch.no_grad():
@@ -135,51 +131,21 @@ def is_sharded(model: nn.Module) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #54445500
-def last_parameter(
-    loss: torch.Tensor, # with its graph
-) -> torch.Tensor | None: # a parameter
-    "The parameter all of whose uses are nearest to the loss."
-    waiting = _uses(loss.grad_fn)
-    ready = [loss.grad_fn]
-    while ready: # nodes all of whose uses have been passed, breadth first
-        node = ready.pop(0)
-        if hasattr(node, "variable"):
-            return node.variable
-        for parent, _ in node.next_functions:
-            if parent is None:
-                continue
-            waiting[parent] -= 1
-            if not waiting[parent]:
-                ready.append(parent)
-    return None
-
-def _uses(node) -> dict:
-    "How often each node of a graph is used by the others."
-    counts, stack = {node: 0}, [node]
-    while stack:
-        for parent, _ in stack.pop().next_functions:
-            if parent is None:
-                continue
-            if parent not in counts:
-                counts[parent] = 0
-                stack.append(parent)
-            counts[parent] += 1
-    return counts
-
 @contextmanager
-def only_graph_of(
-    model: nn.Module,
-    parameter: torch.Tensor | None, # of the model; None: all that can
-) -> Iterator[None]:
-    "While it lasts, a graph is kept from this parameter on, one of those that train."
-    before = [(p, p.requires_grad) for p in model.parameters()]
-    frozen = not any(required for _, required in before)
-    for p, required in before:
-        can = p.is_floating_point() if frozen else required
-        p.requires_grad_(can and (parameter is None or p is parameter))
+def thin_graph(model: nn.Module) -> Iterator[None]:
+    """While it lasts, losses have their graph, also of a frozen model, and it holds sizes
+    and single numbers alone: enough to be read, and no memory."""
+    def packed(tensor):
+        is_number = tensor.numel() == 1
+        return tensor.detach() if is_number else tensor.to("meta")
+    frozen = [p for p in model.parameters() if p.is_floating_point()]
+    if any(p.requires_grad for p in frozen):
+        frozen = []
+    for parameter in frozen:
+        parameter.requires_grad_(True)
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), saved_tensors_hooks(packed, lambda kept: kept):
             yield
     finally:
-        for p, required in before:
-            p.requires_grad_(required)
+        for parameter in frozen:
+            parameter.requires_grad_(False)

@@ -25,6 +25,7 @@ from .asking import undisturbed
 from .exact import ExactLossMixin
 from ..foundation.foreign import set_sync
 from ..foundation.mixins import in_eval_mode
+from ..foundation.rows import IndexedRows, first_size
 
 # %% auto #0
 __all__ = ['HEADS', 'StepReader', 'compare_gradients', 'cut_batch', 'taken_gradient', 'step_in_parts', 'step_at_once',
@@ -79,32 +80,24 @@ def compare_gradients(
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #d1e0a004
 def cut_batch(
-    batch: Mapping, # tensors and lists of one length; numbers and truths that all share
+    batch: Mapping, # tensors of one length; what else there is, all parts get
     parts: int, # micro-batches
 ) -> DataLoader: # of them
-    "`TypeError`: this is no batch; `ValueError`: its values have different lengths."
+    "`TypeError`: this is no batch; `ValueError`: its tensors have different lengths."
     # a row as a data set has it holds lists
     if not isinstance(batch, Mapping) or not any(map(torch.is_tensor, batch.values())):
         raise TypeError(
             "audit_loss needs batches, each a dict of tensors as a collator makes it; "
             "for rows, pass a DataLoader: trainer.get_train_dataloader()")
-    rows = {name: len(value) for name, value in batch.items()
-            if isinstance(value, (list, tuple)) or torch.is_tensor(value) and value.dim()}
-    if len(set(rows.values())) != 1:
+    number = first_size(batch)
+    if number is None:
+        rows = {name: len(value) for name, value in batch.items()
+                if torch.is_tensor(value) and value.dim()}
         raise ValueError("audit_loss cuts a batch by its rows, and its values have "
                          f"different numbers of them: {rows}")
-
-    def entries(numbers: list[int]) -> dict:
-        picked = dict(batch)
-        for name in rows:
-            is_tensor = torch.is_tensor(batch[name])
-            values = batch[name][numbers] if is_tensor else [batch[name][n] for n in numbers]
-            picked[name] = values
-        return picked
-
-    number = max(rows.values())
     cuts = torch.arange(number).tensor_split(min(parts, number))
-    return DataLoader(range(number), batch_sampler=cuts, collate_fn=entries)
+    return DataLoader(range(number), batch_sampler=cuts,
+                      collate_fn=IndexedRows(batch, number).take)
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #11c8eb55
 def taken_gradient(

@@ -6,17 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 
-from .asking import last_parameter, only_graph_of
+from .asking import thin_graph
 from .facts import Findings, LossFacts, Way, numbers
 from .looks import (
-    FAILURES, Asker, joins_rows, short_rows, ways_of_parts)
+    FAILURES, Asker, joins_rows, rows_to_see, ways_of_parts)
 from .processes import AllProcesses
 from .reading import Unreadable, WeightReader
 from ..foundation.foreign import tree_map
@@ -44,7 +43,7 @@ class EvaluationMean:
         self.signatures = set() # of the terms of these losses
         self.by_rows = False # transformers' mean over batches
         self.is_sum = False # the losses of batches add up
-        self.last = None # the parameter from which a graph is kept
+        self.is_thin = True # graphs are read without their tensors
         self.is_settled = False # a look has said how losses go together
         self.paused = False # rows that are copies of others do not count
 
@@ -61,8 +60,8 @@ class EvaluationMean:
                 return compute_loss(model, inputs, *args, **kwargs)
             rows = first_size(inputs) # compute_loss may take the labels out
             reads = self.reads and not torch.is_inference_mode_enabled()
-            with only_graph_of(model, self.last) if reads else nullcontext():
-                made = compute_loss(model, inputs, *args, **kwargs)
+            compute = self._with_graph if reads else _as_it_is
+            made = compute(compute_loss, model, inputs, *args, **kwargs)
             loss = made[0] if isinstance(made, tuple) else made
             weight = self._weight_of(loss) if reads else None
             if weight is None and self.takes_count:
@@ -73,10 +72,18 @@ class EvaluationMean:
             return tree_map(_detached, made)
         return compute_and_note
 
+    def _with_graph(self, compute_loss: Callable, model, inputs, *args, **kwargs):
+        if self.is_thin:
+            try:
+                with thin_graph(model):
+                    return compute_loss(model, copy(inputs), *args, **kwargs)
+            except FAILURES: # as of a loss that takes gradients by itself
+                self.is_thin = False
+        with torch.enable_grad():
+            return compute_loss(model, inputs, *args, **kwargs)
+
     def _weight_of(self, loss: torch.Tensor) -> float | None:
         "As read; None, and no more is read, where the graph does not have it."
-        if self.last is None and loss.grad_fn is not None:
-            self.last = last_parameter(loss)
         try:
             weight = self.reader(loss)
             self.signatures.add(self.reader.signature)
@@ -111,6 +118,9 @@ class EvaluationMean:
         "The loss of the whole data set; None where nothing was added."
         value, weight = map(float, sum_over_processes(*self.sums()))
         return value / weight if weight else None
+
+def _as_it_is(compute_loss: Callable, *args, **kwargs):
+    return compute_loss(*args, **kwargs)
 
 def _detached(leaf):
     return leaf.detach() if torch.is_tensor(leaf) else leaf
@@ -156,45 +166,26 @@ class EvaluationRows:
         "Let the loader hand over batches again."
         take_back(self.loader)
 
-    def many(self, budget: int | None = None) -> StepRows:
-        "As many short rows as a look may take: they may show what a few do not."
+    def few(self, budget: int | None = None, short: bool = False) -> StepRows:
+        "Rows to look at, of those that have been seen: of all lengths, or many short ones."
         most = min(512, budget or 512)
-        return self.seen.some(short_rows(self.lengths(self.seen.rows), most))
-
-    def few(self, budget: int | None = None) -> StepRows: # at most six
-        "Short rows and long ones, so that parts differ in width; short ones under a budget."
-        rows = self.rows if self.rows is not None and len(self.rows) > 5 else self.seen
-        lengths = self.lengths(rows.rows)
-        order = np.argsort(lengths, kind="stable")
-        number = min(6, len(order))
-        chosen = order[np.linspace(0, len(order) - 1, number).astype(int)]
-        if budget and number * int(lengths[chosen].max()) > budget:
-            _, first = np.unique(lengths[order], return_index=True) # one of each length
-            chosen = np.sort([*first, *np.delete(np.arange(len(order)), first)][:number])
-            chosen = order[chosen]
-            while len(chosen) > 2 and len(chosen) * int(lengths[chosen].max()) > budget:
-                chosen = chosen[:-1]
-        middle = len(chosen) // 2 # comes first, since a collator may sort them
-        return rows.some(np.roll(chosen, -middle))
+        lengths = self.lengths(self.seen.rows)
+        return self.seen.some(rows_to_see(lengths, 0, most, short))
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #919d8e09
 def ways_of_evaluation(asker: Asker, sample: StepRows) -> list[Way]:
-    "How the losses of two parts of a few rows make that of all."
+    "How the losses of parts of a few rows make that of all."
     asker.part = lambda rows, numbers: rows.take(numbers) # nothing is packed
     try:
         whole = asker.whole(sample)
         with seeded(1):
             draws = not same_numbers(whole, asker.prepare(sample.take()))
-        uncut = asker.run([whole])
+        uncut, = asker.run([whole])
     except FAILURES: # without labels there is no loss that a cut could change
         return [Way.ADDS, Way.WEIGHS]
     if draws and first_size(whole) == len(sample):
         sample = IndexedRows(whole, len(sample))
-    order = torch.randperm(len(sample), generator=torch.Generator().manual_seed(1)).tolist()
-    # two rows or more in a part: that of one row has no partner, and no gradient
-    first = 2 if len(sample) > 3 else 1
-    deals = [[range(first), range(first, len(sample))], [order[:first], order[first:]]]
-    return ways_of_parts(asker, sample, deals, whole, uncut)[0]
+    return ways_of_parts(asker, sample, 0, whole, uncut).ways
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #35135502
 @dataclass
@@ -233,7 +224,7 @@ class ExactEvaluation:
         is_new = not mean.signatures <= self.known.verified
         if mean.reads and is_new and len(self.loader.seen) > 1 and len(mean.parts) > 1:
             self.known.verified |= mean.signatures
-            mean.make_by(ask(self.loader.many(budget)))
+            mean.make_by(ask(self.loader.few(budget, short=True)))
         if mean.has_doubt():
             mean.make_by([])
         by_rows, batches = processes.sum(float(mean.by_rows), float(len(mean.parts)))

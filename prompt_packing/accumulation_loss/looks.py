@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from math import isfinite, log2
+from dataclasses import dataclass
+from math import inf, isfinite, isnan, log2, nan
 
 import numpy as np
 import torch
@@ -22,8 +22,8 @@ from ..foundation.rows import (
     IndexedRows, StepRows, entries, first_size, numbers_drawn, same_numbers, seeded)
 
 # %% auto #0
-__all__ = ['FAILURES', 'SEEDS', 'short', 'look_is_due', 'Sums', 'Asker', 'shuffled', 'rows_to_see', 'short_rows', 'joins_rows',
-           'ways_of_parts', 'look', 'can_be_whole']
+__all__ = ['FAILURES', 'SEEDS', 'short', 'look_is_due', 'Made', 'together', 'Asker', 'shuffled', 'rows_to_see', 'deals_of',
+           'joins_rows', 'Compared', 'ways_of_parts', 'look', 'can_be_whole']
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #9828552e
 # what a batch may raise that a loss, a model or a collator cannot take
@@ -41,53 +41,37 @@ def look_is_due(
     return step & (step - 1) == 0
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #2a2b9631
-def _plus(sums: list, more: list, weight: float) -> list:
-    if not weight or not more:
-        return sums
-    sums = sums or [None] * len(more)
-    for i, gradient in enumerate(more):
-        if gradient is not None:
-            before = sums[i]
-            sums[i] = gradient * weight if before is None else before + gradient * weight
-    return sums
+@dataclass
+class Made:
+    "What a batch gave."
+    loss: float
+    weight: float # in a mean, as it was read; not a number: it cannot be
+    epsilon: float # of the loss's dtype
+    gradient: list | tuple = () # by parameter; none of a mean over nothing
+    signature: str = "" # of the terms of the loss
+    why_not: str = "" # why its weight cannot be read
+
+def together(parts: list[Made], way: Way) -> tuple[float, list]: # loss, gradient
+    "What parts make if they are added, or averaged by their weights."
+    total = sum(part.weight for part in parts) or 1.0
+    loss, gradient = 0.0, []
+    for part in parts:
+        factor = 1.0 if way is Way.ADDS else part.weight / total
+        if factor:
+            loss += factor * part.loss
+            gradient = _plus(gradient, part.gradient, factor)
+    return loss, gradient
+
+def _plus(sums: list, more: list, factor: float) -> list:
+    def added(first, second):
+        if first is None or second is None:
+            return second if first is None else first
+        return first + second
+    more = [None if gradient is None else gradient * factor for gradient in more]
+    return list(map(added, sums, more)) if sums and more else sums or more
 
 def _norm(gradient: list) -> float:
     return sum(float(g.norm()) ** 2 for g in gradient if g is not None) ** 0.5
-
-@dataclass
-class Sums:
-    "Loss and gradient of several batches, added up: as they are, and weighed."
-    loss: float = 0.0
-    weighed_loss: float = 0.0
-    gradient: list = field(default_factory=list)
-    weighed_gradient: list = field(default_factory=list)
-    size: float = 0.0 # norms of the gradients that were added
-    epsilon: float = 0.0 # of the loss's dtype
-    weights: list = field(default_factory=list) # of each batch
-    signatures: set = field(default_factory=set)
-    why_not: str = "" # why weights cannot be read
-    tells: bool = True # every batch with a weight had a gradient
-
-    def add(self, loss: torch.Tensor, weight: float, signature: str, gradient: list):
-        value = float(loss.detach())
-        if weight == 0 and value != value: # a mean over nothing
-            value, gradient = 0.0, []
-        self.loss += value
-        self.weighed_loss += weight * value if weight else 0.0
-        self.gradient = _plus(self.gradient, gradient, 1.0)
-        self.weighed_gradient = _plus(self.weighed_gradient, gradient, weight)
-        self.size += _norm(gradient)
-        self.epsilon = max(self.epsilon, torch.finfo(loss.dtype).eps)
-        self.weights.append(weight)
-        self.signatures.add(signature)
-
-    def as_way(self, way: Way) -> tuple[float, list]: # loss, gradient
-        "What the batches make together if they are added, or averaged by their weights."
-        if way is Way.ADDS:
-            return self.loss, self.gradient
-        total = sum(self.weights) or 1.0
-        gradient = [None if g is None else g / total for g in self.weighed_gradient]
-        return self.weighed_loss / total, gradient
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #5e2da396
 class Asker:
@@ -112,29 +96,32 @@ class Asker:
         with seeded():
             return self.prepare(sample.take())
 
-    def run(self, batches: list, watch: Watch | None = None) -> Sums:
+    def run(self, batches: list, watch: Watch | None = None) -> list[Made]:
         "Buffers and random numbers go on from batch to batch, as they do in a step."
-        sums, reader = Sums(), WeightReader()
         if self.writes and watch is None:
             watch = Watch(self.model)
+        reader = WeightReader()
         with undisturbed(self.model, watch=watch), torch.enable_grad():
-            for batch in batches:
-                with watch or nullcontext():
-                    loss = self.loss_of(batch, self.count)
-                weight, signature = self.weight_of(batch), ""
-                if weight is None:
-                    weight = float("nan")
-                    try:
-                        weight = reader(loss)
-                    except Unreadable as reason:
-                        sums.why_not = str(reason)
-                    signature = reader.signature
-                gradient = self._gradient_of(loss)
-                has_gradient = 1e-12 < _norm(gradient) < float("inf")
-                if self.takes_gradients and not has_gradient and weight != 0:
-                    sums.tells = False
-                sums.add(loss, weight, signature, gradient)
-        return sums
+            return [self._made(batch, reader, watch or nullcontext()) for batch in batches]
+
+    def _made(self, batch, reader: WeightReader, watch) -> Made:
+        with watch:
+            loss = self.loss_of(batch, self.count)
+        epsilon = torch.finfo(loss.dtype).eps
+        made = Made(float(loss.detach()), self.weight_of(batch), epsilon)
+        if made.weight is None:
+            made.weight = nan
+            try:
+                made.weight = reader(loss)
+            except Unreadable as reason:
+                made.why_not = str(reason)
+            made.signature = reader.signature
+        gradient = self._gradient_of(loss)
+        if made.weight == 0 and isnan(made.loss): # a mean over nothing
+            made.loss = 0.0
+        else:
+            made.gradient = gradient
+        return made
 
     def _gradient_of(self, loss: torch.Tensor) -> list:
         if not loss.requires_grad or not self.takes_gradients:
@@ -168,30 +155,27 @@ class Asker:
         size = max(abs(first), abs(second), 1e-12)
         return abs(first - second) <= max(self.tolerance(epsilon) * size, noise)
 
-    def same(self, parts: Sums, way: Way, whole: Sums) -> bool:
+    def same(self, parts: list[Made], way: Way, whole: Made) -> bool:
         "Whether these parts make the loss and the gradient of the whole in this way."
-        loss, gradient = parts.as_way(way)
-        epsilon = max(parts.epsilon, whole.epsilon)
+        loss, gradient = together(parts, way)
+        epsilon = max(made.epsilon for made in [*parts, whole])
         # rounding of the parameters moves a loss by this much
         size = _norm([p.detach() for p in self.model.parameters() if p.requires_grad])
-        noise = 10 * epsilon * size * (parts.size + whole.size)
+        summands = sum(_norm(part.gradient) for part in parts)
+        noise = 10 * epsilon * size * (summands + _norm(whole.gradient))
         if not self.near(loss, whole.loss, epsilon, noise):
             return False
         tolerance = self.tolerance(epsilon)
-        apart = _norm(_plus(_plus([], gradient, 1.0), whole.gradient, -1.0))
+        apart = _norm(_plus(gradient, whole.gradient, -1.0))
         most = min(max(20 * tolerance, 1e-6), 0.15)
         # where the summands nearly cancel
-        rounding = tolerance / 10 * (parts.size if way is Way.ADDS else _norm(gradient))
+        rounding = tolerance / 10 * (summands if way is Way.ADDS else _norm(gradient))
         return apart <= max(most * max(_norm(whole.gradient), 1e-10), rounding)
 
-    def ways(self, parts: list, whole: Sums) -> tuple[list[Way], Sums]:
-        "The ways that fit; by the loss alone where these parts have no gradient."
-        made = self.run(parts)
-        made.tells = made.tells and whole.tells and any(made.weights)
-        ways = [] if made.why_not else [Way.WEIGHS]
-        if all(made.weights): # a part of nothing adds nothing
-            ways.insert(0, Way.ADDS)
-        return [way for way in ways if self.same(made, way, whole)], made
+    def tells(self, made: Made) -> bool:
+        "Whether it has a gradient, which would show a difference."
+        has_gradient = 1e-12 < _norm(made.gradient) < inf
+        return has_gradient or not self.takes_gradients or not made.weight
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #365d8ab2
 def shuffled(count: int, seed: int) -> list[int]:
@@ -201,90 +185,51 @@ def shuffled(count: int, seed: int) -> list[int]:
 
 def rows_to_see(
     lengths: np.ndarray, # tokens in each row of a step
-    number: int, # of the look
-    most_tokens: int = 512, # of the rows as one batch
+    number: int, # of the look, from 0
+    most_tokens: int = 512, # of the rows as one batch, if that holds a few
     short: bool = True, # False: any rows, where short ones told nothing
-    longest: int | None = None, # rows of more tokens are left out, if four others remain
-) -> list[int]: # five; four of a small step, or within the tokens
-    """A few rows to look at: short ones, since they cost little, and unequal ones.
-
-    Parts of equal rows weigh the same in every way, so they would tell nothing."""
-    order = np.argsort(lengths, kind="stable")
-    if longest is not None:
-        order = order[:max(4, int((lengths <= longest).sum()))]
-    if number or not short: # others each time, of the shortest quarter
-        most = max(5, len(order) // 4) if short else len(order)
-        order = order[:most][shuffled(min(most, len(order)), number)]
-    _, first = np.unique(lengths[order], return_index=True)
-    of_each_length = order[np.sort(first)]
-    chosen = [*of_each_length, *(i for i in order if i not in of_each_length)]
-    chosen = [int(i) for i in chosen[:5]]
-    if len(lengths) < 16 or 5 * lengths[chosen].max() > most_tokens:
-        return sorted(chosen, key=lambda i: lengths[i])[:4]
-    return chosen
-
-
-def short_rows(
-    lengths: np.ndarray, # tokens in each row of a step
-    most_tokens: int = 512, # of them as one batch
 ) -> list[int]: # row numbers
-    "As many rows as a look may take."
+    "At first as many short rows as the tokens hold; then a few, others each time."
+    few = 5 if len(lengths) >= 16 else 4
     order = np.argsort(lengths, kind="stable")
-    tokens = lengths[order] * np.arange(1, len(order) + 1)
-    return np.sort(order[tokens <= most_tokens]).tolist()
-
-def _deals(sample: StepRows, number: int, keeps_sizes: bool, at_first: int = 3) -> list:
-    """How a look parts its rows: several ways at first, then another one each time.
-
-    By chance a few parts may make their whole, so that of the hardest rows of two parts,
-    for example. A part of one row tells nothing of a loss that compares rows."""
-    rows, deals = len(sample), []
-    for seed in range(number, number + (1 if number else at_first)):
-        order = shuffled(rows, seed)
-        # uneven, so that means over rows weigh differently
-        first = max(rows // 3, 1 if rows < 4 or rows == 4 and seed % 2 else 2)
-        deals.append([order[:first], order[first:]])
-    if keeps_sizes and len(sample.sizes) > 1 and number % 2 == 0:
-        deals[0] = sample.bounds() # as the micro-batches are
-    return deals
+    if not short: # of which a few are within the tokens
+        order = order[:max(few, int((few * lengths <= most_tokens).sum()))]
+        order = order[shuffled(len(order), number)]
+    widths = np.maximum.accumulate(lengths[order])
+    within = int((widths * np.arange(1, len(order) + 1) <= most_tokens).sum())
+    pool = order[:max(few, within)]
+    if number == 0:
+        return pool.tolist()
+    pool = pool[:max(few, len(order) // 4)]
+    pool = pool[shuffled(len(pool), number)]
+    _, first = np.unique(lengths[pool], return_index=True)
+    of_each_length = pool[np.sort(first)].tolist()
+    return (of_each_length + [i for i in pool.tolist() if i not in of_each_length])[:few]
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #be9c5259
-def _deals(sample: StepRows, number: int, keeps_sizes: bool, deals: int = 3) -> list:
-    """How a look parts its rows: several ways at first, then another one each time.
-
-    By chance a few parts may make their whole, so that of the hardest rows of two parts,
-    for example. A part of one row tells nothing of a loss that compares rows."""
-    rows = len(sample)
-    seeds = range(number, number + (1 if number else deals))
+def deals_of(rows: int, number: int) -> list: # each two parts, of row numbers
+    "How the look of this number parts its rows."
     deals = []
-    for seed in seeds:
+    for seed in range(2) if number == 0 and rows < 12 else [number]:
         order = shuffled(rows, seed)
-        # uneven, so that means over rows weigh differently
+        # uneven, so that means over rows weigh differently; one row alone tells nothing
+        # of a loss that compares rows
         first = max(rows // 3, 1 if rows < 4 or rows == 4 and seed % 2 else 2)
         deals.append([order[:first], order[first:]])
-    if keeps_sizes and len(sample.sizes) > 1:
-        deals.insert(0, sample.bounds())
     return deals
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #3dd46ef5
-SEEDS = range(1, 7) # what happens now and then happens with one of them
-
-def _collator_differs(sample: StepRows, seeds) -> bool:
-    "Whether the collator makes another batch of the same rows with one of these seeds."
-    def made(seed: int):
-        with seeded(seed):
-            before = numbers_drawn()
-            batch = sample.take()
-            return batch, numbers_drawn() != before
-    first, draws = made(0)
-    return (draws or 0 in seeds) and any(
-        not same_numbers(first, made(seed)[0]) for seed in seeds)
-
 def _ask_collator(findings: Findings, sample: StepRows):
     "Whether a batch depends on more than its rows."
-    if _collator_differs(sample, [0]):
+    def made():
+        with seeded(0):
+            before = numbers_drawn()
+            return sample.take(), numbers_drawn() != before
+    (first, draws), (again, _) = made(), made()
+    has_state = not same_numbers(first, again)
+    if has_state:
         findings.say(_has_state.format("collator"), Kind.NOT_CHECKED)
-    findings.set(collator_draws=_collator_differs(sample, [0, *SEEDS]))
+    findings.set(collator_draws=draws or has_state)
 
 def joins_rows(
     sample: StepRows, # two rows at least
@@ -301,61 +246,75 @@ def joins_rows(
             return True
     return not same_numbers(*made)
 
-def _ask_for_reasons(asker: Asker, findings: Findings, whole, uncut: Sums, ways: list):
+SEEDS = range(1, 7) # what happens now and then happens with one of them
+
+def _ask_for_reasons(asker: Asker, findings: Findings, whole, uncut: Made, ways: list):
     "Whether the loss divides by the count it is given; where no way fits, what it draws."
     def differs(*args):
         return not asker.near(uncut.loss, asker.value(whole, *args), uncut.epsilon)
+    # at first it may draw now and then
+    if findings.facts.checks > 1 and findings.facts.way in ways:
+        return
     if asker.count is not None and Way.WEIGHS not in ways:
         findings.set(takes_count=differs(2 * asker.count + 1))
-    if ways and findings.facts.checks > 1: # at first it may draw now and then
-        return
     if differs():
         findings.say(_has_state.format("loss"), Kind.NOT_CHECKED)
     findings.set(draws=asker.drew and any(differs(None, seed) for seed in SEEDS))
 
+@dataclass
+class Compared:
+    "Parts of some rows, beside the whole."
+    ways: list[Way] # in which every deal of the rows makes the whole
+    reason: str = "" # why there is none
+    made: list[Made] | tuple = () # of the parts of the last deal
+    parts: list | tuple = () # its batches
 
 def ways_of_parts(
     asker: Asker,
     sample: StepRows,
-    deals: list, # each a list of parts, each a list of row numbers
+    number: int, # of the look
     whole, # the rows as one batch
-    uncut: Sums, # of it
-) -> tuple: # ways, `Sums` of the last deal, why there is none, its parts
-    "The ways in which every deal of the rows makes the whole."
-    ways, made, reason, parts = [Way.ADDS, Way.WEIGHS], None, "", []
+    uncut: Made, # of it
+) -> Compared:
+    "In which ways parts of the rows make the whole."
+    found = Compared([Way.ADDS, Way.WEIGHS])
     size = first_size(whole) or 1 # one entry: rows laid end to end
     if size > 1 and size % len(sample):
-        return [], made, f"the collator makes {size} entries of {len(sample)} rows", parts
-    for deal in deals:
+        return Compared([], f"the collator makes {size} entries of {len(sample)} rows")
+    for deal in deals_of(len(sample), number):
         try:
             with seeded():
-                parts = [asker.prepare(asker.part(sample, numbers)) for numbers in deal]
-            fitting, made = asker.ways(parts, uncut)
+                found.parts = [asker.prepare(asker.part(sample, part)) for part in deal]
+            found.made = asker.run(found.parts)
         except FAILURES as error: # as of a loss that needs two rows
-            return [], made, f"a part of a step fails alone ({short(error)})", parts
-        if not fitting:
-            reason = f"as one batch the loss is {uncut.loss:.6g} and its gradient " \
+            return Compared([], f"a part of a step fails alone ({short(error)})", found.made)
+        why_not = "".join({made.why_not for made in found.made})
+        # a part of nothing adds nothing, and what cannot be read weighs nothing
+        can_be = {Way.ADDS: all(made.weight for made in found.made), Way.WEIGHS: not why_not}
+        fitting = [way for way in can_be if can_be[way]
+                   and asker.same(found.made, way, uncut)]
+        found.ways = [way for way in found.ways if way in fitting]
+        if not found.ways:
+            found.reason = f"as one batch the loss is {uncut.loss:.6g} and its gradient " \
                 f"{_norm(uncut.gradient):.6g}, of the parts neither the sum nor a mean"
-            if made.why_not:
-                reason += f", and its graph cannot be read ({made.why_not})"
-        ways = [way for way in ways if way in fitting]
-    return ways, made, reason, parts
+            found.reason += f", and its graph cannot be read ({why_not})" if why_not else ""
+    return found
 
-def _set_parts(findings: Findings, way: Way, made: Sums, uncut: Sums, parts: list):
+def _set_parts(findings: Findings, way: Way, found: Compared, uncut: Made):
     "Steps are computed in parts: what they weigh, and which terms were verified."
-    facts, weights = findings.facts, made.weights
-    signatures = sorted({*facts.verified, *made.signatures, *uncut.signatures})
-    findings.set(way=way, verified=tuple(signatures))
+    facts, weights = findings.facts, [made.weight for made in found.made]
+    signatures = {*facts.verified, *(made.signature for made in [*found.made, uncut])}
+    findings.set(way=way, verified=tuple(sorted(signatures)))
     differ = ratio_of(weights, [1.0] * len(weights)) is None
     if way is Way.ADDS:
-        is_constant = not (made.why_not or facts.takes_count or differ)
+        is_constant = not (facts.takes_count or differ)
         findings.set(uneven=True, constant=weights[0] if is_constant else None)
         return
     if facts.unit == 1.0:
         largest = max(map(abs, weights)) or 1.0
         findings.set(unit=2.0 ** round(log2(largest)))
     if differ or not facts.uneven:
-        counts = [target_counts(part) for part in parts]
+        counts = [target_counts(part) for part in found.parts]
         ratios = {name: ratio_of(weights, [count[name] for count in counts])
                   for name in counts[0]}
         fitting = [name for name in ratios if ratios[name]]
@@ -369,71 +328,58 @@ def look(
     asker: Asker,
     findings: Findings, # what is known, and what will be
     sample: StepRows, # rows of the step that begins, the same on all processes
-    many: StepRows | None = None, # short rows of it, as many as a look may take
-    *,
     can_join: bool = True, # the collator can make one batch of the rows of a step
-    cuts: bool = False, # rows are dealt to parts in any order
     processes: int = 1,
 ) -> bool: # it said something
     """Find out, or verify, how the losses of parts make the loss of the whole.
 
     The reference is what the user's collator makes of all rows of the sample, and the
     parts are what it makes of some of them: the very batches that a step is cut into. Of
-    a collator that draws random numbers parts are entries of the batch of all. Many short
-    rows show what a few cannot: the mean of the eight hardest, or a bound of a divisor."""
-    number, asker.writes = findings.facts.checks, findings.facts.moves
-    facts = findings.facts
+    a collator that draws random numbers parts are entries of the batch of all."""
+    facts, number = findings.facts, findings.facts.checks
     if facts.way in (Way.CHUNKS, Way.ROWS) or facts.ordered or facts.draws:
         return True # right for all losses, or nothing is
     if len(sample) < 2:
         return False
+    asker.writes = facts.moves
     try:
         whole = asker.whole(sample)
         before, watch = versions(asker.model), Watch(asker.model) if not number else None
-        uncut = asker.run([whole], watch)
+        uncut, = asker.run([whole], watch)
         if watch and watch.writes or before != versions(asker.model):
             asker.writes = True # from here on undone each time
-        if not any(uncut.weights): # a mean over nothing
+        if not uncut.weight: # a mean over nothing
             return False
         if number == 0 and not isinstance(sample, IndexedRows):
             _ask_collator(findings, sample)
     except FAILURES: # so it does without us, and training will say so
         return False
-    findings.set(checks=number + 1)
+    findings.set(checks=number + 1, moves=asker.writes)
     if watch and watch.collectives and processes > 1:
         findings.set(communicates=True)
         findings.say(_communicates, Kind.EXACT)
         return True
-    findings.set(moves=asker.writes)
-    if findings.facts.moves:
+    if asker.writes:
         findings.say(_moves, Kind.NOT_CHECKED)
-        _whole_from_here(asker, findings, whole, sample, can_join,
-                         "a forward pass writes into parameters")
-        return True
-    parts_of = sample
-    # where the collator makes two entries of a row, nothing says which belong to it
-    if findings.facts.collator_draws and first_size(whole) == len(sample):
-        parts_of = IndexedRows(whole, len(sample))
-    deals = _deals(sample, number, not cuts, 3 if many is None else 1)
-    ways, made, reason, parts = ways_of_parts(asker, parts_of, deals, whole, uncut)
-    if ways and many is not None and not findings.facts.collator_draws:
-        deal = _deals(many, 1, False, 1)
-        whole, sample = asker.whole(many), many
-        uncut = asker.run([whole])
-        others, made, reason, parts = ways_of_parts(asker, many, deal, whole, uncut)
-        ways = [way for way in ways if way in others]
-    if ways and not made.tells:
-        findings.set(checks=number)
-        return False
-    _ask_for_reasons(asker, findings, whole, uncut, ways)
+        found = Compared([], "a forward pass writes into parameters")
+    else:
+        # where the collator makes two entries of a row, nothing says which belong to it
+        is_indexed = findings.facts.collator_draws and first_size(whole) == len(sample)
+        parts_of = IndexedRows(whole, len(sample)) if is_indexed else sample
+        found = ways_of_parts(asker, parts_of, number, whole, uncut)
+        told = any(made.weight for made in found.made) and all(
+            map(asker.tells, [*found.made, uncut]))
+        if found.ways and not told:
+            findings.set(checks=number)
+            return False
+        _ask_for_reasons(asker, findings, whole, uncut, found.ways)
     if findings.facts.draws:
         _trust(findings)
-        return True
-    if not ways:
-        _whole_from_here(asker, findings, whole, sample, can_join, reason, made)
-        return True
-    way = findings.facts.way if findings.facts.way in ways else ways[0]
-    _set_parts(findings, way, made, uncut, parts)
+    elif found.ways:
+        way = facts.way if facts.way in found.ways else found.ways[0]
+        _set_parts(findings, way, found, uncut)
+    else:
+        _whole_from_here(asker, findings, whole, sample, can_join, found)
     return True
 
 def _trust(findings: Findings):
@@ -461,21 +407,21 @@ _moves = (
     "at the loss changes is put back, and steps in parts would write more often")
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #a1a09836
-def _whole_from_here(asker, findings: Findings, whole, sample, can_join: bool, reason: str,
-                     made: Sums | None = None):
+def _whole_from_here(asker: Asker, findings: Findings, whole, sample: StepRows,
+                     can_join: bool, found: Compared):
     "From this step on the loss sees all rows, where that can be."
-    reads = made is not None and not made.why_not
+    reads = bool(found.made) and not any(made.why_not for made in found.made)
     if not can_join: # ready-made batches: nothing makes one batch of two of them
-        findings.give_up(f"{reason}; and batches that come ready-made are kept as they are",
-                         reads)
+        findings.give_up(f"{found.reason}; and batches that come ready-made are kept as "
+                         "they are", reads)
         return
     can_be_whole(asker, findings, whole, sample)
     if not findings.facts.chunked:
-        findings.give_up(f"{reason}; nor can the model be cut", reads)
+        findings.give_up(f"{found.reason}; nor can the model be cut", reads)
         return
     findings.set(way=Way.CHUNKS, uneven=True)
-    findings.say(f"{reason}: the model runs in chunks of rows, once more in the backward "
-                 "pass; head and loss see the whole step", Kind.EXACT)
+    findings.say(f"{found.reason}: the model runs in chunks of rows, once more in the "
+                 "backward pass; head and loss see the whole step", Kind.EXACT)
 
 def can_be_whole(
     asker: Asker,
@@ -492,7 +438,7 @@ def can_be_whole(
                  if torch.is_tensor(t) and t.dim() > 1), default=1)
     most = max(width, rows * width // 2)
     try:
-        usual = asker.run([whole])
+        usual, = asker.run([whole])
         for names in _chunkings(asker, whole, rows):
             for trims in (True, False):
                 try:

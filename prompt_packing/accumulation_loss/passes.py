@@ -83,14 +83,14 @@ class TrainerPasses:
         return made[0] if isinstance(made, tuple) else made
 
     def backward(self, model, part, count, weigh: Callable):
-        "Forward and backward of a part; weigh: its loss -> what is added to the step."
+        "Of a part, within `as_one_step`; weigh: its loss -> what is added to the step."
         compute_loss = self._trainer.compute_loss
 
         def weighed(*args, **kwargs):
             made = compute_loss(*args, **kwargs)
             loss, *rest = made if isinstance(made, tuple) else (made,)
             return (weigh(loss), *rest) if isinstance(made, tuple) else weigh(loss)
-        with self.as_one_step(), set_for_now(self._trainer, compute_loss=weighed):
+        with set_for_now(self._trainer, compute_loss=weighed):
             # a copy, because `compute_loss` may pop labels, and looks read the part again
             self._training_step(model, copy(part), count)
 

@@ -14,7 +14,7 @@ import torch
 from .chunks import RowsOfAll, in_chunks
 from .facts import Findings, Kind, LossFacts, Way
 from .looks import (
-    FAILURES, Asker, can_be_whole, look, look_is_due, rows_to_see, short, short_rows)
+    FAILURES, Asker, can_be_whole, look, look_is_due, rows_to_see, short)
 from .passes import TrainerPasses
 from .processes import AllProcesses
 from prompt_packing.accumulation_loss.step import (
@@ -31,7 +31,6 @@ class Looks:
     def __init__(self, findings: Findings, passes: TrainerPasses, processes: AllProcesses):
         self.findings, self.passes, self.processes = findings, passes, processes
         self.lengths: RowLengths | None = None # of the rows of the training loader
-        self.taken = 0 # looks so far, also those that said nothing
 
     def asker(self, model, count) -> Asker:
         bare, passes = self.passes.bare(model), self.passes
@@ -46,34 +45,15 @@ class Looks:
         "Rows to look at, the same on all processes; None: nothing says what a row is."
         if not self.can_join(step):
             return self._entries(step, number)
-        rows = step.rows
-        processes = self.processes.number
-        share = max(2, 6 // processes) # rows of a process, where there are several
-        budget, longest = self.passes.token_budget, None
-        if budget: # for all rows of the look together
-            longest = budget // (4 if processes == 1 else share * processes)
-        chosen = sorted(rows_to_see(self.lengths(rows.rows), number,
-                                    min(512, budget or 512), short, longest))
-        kept = StepRows([rows.rows[i] for i in chosen], rows.collate,
-                        [n for n in (sum(i in each for i in chosen)
-                                     for each in rows.bounds()) if n])
-        if processes == 1:
-            return kept
-        everyones = self.processes.rows([kept.rows[:share]]) # all look at the same ones
-        return StepRows(everyones, rows.collate)
-
-    def many(self, step: Step) -> StepRows | None: # None: hardly more than a few
-        "As many short rows as the first look may take, the same on all processes."
-        if self.taken or not self.can_join(step):
-            return None
+        rows, lengths = step.rows.rows, self.lengths(step.rows.rows)
         most = min(512, self.passes.token_budget or 512)
-        rows = step.rows.rows
-        if self.processes.number > 1:
-            own = short_rows(self.lengths(rows), most // self.processes.number)
-            rows = self.processes.rows([[rows[i] for i in own]])
-        short = short_rows(self.lengths(rows), most) # together they may be wider
-        made = StepRows([rows[i] for i in short], step.rows.collate)
-        return made if len(made) >= 12 else None
+        if number == 0:
+            most = min(most, max(128, int(lengths.sum()) // 4))
+        rows = [rows[i] for i in rows_to_see(lengths, number, most, short)]
+        if self.processes.number > 1: # all look at the same ones
+            rows = self.processes.rows([rows])
+            rows = [rows[i] for i in rows_to_see(self.lengths(rows), number, most, short)]
+        return StepRows(rows, step.rows.collate)
 
     def _entries(self, step: Step, number: int) -> IndexedRows | None:
         "Of one ready-made batch, whose rows are entries of its tensors."
@@ -87,15 +67,12 @@ class Looks:
         "Look at rows of this step; where short ones say nothing, at others."
         can_join = self.can_join(step)
         for of_short_rows in (True, False):
-            sample = self.sample(step, self.taken, of_short_rows)
+            sample = self.sample(step, self.findings.facts.checks, of_short_rows)
             if sample is None:
                 self._trust_unseen(step)
                 return
-            many = self.many(step)
-            self.taken += 1
-            if look(self.asker(model, step.count), self.findings, sample, many,
-                    can_join=can_join, cuts=self.passes.cuts,
-                    processes=self.processes.number):
+            if look(self.asker(model, step.count), self.findings, sample, can_join,
+                    self.processes.number):
                 return
 
     def _trust_unseen(self, step: Step):
@@ -112,7 +89,7 @@ class Looks:
                 findings.give_up(_not_joined, reads=True)
             return findings.facts.way
         if findings.facts.chunked is None:
-            sample, asker = self.sample(step, self.taken), self.asker(model, step.count)
+            sample, asker = self.sample(step, 1), self.asker(model, step.count)
             can_be_whole(asker, findings, asker.whole(sample), sample)
         if findings.facts.chunked:
             return Way.CHUNKS
@@ -150,10 +127,11 @@ class StepComputer:
     def compute_parts(self, model, step: Step, parts: list):
         "Backward of some parts; only the last one synchronizes processes."
         self.made_parts = parts
-        for number, part in enumerate(parts):
-            is_last = number == len(parts) - 1
-            with nullcontext() if is_last else self.passes.no_sync(model):
-                self._compute_part(model, step, part)
+        with self.passes.as_one_step():
+            for part in parts[:-1]:
+                with self.passes.no_sync(model):
+                    self._compute_part(model, step, part)
+            self._compute_part(model, step, parts[-1])
 
     def _compute_part(self, model, step: Step, part):
         facts, passes = self.findings.facts, self.passes
@@ -177,9 +155,10 @@ class StepComputer:
             whole = self.passes.prepare(whole)
             self.made_parts = [whole]
             lengths = self.lengths(step.rows.rows)
-            with in_chunks(self.passes.bare(model), list(facts.chunked),
-                           self._tokens_in_chunk(step, lengths), step.gather,
-                           facts.trims, int(lengths.max(initial=1))):
+            with self.passes.as_one_step(), in_chunks(
+                    self.passes.bare(model), list(facts.chunked),
+                    self._tokens_in_chunk(step, lengths), step.gather, facts.trims,
+                    int(lengths.max(initial=1))):
                 self._compute_part(model, step, whole)
         except torch.OutOfMemoryError: # no fault of the chunks
             raise
@@ -217,13 +196,11 @@ class Steps:
             len(step.parts or step.collated) > 1
         before, is_due = self.findings.facts, look_is_due(self.begun)
         if has_parts and (before.way is Way.UNKNOWN or self.is_resumed or is_due):
-            taken = self.looks.taken
             self.looks.look(model, step)
             # a look that only verifies facts after a resume changes none that hold, so
             # that the run goes on as if it had not been interrupted
             if self.is_resumed and not is_due and self.findings.facts.way == before.way:
                 self.findings.set(before)
-                self.looks.taken = taken
             self.is_resumed = False
         if self.findings.facts.communicates:
             if len(step.batches) > 1:
@@ -296,12 +273,11 @@ class Steps:
 
     def state_dict(self) -> dict: # JSON-safe
         return {"facts": self.findings.facts.state_dict(), "steps": self.begun,
-                "looks": self.looks.taken, "weights": asdict(self.weights)}
+                "weights": asdict(self.weights)}
 
     def load_state_dict(self, state: dict):
         self.findings.set(LossFacts.from_state_dict(state["facts"]))
         self.begun, self.weights = state["steps"], WeightsSeen(**state["weights"])
-        self.looks.taken = state.get("looks", 0)
         self.is_resumed = True
 
 _gradients_come_last = (

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -64,8 +65,9 @@ class RowCollator:
     def __call__(self, rows):
         if not isinstance(rows, list): # columns of a data set with `__getitems__`
             return self.collate(rows)
-        kept = copied(rows)
-        batch = self.collate(rows) if self.makes_batches else None
+        kept, batch = rows, None
+        if self.makes_batches:
+            kept, batch = copied(rows), self.collate(rows)
         parts = self.cut(StepRows(kept, self.collate)) if self.cut else None
         return Rows(kept, batch, parts)
 
@@ -75,13 +77,17 @@ def copied(rows: Iterable) -> list:
     return [_copied(row) if type(row) in nests else copy.copy(row) for row in rows]
 
 def _copied(value):
-    if torch.is_tensor(value):
-        return value.clone()
     if type(value) is dict:
-        return {key: _copied(each) for key, each in value.items()}
+        made = value.copy()
+        for key, each in value.items():
+            if type(each) not in (int, float, str):
+                made[key] = _copied(each)
+        return made
     if type(value) in (list, tuple):
         is_plain = not value or isinstance(value[0], (int, float, str)) # as of token ids
         return value[:] if is_plain else type(value)(map(_copied, value))
+    if torch.is_tensor(value):
+        return value.clone()
     return value.copy() if isinstance(value, np.ndarray) else value
 
 # %% ../../nbs/foundation/rows.ipynb #1739134d
@@ -122,7 +128,7 @@ def _holder(dataloader) -> tuple: # an object, and the attribute that holds the 
     return holder, name
 
 # %% ../../nbs/foundation/rows.ipynb #c97acf27
-class LazyBatch(MutableMapping):
+class LazyBatch(UserDict):
     """A micro-batch of a step that is cut: collated only if somebody reads it.
 
     The Trainer's loop passes it to `training_step`. What is put into it or taken out
@@ -131,29 +137,20 @@ class LazyBatch(MutableMapping):
         self.rows, self._collate, self.was_changed = rows, collate, False
 
     @property
-    def batch(self) -> dict:
+    def data(self) -> dict: # where a `UserDict` looks
         if self.rows.batch is None:
             self.rows.batch = self._collate(copied(self.rows.rows))
         return self.rows.batch
 
-    def __getitem__(self, key):
-        return self.batch[key]
-
-    def __iter__(self):
-        return iter(self.batch)
-
-    def __len__(self):
-        return len(self.batch)
-
     def __setitem__(self, key, value):
-        self.was_changed, self.batch[key] = True, value
+        self.was_changed, self.data[key] = True, value
 
     def __delitem__(self, key):
         self.was_changed = True
-        del self.batch[key]
+        del self.data[key]
 
     def __copy__(self): # a batch like any other
-        return copy.copy(self.batch)
+        return copy.copy(self.data)
 
 def state_of(batch: Mapping) -> dict:
     "What changes where somebody replaces a value of a batch, or writes into a tensor."
@@ -225,21 +222,16 @@ def first_size(batch) -> int | None:
     batch = entries(batch)
     if any(isinstance(value, PackedSequence) for value in batch.values()):
         return None
-    leaves = tree_flatten(batch)[0]
-    sizes = {len(leaf) for leaf in leaves if torch.is_tensor(leaf) and leaf.dim()}
-    sizes |= {len(leaf) for leaf in leaves if isinstance(leaf, np.ndarray) and leaf.ndim}
+    sizes = {len(leaf) for leaf in tree_flatten(batch)[0] if _has_entries(leaf)}
     return sizes.pop() if len(sizes) == 1 else None
+
+def _has_entries(leaf) -> bool:
+    return isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim > 0
 
 def indexed(batch, numbers: list[int], rows: int):
     "Entries of the first dimension of all that has as many as there are rows."
-    index = torch.as_tensor(numbers, dtype=torch.long)
-
     def of(leaf):
-        if torch.is_tensor(leaf) and leaf.dim() and len(leaf) == rows:
-            return leaf[index.to(leaf.device)]
-        if isinstance(leaf, np.ndarray) and leaf.ndim and len(leaf) == rows:
-            return leaf[index.numpy()]
-        return leaf
+        return leaf[numbers] if _has_entries(leaf) and len(leaf) == rows else leaf
     return tree_map(of, dict(batch) if isinstance(batch, Mapping) else batch)
 
 # %% ../../nbs/foundation/rows.ipynb #2839a3bc
@@ -253,7 +245,7 @@ def seeded(
         if seed is not None:
             random.seed(seed)
             np.random.seed(seed % 2**32)
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed) # those of devices go on
         yield
     finally:
         random.setstate(python)
@@ -271,12 +263,8 @@ def same_numbers(first, second) -> bool:
     (some, shape), (others, other_shape) = tree_flatten(first), tree_flatten(second)
     if str(shape) != str(other_shape):
         return False
-    for one, other in zip(some, others):
-        if torch.is_tensor(one) and not torch.equal(one, other):
-            return False
-        if isinstance(one, np.ndarray) and not np.array_equal(one, other):
-            return False
-    return True
+    return all(np.array_equal(one, other) for one, other in zip(some, others)
+               if _has_entries(one))
 
 # %% ../../nbs/foundation/rows.ipynb #c448e7cd
 class RowLengths:

@@ -124,7 +124,7 @@ class _PartPredictionMixin:
         evaluation = self._exact_evaluation
         loader, mean = evaluation.loader, evaluation.mean
         if loader.rows is None: # rows are ready-made batches
-            return predict(inputs.batch)
+            return predict(inputs.data)
         if evaluation.predictions is None:
             evaluation.predictions = PartPredictions(
                 say=partial(self.findings.say, kind=Kind.EXACT))
@@ -140,7 +140,7 @@ class _PartPredictionMixin:
                 predictions.try_parts(predict, loader.few(self.token_budget),
                                       bool(evaluation.known.ways))
         if predictions.why_whole or len(parts) == 1:
-            return predict(inputs.batch)
+            return predict(inputs.data)
         return predictions(predict, loader.rows, parts, mean)
 
 # %% ../../nbs/trainer/trainer.ipynb #430fad6c
