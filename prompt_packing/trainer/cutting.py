@@ -206,8 +206,7 @@ class StepCut:
             self.token_budget = self._find_budget(rows, lengths)
         budget, pack, longest = self.token_budget, self.args.pack, int(lengths.max())
         if longest > budget:
-            self.say(f"a row of {longest:,} tokens is longer than token_budget="
-                     f"{budget:,}: such rows are computed alone")
+            self.say(f"rows of more tokens than token_budget={budget:,} are computed alone")
         fits = bool(pack) and lengths.sum() <= budget
         # several processes measure together, in the step that is the first for all
         if self.pass_cost is None and (not fits or self.processes.number > 1):
@@ -219,6 +218,12 @@ class StepCut:
         if self.meets: # the process with the most passes sets the number of all
             most = min(max(self.processes.numbers(len(parts))), len(lengths))
             parts = parts if len(parts) == most else cut(lengths, passes=most, **limits)
+        if not pack:
+            computed = sum(len(rows) * int(lengths[rows].max()) + cost
+                           for rows in (part.numbers for part in parts))
+            if computed > len(lengths) * longest + cost:
+                self.say(f"token_budget={budget:,} cuts steps that would cost less in one "
+                         "pass: set a larger budget if memory allows it")
         return parts
 
     def _find_budget(self, rows: StepRows, lengths: np.ndarray) -> int:
