@@ -219,21 +219,23 @@ class Steps:
                 whole = StepRows(rows, step.rows.collate).take()
             if facts.collator_draws: # other numbers, other targets
                 count = self.passes.count([whole])
-            tokens, longest = self._sizes(step.rows.micro)
-            with in_chunks(self.passes.bare(model), list(facts.chunked), tokens,
-                           attempt.gather, facts.trims, longest):
+            tokens, longest = self._sizes(step.rows.micro, rows)
+            with in_chunks(self.passes.bare(model), list(facts.chunked), tokens=tokens,
+                           longest=longest, gather=attempt.gather, trims=facts.trims):
                 self._in_parts(model, attempt, [self.passes.prepare(whole)], count)
         except torch.OutOfMemoryError: # no fault of the chunks
             raise
         except FAILURES as error:
             attempt.failure = f"the whole step cannot be computed ({short(error)})"
 
-    def _sizes(self, micro: list[list]) -> tuple[int, int]: # of the rows of this process
+    def _sizes(self, micro: list[list], rows: list) -> tuple[int, int]:
         "Tokens of a chunk: the budget, or what the largest micro-batch holds; longest row."
-        sizes = [(len(rows), int(self.looks.lengths(rows).max())) for rows in micro if rows]
-        sizes = sizes or [(1, 1)]
-        most = max(rows * width for rows, width in sizes)
-        return self.passes.token_budget or most, max(width for _, width in sizes)
+        sizes = [(len(each), int(self.looks.lengths(each).max())) for each in micro if each]
+        most = max((number * width for number, width in sizes), default=1)
+        longest = max((width for _, width in sizes), default=1)
+        if self.processes.number > 1: # every process has the rows of all
+            longest = int(self.looks.lengths(rows).max())
+        return self.passes.token_budget or most, longest
 
     def _ended(self, model, attempt: Attempt, kept: list) -> torch.Tensor:
         "The loss of a step; its gradients are divided by its weight."
