@@ -221,8 +221,8 @@ class ExactLossMixin(_AroundStepsMixin):
     loss cannot be exact a message says so, once; with `strict_loss = True` in your class
     that is a `ValueError`.
 
-    In the order of a run: `set_initial_training_values` once (the loader hands over
-    rows), `get_batch_samples` once a step (rows become micro-batches and parts),
+    In the order of a run: `_run_epoch` once an epoch (its loader hands over rows),
+    `get_batch_samples` once a step (rows become micro-batches and parts),
     `training_step` once a micro-batch (the last one ends the step), `prediction_step`
     once an evaluation batch, `_save_optimizer_and_scheduler` once a checkpoint."""
     strict_loss = False
@@ -273,18 +273,22 @@ class ExactLossMixin(_AroundStepsMixin):
 
     def begin_steps(self, dataloader):
         "From here on steps are made of this loader's rows."
-        collate = self._source.open(
-            dataloader, self.cut_step if self.cuts_steps() else None)
+        cuts = self.cuts_steps()
+        collate = self._source.open(dataloader, self.cut_step if cuts else None)
         self.row_lengths = RowLengths(
             collate, self._steps.passes.main_input, self.row_length)
         self._steps.looks.lengths = self.row_lengths
+        if cuts and collate: # before its workers start
+            hand_over_rows(dataloader, makes_batches=False,
+                           cut=self.cut_in_worker(dataloader))
 
-    def set_initial_training_values(self, args, dataloader, *rest):
-        needs_rows = self.cuts_steps() or args.gradient_accumulation_steps > 1 or \
+    def _run_epoch(self, *args, **kwargs):
+        "As transformers'; the loader hands over rows, unless each batch is a step."
+        needs_rows = self.cuts_steps() or self.args.gradient_accumulation_steps > 1 or \
             self.accelerator.num_processes > 1
         if needs_rows and not self._exact_off:
-            self.begin_steps(dataloader)
-        return super().set_initial_training_values(args, dataloader, *rest)
+            self.begin_steps(kwargs["train_dataloader"])
+        return super()._run_epoch(*args, **kwargs)
 
     def get_batch_samples(self, epoch_iterator, num_batches, *args, **kwargs):
         "The micro-batches of this process, as many as the step has."
@@ -322,12 +326,6 @@ class ExactLossMixin(_AroundStepsMixin):
         if named:
             check_was_called(self.model, named, calls)
         return loss.to(self.args.device)
-
-    def _run_epoch(self, *args, **kwargs):
-        loader = self._source.loader
-        if self._source.cut_step and self._source.collate: # before its workers start
-            hand_over_rows(loader, makes_batches=False, cut=self.cut_in_worker(loader))
-        return super()._run_epoch(*args, **kwargs)
 
     def _inner_training_loop(self, *args, **kwargs):
         self._begin_run()
