@@ -314,7 +314,7 @@ class ExactLossMixin(_AroundStepsMixin):
         return super()._get_num_items_in_batch(batches, *args, **kwargs)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        "With the last micro-batch all of a step is computed, and its loss is given; else 0."
+        "The loss of a step, all computed with its last micro-batch; before it 0."
         if self._exact_off:
             return super().training_step(model, inputs, num_items_in_batch)
         self._source.take(inputs, num_items_in_batch)

@@ -128,8 +128,8 @@ class Looks:
         return findings.facts.way
 
 _not_rows = (
-    "the weights of the parts are read, and cannot be checked: batches come ready-made, and "
-    "their values do not agree on a number of rows")
+    "the weights of the parts are read, and cannot be checked: batches come ready-made, "
+    "and their values do not agree on a number of rows")
 
 _not_joined = (
     "the loss has to see the whole step at once, and nothing makes one batch of those that "
@@ -242,7 +242,8 @@ class Steps:
         loss = attempt.loss
         factor = float(self.processes.number) # which average their gradients
         if attempt.way is not Way.ADDS:
-            by = 1 / float(attempt.weight) if attempt.weight else 0.0 # it may have no target
+            # a step may have no target at all
+            by = 1 / float(attempt.weight) if attempt.weight else 0.0
             loss, factor = loss * by, factor * by
         multiply_gradients(model, factor)
         add_back(kept)
