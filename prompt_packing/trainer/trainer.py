@@ -19,7 +19,7 @@ from ..accumulation_loss.asking import undisturbed
 from ..accumulation_loss.exact import ExactLossMixin
 from ..accumulation_loss.facts import Kind
 from ..bucketing.packed_rows import PackingWay, lay_end_to_end
-from ..bucketing.packing import way_to_pack
+from ..bucketing.packing import layout_fault, way_to_pack
 from ..foundation.mixins import check_order, set_for_now
 from ..foundation.rows import LazyBatch, StepRows, seeded
 from ..packed_sequence.mixin import PackedSequenceMixin
@@ -168,6 +168,7 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
     7. an evaluation batch: `prediction_step` (in parts)."""
     _packing_way: PackingWay | None = None # once training begins
     _cut: StepCut | None = None # of a training
+    _layout_is_known = False # no batch of others' packing was looked at
 
     def __init__(self,
         *args,
@@ -204,11 +205,24 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
         self._cut = None # what is known of another training does not hold for this
         prepared = super()._prepare_for_training(*args, **kwargs)
         if getattr(self.args, "pack", None):
-            mixed = dict(bf16=torch.bfloat16, fp16=torch.float16)
             self._packing_way = way_to_pack(
-                self.accelerator.unwrap_model(self.model),
-                autocast=mixed.get(self.accelerator.mixed_precision))
+                self.accelerator.unwrap_model(self.model), self._autocast)
         return prepared
+
+    def training_step(self, model, inputs, *args, **kwargs):
+        "Of a part; the first of a training shows whether others laid rows end to end."
+        if not self._layout_is_known and not getattr(self.args, "pack", None):
+            fault = layout_fault(self._steps.passes.bare(model),
+                                 self._prepare_inputs(inputs), self._autocast)
+            if fault:
+                self.findings.say(_not_apart.format(fault))
+        self._layout_is_known = True
+        return super().training_step(model, inputs, *args, **kwargs)
+
+    @property
+    def _autocast(self) -> torch.dtype | None:
+        mixed = dict(bf16=torch.bfloat16, fp16=torch.float16)
+        return mixed.get(self.accelerator.mixed_precision)
 
     def run_without_trace(self, batch):
         "Forward and backward of a batch; no gradient, no random number is left."
@@ -270,6 +284,11 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
         file = Path(checkpoint or "", "step_cut.json")
         if self.cuts_steps() and checkpoint is not None and file.is_file():
             self._known_cut().load_state_dict(json.loads(file.read_text()))
+
+_not_apart = (
+    "rows come packed from their collator, and this model does not keep their sequences "
+    "apart ({}): use pack= with a collator that pads, or another attn_implementation")
+
 
 # %% ../../nbs/trainer/trainer.ipynb #0660f8bf
 class Trainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin, ExactResumeMixin,
