@@ -110,10 +110,10 @@ def undisturbed(
     for parameter, _ in gradients:
         parameter.grad = None
     device = next(model.parameters(), torch.empty(0)).device
-    several = [] if device.type == "cpu" else [device.index or 0]
-    kind = {} if device.type == "cpu" else dict(device_type=device.type)
+    devices = [] if device.type == "cpu" else [device.index or 0]
     try:
-        with seeded(seed), torch.random.fork_rng(several, **kind), NoDropout():
+        with seeded(seed), torch.random.fork_rng(devices, device_type=device.type), \
+                NoDropout():
             torch.manual_seed(seed) # of the device, too
             yield
     finally:
@@ -121,6 +121,7 @@ def undisturbed(
             watch.put_back()
         with torch.no_grad():
             for name, buffer in model.named_buffers():
+                # one that has another shape now was made for the batch
                 if name in buffers and buffers[name].shape == buffer.shape:
                     buffer.copy_(buffers[name])
         for parameter, gradient in gradients:

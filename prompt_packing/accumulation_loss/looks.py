@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from .asking import Watch, is_sharded, undisturbed, versions
-from .chunks import chunked_modules, in_chunks, wide_arguments
+from .chunks import chunked_modules, in_chunks
 from .facts import Findings, Kind, Way, target_counts
 from .reading import Unreadable, WeightReader, ratio_of
 from ..foundation.rows import (
@@ -442,24 +442,17 @@ def can_be_whole(
         for names in _chunkings(asker, whole, rows):
             for trims in (True, False):
                 try:
-                    trims = _wide_arguments(asker, names, whole, sample) if trims else ()
-                    with in_chunks(asker.model, names, tokens=most, trims=trims):
+                    with in_chunks(asker.model, names, most, None, trims, width) as chunks:
                         cut = asker.run([whole])
                 except FAILURES:
                     continue
                 if asker.same(cut, Way.ADDS, usual):
-                    findings.set(chunked=names, trims=trims)
+                    # where rows were of one length, it was not tried whether they may be
+                    has_trimmed = any(module.has_trimmed for module in chunks)
+                    findings.set(chunked=names, trims=has_trimmed)
                     return
     except FAILURES: # the whole fails, too
         pass
-
-def _wide_arguments(asker: Asker, names: tuple, whole, sample: StepRows) -> tuple:
-    "Arguments that may be trimmed, as batches of all rows and of two rows each show."
-    def runs():
-        asker.value(whole)
-        for start in range(0, len(sample) - 1, 2):
-            asker.value(asker.whole(sample.some([start, start + 1])))
-    return wide_arguments(asker.model, names, runs)
 
 def _chunkings(asker: Asker, whole, rows: int) -> Iterator[tuple]:
     "Names of modules: the topmost ones first, then those inside."
