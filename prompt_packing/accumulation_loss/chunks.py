@@ -135,7 +135,8 @@ class _InChunks:
 
 def _same_dropout() -> tuple:
     "Contexts of the forward pass and of its repetition: dropout is off in both or none."
-    return nullcontext(), NoDropout() if NoDropout.active else nullcontext()
+    is_off = bool(nn.functional.dropout(torch.ones(1), p=1.0)) # or all would be dropped
+    return nullcontext(), NoDropout() if is_off else nullcontext()
 
 def _trimmed(arguments: dict, width: int) -> dict:
     wide = [name for name in _BY_TOKEN if torch.is_tensor(arguments.get(name))]

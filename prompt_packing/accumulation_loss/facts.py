@@ -15,7 +15,7 @@ from transformers.utils import logging
 from ..foundation.rows import entries, first_size
 
 # %% auto #0
-__all__ = ['Way', 'Kind', 'Message', 'LossFacts', 'Findings', 'target_counts', 'numbers', 'counted_targets']
+__all__ = ['Way', 'Kind', 'Message', 'LossFacts', 'Findings', 'numbers', 'target_counts']
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #b70e75ed
 class Way(str, Enum):
@@ -85,9 +85,7 @@ class LossFacts:
         if self.mean_over:
             lines.append(f"mean over {self.mean_over}")
         if self.way is Way.CHUNKS:
-            shown = [name or "the model" for name in self.chunked[:4]]
-            if len(self.chunked) > 4:
-                shown.append(f"{len(self.chunked) - 4} more")
+            shown = [name or "the model" for name in self.chunked]
             lines.append("in chunks: " + ", ".join(shown))
         lines += [f"{name} = {getattr(self, name)}" for name in (
             "takes_count", "draws", "collator_draws", "checks")]
@@ -149,11 +147,6 @@ class Findings:
 _logger = logging.get_logger(__name__)
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #43be37df
-def target_counts(batch: Mapping) -> dict[str, float]:
-    "Things in a batch that losses are means over, by their names."
-    counts = counted_targets(batch)
-    return dict(zip(counts, numbers(counts.values())))
-
 def numbers(counts: Iterable) -> list[float]:
     "Counts of a device and of the CPU as numbers, in one transfer."
     counts = list(counts)
@@ -161,8 +154,8 @@ def numbers(counts: Iterable) -> list[float]:
     read = iter(torch.stack(of_device).tolist() if of_device else [])
     return [float(next(read) if torch.is_tensor(each) else each) for each in counts]
 
-def counted_targets(batch: Mapping) -> dict: # of tensors where they were counted
-    "As `target_counts`, and not read yet."
+def target_counts(batch: Mapping) -> dict: # of numbers, or of tensors: not read yet
+    "Things in a batch that losses are means over, by their names."
     # of tokens first: in a few parts rows may be in proportion to them by chance
     of_tokens, counts = {}, {"rows": first_size(batch) or 1}
     batch = entries(batch)
