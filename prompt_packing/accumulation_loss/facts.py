@@ -15,7 +15,7 @@ from transformers.utils import logging
 from ..foundation.rows import entries, first_size
 
 # %% auto #0
-__all__ = ['Way', 'Kind', 'Message', 'LossFacts', 'Findings', 'numbers', 'target_counts']
+__all__ = ['Way', 'Kind', 'Message', 'LossFacts', 'Findings', 'numbers', 'counted_targets']
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #b70e75ed
 class Way(str, Enum):
@@ -154,7 +154,7 @@ def numbers(counts: Iterable) -> list[float]:
     read = iter(torch.stack(of_device).tolist() if of_device else [])
     return [float(next(read) if torch.is_tensor(each) else each) for each in counts]
 
-def target_counts(batch: Mapping) -> dict: # of numbers, or of tensors: not read yet
+def counted_targets(batch: Mapping) -> dict: # of numbers, or of tensors: not read yet
     "Things in a batch that losses are means over, by their names."
     # of tokens first: in a few parts rows may be in proportion to them by chance
     of_tokens, counts = {}, {"rows": first_size(batch) or 1}

@@ -16,7 +16,7 @@ from torch import nn
 
 from .asking import Watch, is_sharded, undisturbed, versions
 from .chunks import chunked_modules, in_chunks
-from .facts import Findings, Kind, Way, numbers, target_counts
+from .facts import Findings, Kind, Way, counted_targets, numbers
 from .reading import Unreadable, WeightReader, ratio_of
 from ..foundation.rows import (
     IndexedRows, StepRows, entries, first_size, numbers_drawn, same_numbers, seeded)
@@ -314,7 +314,7 @@ def _set_parts(findings: Findings, way: Way, found: Compared, uncut: Made):
         largest = max(map(abs, weights)) or 1.0
         findings.set(unit=2.0 ** round(log2(largest)))
     if differ or not facts.uneven:
-        counts = [target_counts(part) for part in found.parts]
+        counts = [counted_targets(part) for part in found.parts]
         ratios = {name: ratio_of(weights, numbers(count[name] for count in counts))
                   for name in counts[0]}
         fitting = [name for name in ratios if ratios[name]]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .chunks import RowsOfAll
-from .facts import LossFacts, Way, numbers, target_counts
+from .facts import LossFacts, Way, counted_targets, numbers
 from .reading import Unreadable, WeightReader
 from ..foundation.rows import StepRows, entries, first_size, state_of
 
@@ -118,7 +118,7 @@ class WeightsSeen:
         where a count of the batch says the same, or where it is one of many."""
         reason = ""
         self.largest = max([self.largest, *(weight for weight, *_ in step.weights)])
-        counts = [target_counts(part).get(facts.mean_over) for *_, part in step.weights
+        counts = [counted_targets(part).get(facts.mean_over) for *_, part in step.weights
                   ] if facts.mean_over else [None]
         if any(each is None for each in counts): # packed rows have no mask to count by
             counts = [None] * len(step.weights)
