@@ -195,11 +195,14 @@ def reads_count(
     if "labels" not in find_labels(model_class) or not getattr(
             model_class, "accepts_loss_kwargs", takes_any):
         return None
+    takes_several = config.problem_type == "multi_label_classification"
+    shapes = [((1, 12), (1, config.num_labels))] if takes_several else _SHAPES
     # on the CPU, with weights, for models whose code needs numbers
-    for device, (of_tokens, of_targets) in product(("meta", "cpu"), _SHAPES):
+    for device, (of_tokens, of_targets) in product(("meta", "cpu"), shapes):
         try:
             with torch.random.fork_rng(), torch.device(device):
-                ids, labels = torch.full(of_tokens, 3), torch.zeros(of_targets).long()
+                ids, labels = torch.full(of_tokens, 3), torch.zeros(of_targets)
+                labels = labels if takes_several else labels.long()
                 # heads of BART and T5 classify by the state of the last token
                 end = getattr(config, "eos_token_id", None)
                 ids[..., -1] = end if isinstance(end, int) else 3
@@ -260,7 +263,7 @@ def audit_checkpoint(
     if model_class is None or not find_labels(model_class):
         raise ValueError(
             f"the configuration names {name}, which is no model of transformers with a "
-            "loss: choose one, as by head='causal-lm', or use audit_loss(trainer)")
+            "loss: choose a head, as by head='causal-lm', or use audit_loss(trainer)")
     processes = processes or sum(file.startswith("rng_state") for file in files) or 1
     steps = gradient_accumulation_steps
     is_exact = "loss_facts.json" in files # `ExactLossMixin` left its facts

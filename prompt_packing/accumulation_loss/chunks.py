@@ -5,9 +5,9 @@
 # %% ../../nbs/accumulation_loss/chunks.ipynb #0de43b3d
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from inspect import signature
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,7 @@ def _rows_in(nest) -> int | None:
 
 def _gives_rows(inputs, outputs, batch_rows: int) -> bool:
     rows = _rows_in(inputs)
-    # as (1, rows, size), where rows attend to rows
+    # in (1, rows, size) rows attend to rows; (2 * rows, size) has two entries of each
     if not rows or rows % batch_rows:
         return False
     tensors = [leaf for leaf in tree_flatten(outputs)[0] if torch.is_tensor(leaf)]
@@ -64,116 +64,58 @@ def chunked_modules(
         run()
     return _topmost(model, "", cuttable, without)
 
-# %% ../../nbs/accumulation_loss/chunks.ipynb #289a36a9
-# arguments with a column for each token, as transformers names them
-_BY_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "position_ids",
-             "inputs_embeds")
-
-def _lengths(mask: torch.Tensor) -> torch.Tensor: # (rows,), on the CPU
-    "Columns of each row up to its last one that the mask does not hide."
-    columns = torch.arange(1, mask.shape[1] + 1, device=mask.device)
-    return ((mask != 0) * columns).amax(1).clamp(min=1).cpu()
-
-def _chunks_of(lengths: torch.Tensor, tokens: int) -> list[torch.Tensor]:
-    "Row numbers of each chunk, of one row or of at most so many tokens."
-    order = lengths.argsort(descending=True, stable=True)
-    chunks, start = [], 0
-    while start < len(order):
-        stop = start + max(1, tokens // int(lengths[order[start]]))
-        chunks.append(order[start:stop])
-        start = stop
-    return chunks
-
 # %% ../../nbs/accumulation_loss/chunks.ipynb #3766c9f4
 class _InChunks:
     "The `forward` of one module while it runs in chunks."
-    def __init__(self, usual: Callable, tokens: int, gather, trims: bool, longest: int):
-        self.usual, self.tokens, self.gather, self.trims = usual, tokens, gather, trims
-        self.longest = longest
-        self.has_trimmed = False
-        self.__signature__ = inspect.signature(usual) # which other code may look at
+    def __init__(self, usual: Callable, rows_each: int, gather):
+        self.usual, self.rows_each, self.gather = usual, rows_each, gather
+        self.__signature__ = signature(usual) # which a Trainer looks at
 
     def __call__(self, *args, **kwargs):
-        # by name, so that the mask is found; what has no name fails in `forward`
-        names = list(self.__signature__.parameters)[:len(args)]
-        arguments = dict(zip(names, args, strict=True)) | kwargs
-        rows = _rows_in(arguments)
+        given = args, kwargs
+        rows = _rows_in(given)
         # with fewer rows than processes, each of them runs all
         if not self.gather or rows < self.gather.number:
-            return self._run(arguments, rows)
+            return self._run(given, range(rows), rows)
         own = self.gather.own_rows(rows)
-        outputs = self._run(indexed(arguments, own, rows), len(own))
-        return self.gather.joined(outputs, rows)
+        return self.gather.joined(self._run(given, own, rows), rows)
 
-    def _run(self, arguments: dict, rows: int):
-        mask = arguments.get("attention_mask")
-        has_mask = torch.is_tensor(mask) and mask.dim() == 2 and len(mask) == rows
-        # without a mask no argument says how many tokens a row has: images are as wide
-        # as they have channels, pooled states as they have numbers
-        width = mask.shape[1] if has_mask else self.longest
-        lengths = torch.full((rows,), width)
-        if has_mask and self.trims:
-            lengths = _lengths(mask)
-            # one chunk is as wide as the batch: outputs of a column for each token are
-            # those that are as wide as their chunk in all chunks
-            lengths[lengths.argmax()] = width
-        chunks = _chunks_of(lengths, self.tokens)
-        widths = [int(lengths[chunk].max()) for chunk in chunks]
-        parts = [indexed(arguments, chunk.tolist(), rows) for chunk in chunks]
-        if min(widths) < width:
-            self.has_trimmed = True
-            parts = [_trimmed(part, most) for part, most in zip(parts, widths)]
-        order = torch.cat(chunks).argsort()
-        return tree_map(lambda *leaves: _put_back(leaves, order, widths, width),
-                        *map(self._run_chunk, parts))
+    def _run(self, given: tuple, numbers: range, rows: int):
+        outputs = []
+        for start in range(0, len(numbers), self.rows_each):
+            chunk = list(numbers[start:start + self.rows_each])
+            args, kwargs = indexed(given, chunk, rows)
+            if torch.is_grad_enabled():
+                outputs.append(checkpoint(self.usual, *args, use_reentrant=False,
+                                          context_fn=_same_dropout, **kwargs))
+            else:
+                outputs.append(self.usual(*args, **kwargs))
+        return tree_map(_joined, *outputs)
 
-    def _run_chunk(self, arguments: dict):
-        if not torch.is_grad_enabled():
-            return self.usual(**arguments)
-        return checkpoint(self.usual, use_reentrant=False, context_fn=_same_dropout,
-                          **arguments)
+def _joined(*parts):
+    "What all chunks gave in one place: a number or a flag is the same in all."
+    is_tensor = torch.is_tensor(parts[0]) and parts[0].dim()
+    return torch.cat(parts) if is_tensor else parts[0]
 
 def _same_dropout() -> tuple:
     "Contexts of the forward pass and of its repetition: dropout is off in both or none."
     is_off = bool(nn.functional.dropout(torch.ones(1), p=1.0)) # or all would be dropped
     return nullcontext(), NoDropout() if is_off else nullcontext()
 
-def _trimmed(arguments: dict, width: int) -> dict:
-    wide = [name for name in _BY_TOKEN if torch.is_tensor(arguments.get(name))]
-    return arguments | {name: arguments[name][:, :width] for name in wide}
-
-def _put_back(parts: tuple, order: torch.Tensor, widths: list[int], width: int):
-    "Outputs of all chunks as one tensor, in the order of the rows, as wide as untrimmed."
-    if not torch.is_tensor(parts[0]) or not parts[0].dim():
-        return parts[0]
-    if min(widths) < width and sum(map(len, parts)) != len(order):
-        raise ValueError("entries of single tokens, which are fewer in trimmed rows")
-    if parts[0].dim() > 1 and [part.shape[1] for part in parts] == widths:
-        parts = [nn.functional.pad(p, [0, 0] * (p.dim() - 2) + [0, width - p.shape[1]])
-                 for p in parts]
-    by_row = torch.cat(tuple(parts)).unflatten(0, (len(order), -1))
-    return by_row[order.to(by_row.device)].flatten(0, 1)
-
-# %% ../../nbs/accumulation_loss/chunks.ipynb #a5709a4e
 @contextmanager
 def in_chunks(
     model: nn.Module,
     names: list[str], # of submodules, from `chunked_modules`
-    tokens: int, # most in a chunk: rows x longest row
+    tokens: int, # most in a chunk, unless one row has more
+    longest: int, # row of the batch, in tokens, as which all rows count
     gather=None, # a `RowsOfAll`: outputs of all processes are put together
-    trims: bool = False, # chunks are only as wide as their longest row
-    longest: int = 1, # row of the batch, in tokens, for modules that take no mask
-) -> Iterator[list[_InChunks]]: # for each module, and whether it `has_trimmed`
-    """While it lasts, these modules run their rows in chunks, and again in backward.
-
-    A module that takes any number of arguments, or is given a mask of another batch,
-    fails when it runs (`TypeError`, `ValueError`, `RuntimeError`)."""
-    cut = []
+) -> Iterator[None]:
+    "While it lasts, these modules run their rows in chunks, and again in backward."
     with ExitStack() as modules:
         for module in map(model.get_submodule, names):
-            cut.append(_InChunks(module.forward, tokens, gather, trims, longest))
-            modules.enter_context(set_for_now(module, forward=cut[-1]))
-        yield cut
+            cut = _InChunks(module.forward, max(1, tokens // longest), gather)
+            modules.enter_context(set_for_now(module, forward=cut))
+        yield
 
 # %% ../../nbs/accumulation_loss/chunks.ipynb #ea372d02
 class _AllGather(torch.autograd.Function):

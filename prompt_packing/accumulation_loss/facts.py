@@ -76,7 +76,6 @@ class LossFacts:
     mean_over: str = "" # in words, where a count of the batch is what was read
     per_count: float = 0.0 # weight for each thing of `mean_over`
     chunked: tuple[str, ...] | None = None # modules that run in chunks; None: not tried
-    trims: bool = False # a chunk is only as wide as its longest row
     checks: int = 0 # looks that said something
     messages: tuple[Message, ...] = () # once each
 

@@ -440,17 +440,14 @@ def can_be_whole(
     try:
         usual, = asker.run([whole])
         for names in _chunkings(asker, whole, rows):
-            for trims in (True, False):
-                try:
-                    with in_chunks(asker.model, names, most, None, trims, width) as chunks:
-                        cut = asker.run([whole])
-                except FAILURES:
-                    continue
-                if asker.same(cut, Way.ADDS, usual):
-                    # where rows were of one length, it was not tried whether they may be
-                    has_trimmed = any(module.has_trimmed for module in chunks)
-                    findings.set(chunked=names, trims=has_trimmed)
-                    return
+            try:
+                with in_chunks(asker.model, names, most, width):
+                    cut = asker.run([whole])
+            except FAILURES:
+                continue
+            if asker.same(cut, Way.ADDS, usual):
+                findings.set(chunked=names)
+                return
     except FAILURES: # the whole fails, too
         pass
 

@@ -155,10 +155,10 @@ class StepComputer:
             whole = self.passes.prepare(whole)
             self.made_parts = [whole]
             lengths = self.lengths(step.rows.rows)
+            longest = self.lengths(rows).max() if several else lengths.max()
             with self.passes.as_one_step(), in_chunks(
                     self.passes.bare(model), list(facts.chunked),
-                    self._tokens_in_chunk(step, lengths), step.gather, facts.trims,
-                    int(lengths.max(initial=1))):
+                    self._tokens_in_chunk(step, lengths), int(longest), step.gather):
                 self._compute_part(model, step, whole)
         except torch.OutOfMemoryError: # no fault of the chunks
             raise

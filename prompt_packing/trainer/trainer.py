@@ -224,8 +224,8 @@ class _PartPredictionMixin:
             return predict(inputs.data)
         bare, facts = self._steps.passes.bare(model), self.loss_facts
         if facts.way == "chunks": # head and loss see the whole batch, as in training
-            with in_chunks(bare, list(facts.chunked), self.token_budget, trims=facts.trims,
-                           longest=int(lengths.max())):
+            with in_chunks(bare, list(facts.chunked), self.token_budget,
+                           int(lengths.max())):
                 return predict(inputs.data)
         if predictions.why_whole is None:
             with undisturbed(bare), set_for_now(self, is_asking=True), \
