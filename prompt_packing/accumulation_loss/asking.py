@@ -47,6 +47,7 @@ class Watch(TorchDispatchMode):
     def __init__(self, model: nn.Module):
         super().__init__()
         self.collectives = 0
+        # a DTensor is a view of a shard, and has no storage by which it could be found
         parameters = [p for p in model.parameters() if not isinstance(p, DTensor)]
         self._parameters = {p.untyped_storage().data_ptr(): p for p in parameters}
         self._data = [(p, p.data) for p in parameters] # to see `p.data = x`
@@ -73,6 +74,7 @@ class Watch(TorchDispatchMode):
 
     def put_back(self):
         with torch.no_grad():
+            # first the tensors that were there, then what was in them
             for parameter, data in self._data:
                 if parameter.data_ptr() != data.data_ptr():
                     parameter.data, self._given_back = data, self._given_back + 1
@@ -102,7 +104,7 @@ def undisturbed(
     try:
         with seeded(seed), torch.random.fork_rng(devices, device_type=device.type), \
                 NoDropout():
-            torch.manual_seed(seed) # of the device, too
+            torch.manual_seed(seed) # of the device, too, which `seeded` leaves alone
             yield
     finally:
         if watch is not None:

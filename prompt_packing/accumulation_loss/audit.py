@@ -37,14 +37,13 @@ def compare_gradients(
     other: dict[str, torch.Tensor], # the gradient that is
 ) -> dict[str, float]: # ratio of lengths, cosine, length of the difference
     "Two gradients compared; a parameter that one of them lacks counts as zero."
-    right_square = other_square = product = gap_square = 0.0
-    for name, tensor in {**right, **other}.items():
-        none = tensor.new_zeros(())
-        a, b = (gradient.get(name, none).cpu().double() for gradient in (right, other))
-        right_square += float(a.square().sum())
-        other_square += float(b.square().sum())
-        product += float((a * b).sum())
-        gap_square += float((a - b).square().sum())
+    sums = torch.zeros(4, dtype=torch.float64)
+    for name, tensor in {**right, **other}.items(): # one at a time: there is no room for all
+        none = torch.zeros_like(tensor)
+        a, b = (gradient.get(name, none).flatten().cpu().double()
+                for gradient in (right, other))
+        sums += torch.stack([a @ a, b @ b, a @ b, (a - b) @ (a - b)])
+    right_square, other_square, product, gap_square = sums.tolist()
     length = math.sqrt(right_square) or 1.0 # there may be no gradient at all
     return dict(
         ratio=math.sqrt(other_square) / length,

@@ -166,9 +166,10 @@ def counted_targets(batch: Mapping) -> dict: # of numbers, or of tensors: not re
             continue
         if labels.is_floating_point():
             counts[f"numbers in {key}"] = torch.isfinite(labels).sum()
-        elif labels.dim() < 2:
+        elif labels.dim() < 2: # of rows, beside others that may be of tokens
             counts[f"{key} that are not -100"] = (labels != -100).sum()
         else:
+            # causal models shift their labels: nothing predicts a row's first token
             targets = labels != -100
             of_tokens[f"{key} that are not -100"] = targets.sum()
             of_tokens[f"{key} that are not -100, but each row's first"] = \

@@ -238,10 +238,10 @@ def joins_rows(
 
     `lambda rows: rows[0]` takes batches out of a data set whose items are batches."""
     made = []
-    for numbers in ([0], [0, 1]):
+    for few in ([0], [0, 1]):
         try:
             with seeded(0):
-                made.append(sample.take(numbers))
+                made.append(sample.take(few))
         except FAILURES: # as of a collator that needs two rows
             return True
     return not same_numbers(*made)

@@ -61,6 +61,7 @@ def _reduction(node, name: str) -> tuple | None: # (is a mean, over how many)
         return True, math.prod(node._saved_self_sym_sizes)
     if reduction is None:
         return None
+    # `ignore_index` and class weights: the number of targets would be wrong
     if hasattr(node, "_saved_total_weight"): # of cross-entropy: targets or their weights
         return True, float(node._saved_total_weight)
     return True, node._saved_target.numel()
