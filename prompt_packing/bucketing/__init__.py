@@ -14,21 +14,16 @@ from .batches import BatchPlan # noqa: F401
 from .best_fit import pack_sequences
 from .cut import cut_rows, deal_rows
 from .plan import PlannedBatchSampler, plan_batches
-from .report import compare_plans
-from .report import padding_report, plot_tradeoff # noqa: F401
+from .report import compare_plans, padding_report # noqa: F401
 from .steps import plan_steps
 
 # %% ../../nbs/bucketing/index.ipynb #c7337338
 # imported on first use, since they need torch: planning needs numpy alone
 _homes = {
     "PaddedCollator": "collating", "PackedCollator": "packed_rows",
-    "collator_for_packing": "packing",
+    "collator_for_packing": "packing", "StreamingBatches": "stream",
+    "file_lengths": "sources", "tokenize_corpus": "corpus", "load_corpus": "corpus",
 }
-_homes |= {
-    "StreamingBatches": "stream", "file_lengths": "sources",
-    "tokenize_corpus": "corpus", "load_corpus": "corpus",
-}
-TYPE_CHECKING = False # for type checkers it is true, and nothing is imported for it
 
 def __getattr__(name):
     if name not in _homes:
@@ -41,14 +36,6 @@ def __dir__():
     return sorted([*globals(), *_homes])
 
 # %% ../../nbs/bucketing/index.ipynb #58330366
-if TYPE_CHECKING:
-    from prompt_packing.bucketing.collating import PaddedCollator
-    from prompt_packing.bucketing.corpus import load_corpus, tokenize_corpus
-    from prompt_packing.bucketing.packed_rows import PackedCollator
-    from prompt_packing.bucketing.packing import collator_for_packing
-    from prompt_packing.bucketing.sources import file_lengths # noqa: F401
-    from prompt_packing.bucketing.stream import StreamingBatches
-
 _all_ = ["PaddedCollator", "PackedCollator", "PlannedBatchSampler",
          "StreamingBatches", "collator_for_packing", "compare_plans",
          "cut_rows", "deal_rows", "load_corpus",

@@ -77,10 +77,8 @@ def epoch_random(*words: int) -> np.random.RandomState:
 
 def stable_order(keys: np.ndarray) -> np.ndarray:
     "Stable argsort of integers from 0 to 2**32 - 1."
-    low = np.argsort(keys.astype(np.uint16), kind="stable")
-    if keys.max() < 2**16:
-        return low
-    return low[np.argsort((keys >> 16).astype(np.uint16)[low], kind="stable")]
+    kind = np.uint16 if keys.max() < 2**16 else np.uint32  # 16 bits are sorted by radix
+    return np.argsort(keys.astype(kind), kind="stable")
 
 # %% ../../nbs/bucketing/batches.ipynb #cf9fc13d
 class BatchPlan(Sequence):
@@ -88,30 +86,19 @@ class BatchPlan(Sequence):
 
     def __init__(
         self,
-        indices: np.ndarray,  # row numbers, one batch after the other
-        offsets: np.ndarray,  # batch i is `indices[offsets[i]:offsets[i + 1]]`
-        lengths: np.ndarray,  # tokens in each row of the data set
-        computed: np.ndarray | None = None,  # tokens per batch; None: rows x longest
-    ):
-        self.indices = indices
-        self.offsets = offsets
-        self.lengths = lengths
-        self.rows = np.diff(offsets)  # in each batch
-        self.computed = self.rows * self.longest if computed is None else computed
-
-    @classmethod
-    def from_batches(
-        cls,
-        batches: Iterable,  # of row numbers: of any sampler, or by hand
+        batches: Iterable,  # of row numbers: of a planner, any sampler, or by hand
         lengths: np.ndarray,  # tokens in each row of the data set
         computed: Sequence[int] | None = None,  # tokens per batch; None: rows x longest
-    ) -> BatchPlan:
-        "The plan that consists of these batches."
-        batches = [np.asarray(rows) for rows in batches]
-        offsets = np.cumsum([0, *map(len, batches)])
-        if computed is not None:
-            computed = np.asarray(computed)
-        return cls(np.concatenate(batches), offsets, lengths, computed)
+    ):
+        batches = [np.asarray(rows, np.int64) for rows in batches]
+        self.indices = np.concatenate(batches)
+        # where batches begin in it, and the end
+        self.offsets = np.cumsum([0, *map(len, batches)])
+        self.lengths = lengths
+        self.rows = np.diff(self.offsets)  # in each batch
+        if computed is None:
+            computed = self.rows * self.longest
+        self.computed = np.asarray(computed)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -12,7 +12,7 @@ import numpy as np
 from prompt_packing.bucketing.batches import (
     BatchPlan, as_lengths, check_longest, check_positive, check_rank, epoch_random,
     stable_order)
-from .plan import deal_batches, narrow_integers, sort_rows
+from .plan import deal_batches, sort_rows
 
 # %% auto #0
 __all__ = ['fill_gaps', 'pack_best_fit', 'split_rows', 'pack_sequences']
@@ -131,30 +131,25 @@ def pack_sequences(
     rows, multiple = check_positive("rows", rows), check_positive("multiple", multiple)
     rank, world_size = check_rank(rank, world_size)
     step, random = world_size * multiple, epoch_random(seed, epoch)
-    narrow = narrow_integers(lengths)
-    order = sort_rows(narrow, random)
-    where, most = pack_best_fit(narrow[order], capacity, random)
+    order = sort_rows(lengths, random)
+    where, most = pack_best_fit(lengths[order], capacity, random)
     batches = -(-most // (rows * step)) * step
     where = split_rows(where, max(batches, most if rows == 1 else 0))
     if where is None:
-        raise _too_few(len(lengths), batches, step)
-    indices, offsets, computed = _cut_rows(order, where, batches, capacity, random)
-    plan = BatchPlan(indices, offsets, narrow, computed)
-    mine = deal_batches(plan.tokens, world_size, random)[:, rank]
-    return BatchPlan.from_batches(
-        [plan[batch] for batch in mine], lengths, computed[mine])
+        raise ValueError(
+            f"{len(lengths)} sequences cannot fill {batches} batches, a multiple of "
+            f"{step} (ranks x multiple): use fewer ranks or more sequences")
+    batches, computed = _cut_rows(order, where, batches, capacity, random)
+    tokens = BatchPlan(batches, lengths, computed).tokens
+    mine = deal_batches(tokens, world_size, random)[:, rank]
+    return BatchPlan([batches[number] for number in mine], lengths, computed[mine])
 
 # %% ../../nbs/bucketing/best_fit.ipynb #da8eb9d9
 def _cut_rows(order, where, batches, capacity, random):
-    "Packed rows in random order, cut into `batches` equal parts."
+    "Packed rows in random order, cut into `batches` equal parts; and their tokens."
     packed = random.permutation(where.max() + 1)
     where = packed[where]
     ends = np.cumsum(np.bincount(where))
     parts = np.linspace(0, len(packed), batches + 1).round().astype(int)
-    offsets = np.concatenate([[0], ends])[parts]
-    return order[stable_order(where)], offsets, np.diff(parts) * capacity
-
-def _too_few(sequences, batches, step):
-    return ValueError(
-        f"{sequences} sequences cannot fill {batches} batches, a multiple of {step} "
-        "(ranks x multiple): use fewer ranks or more sequences")
+    sequences = order[stable_order(where)]
+    return np.split(sequences, ends[parts[1:-1] - 1]), np.diff(parts) * capacity

@@ -32,25 +32,22 @@ def stored_lengths(
         return dataset.lengths
     if not hasattr(dataset, "data") or dataset.format["type"] == "custom":
         return None
-    table, names = dataset.data, dataset.column_names
-    tokens = "attention_mask" if "attention_mask" in names else "input_ids"
+    names = dataset.column_names
+    ids = "attention_mask" if "attention_mask" in names else "input_ids"
     if column in names:
-        lengths = table.column(column).to_numpy()
-    elif tokens in names and _is_list_of_numbers(table.column(tokens).type):
-        lists = table.column(tokens)
-        if tokens == "input_ids":
-            lengths = pc.list_value_length(lists).to_numpy()
-        else:
-            lengths = np.concatenate(list(map(_count_shown, lists.chunks)))
+        lengths = dataset.data.column(column).to_numpy()
+    elif ids in names and _is_list_of_numbers(dataset.data.column(ids).type):
+        count = pc.list_value_length if ids == "input_ids" else _count_shown
+        lists = dataset.data.column(ids).chunks
+        lengths = np.concatenate([np.asarray(count(chunk)) for chunk in lists])
     else:
         return None
     picked = picked_rows(dataset)
     return lengths if picked is None else lengths[picked.column(0).to_numpy()]
 
 def _is_list_of_numbers(kind: pa.DataType) -> bool:
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    is_list = is_list or pa.types.is_fixed_size_list(kind)
-    return is_list and pa.types.is_primitive(kind.value_type)
+    values = getattr(kind, "value_type", None)
+    return values is not None and pa.types.is_primitive(values)
 
 def _count_shown(masks: pa.Array) -> np.ndarray:
     "How many numbers of each row are not 0."
@@ -78,12 +75,6 @@ def pad_rows(
 # %% ../../nbs/bucketing/collating.ipynb #2ef256fb
 def _collate_column(name, values, fill, side):
     "A column of a batch as a tensor, and the mask where it was padded."
-    first = values[0]
-    while isinstance(first, (list, tuple, np.ndarray)) and len(first):
-        first = first[0]
-    if isinstance(first, str):
-        advice = "give each class a number" if name == "labels" else "tokenize it"
-        raise TypeError(f"column {name!r} holds text: {advice} or remove the column")
     if any(value is None for value in values):
         raise ValueError(f"column {name!r} has no value in some rows: fill it, or "
                          "remove these rows")
@@ -94,6 +85,9 @@ def _collate_column(name, values, fill, side):
         array = np.stack(values)
     else:
         array, mask = pad_rows(values, fill, side)
+    if array.dtype.kind not in "biuf":
+        advice = "give each class a number" if name == "labels" else "tokenize it"
+        raise TypeError(f"column {name!r} holds text: {advice} or remove the column")
     return torch.from_numpy(torch_dtype_array(array)), mask
 
 def torch_dtype_array(
@@ -110,10 +104,10 @@ def by_column(
     "A list of rows as a dict of columns; a dict as it is."
     if isinstance(features, Mapping):
         return features
-    names = list(features[0])
+    names = features[0].keys()
     for number, row in enumerate(features):
-        if set(row) != set(names):
-            differs = ", ".join(sorted(map(repr, set(row) ^ set(names))))
+        if row.keys() != names:
+            differs = ", ".join(sorted(map(repr, row.keys() ^ names)))
             raise ValueError(f"rows have different columns: row {number} and row 0 of "
                              f"the batch differ in {differs}")
     return {name: [row[name] for row in features] for name in names}
@@ -137,7 +131,12 @@ def without_padding(
 
 def has_entries(row: Any, number:int) -> bool:
     "Whether a row of a column has so many entries, as one for each token."
-    return not isinstance(row, str) and hasattr(row, "__len__") and len(row) == number
+    # a number in an array of no dimension has a method for its length, which fails
+    is_sized = hasattr(row, "__len__") and getattr(row, "shape", None) != ()
+    return is_sized and not isinstance(row, str) and len(row) == number
+
+# %% ../../nbs/bucketing/collating.ipynb #f310fb78
+column_fills = {"labels": -100, "special_tokens_mask": 1} # padding; 0 for all others
 
 # %% ../../nbs/bucketing/collating.ipynb #7b3687ba
 class PaddedCollator:
@@ -151,21 +150,24 @@ class PaddedCollator:
         *,
         pad_token_id:int | None=None, # fills `input_ids`
         padding_side:str | None=None, # "right" or "left"
-        labels_from_ids:bool=False, # for language models: labels are the ids
+        labels_from_ids:bool=False, # for language models: of rows that bring no labels
     ):
         if pad_token_id is None:
             pad_token_id = getattr(tokenizer, "pad_token_id", None)
-        self.pad_token_id = _check_pad_token(pad_token_id)
+        if pad_token_id is None:
+            raise ValueError(
+                "no padding token: set tokenizer.pad_token (often = "
+                "tokenizer.eos_token), or use PaddedCollator(pad_token_id=0)")
         side = padding_side or getattr(tokenizer, "padding_side", "right")
-        self.padding_side = _check_side(side)
-        self.fills = {**column_fills, "input_ids": self.pad_token_id}
+        if side not in ("right", "left"):
+            raise ValueError(f"padding_side is {side!r}: 'right' or 'left'")
+        self.pad_token_id, self.padding_side = pad_token_id, side
+        self.fills = {**column_fills, "input_ids": pad_token_id}
         self.labels_from_ids = labels_from_ids
 
     def __call__(self,
         features:Sequence[Mapping] | Mapping, # rows, or a dict of columns
     ) -> dict[str, torch.Tensor]:
-        if len(features) == 0:
-            raise ValueError("an empty batch")
         columns, batch = without_padding(by_column(features)), {}
         for key, values in columns.items():
             name = "labels" if key in ("label", "label_ids") else key
@@ -173,21 +175,7 @@ class PaddedCollator:
             batch[name], mask = _collate_column(name, values, fill, self.padding_side)
             if key == "input_ids" and "attention_mask" not in columns:
                 batch["attention_mask"] = torch.from_numpy(mask.astype(np.int64))
-        if self.labels_from_ids:
+        if self.labels_from_ids and "labels" not in batch:
             padding = batch["attention_mask"] == 0
             batch["labels"] = batch["input_ids"].masked_fill(padding, -100)
         return batch
-
-# %% ../../nbs/bucketing/collating.ipynb #f310fb78
-column_fills = {"labels": -100, "special_tokens_mask": 1} # padding; 0 for all others
-
-def _check_pad_token(pad_token_id):
-    if pad_token_id is not None:
-        return pad_token_id
-    raise ValueError("no padding token: set tokenizer.pad_token (often = "
-                     "tokenizer.eos_token), or use PaddedCollator(pad_token_id=0)")
-
-def _check_side(side):
-    if side in ("right", "left"):
-        return side
-    raise ValueError(f"padding_side is {side!r}: 'right' or 'left'")

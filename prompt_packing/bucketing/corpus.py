@@ -100,8 +100,8 @@ def tokenize_corpus(
         shards = [shard_name(path, settings) for path in files]
         missing = {shard: path for shard, path in zip(shards, files)
                    if not (folder / shard).exists()}
-        if executor is None and missing:
-            workers = min(workers or os.cpu_count() or 1, len(missing))
+        if executor is None:
+            workers = min(workers or os.cpu_count() or 1, max(len(missing), 1))
             spawn = multiprocessing.get_context("spawn")
             executor = (ThreadPoolExecutor(1) if workers == 1
                         else ProcessPoolExecutor(workers, spawn))
@@ -109,15 +109,13 @@ def tokenize_corpus(
         futures = [executor.submit(_tokenize_file, path, folder / shard, tokenizer,
                                    max_length, reading)
                    for shard, path in missing.items()]
-        for _ in tqdm(as_completed(futures), total=len(futures), unit="file",
-                      disable=not progress):
-            pass
+        done = as_completed(futures)
+        list(tqdm(done, total=len(futures), unit="file", disable=not progress))
         for future in futures: # in the order of the files
             future.result()
         sizes = [(folder / shard).stat().st_size for shard in shards]
         with written(folder / "manifest.json") as file:
-            json.dump({"shards": shards, "sizes": sizes, "sources": files,
-                       "settings": settings}, file, indent=1)
+            json.dump(list(zip(shards, sizes)), file, indent=1)
     return load_corpus(folder)
 
 # %% ../../nbs/bucketing/corpus.ipynb #5d96a34a
@@ -128,19 +126,17 @@ def load_corpus(
 
     Raises `FileNotFoundError` where it has not ended, and `DamagedFolder`, a
     `ValueError`, that names a file which is missing, cut or unreadable."""
-    manifest = Path(folder, "manifest.json")
-    path, parts = manifest, []
+    path, parts = Path(folder, "manifest.json"), []
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing: call tokenize_corpus to "
+                                "finish the folder")
     try:
-        facts = json.loads(manifest.read_text())
-        for shard, size in zip(facts["shards"], facts["sizes"]):
-            path = manifest.with_name(shard)
-            if not path.is_file() or path.stat().st_size != size:
+        for shard, size in json.loads(path.read_text()):
+            path = path.with_name(shard)
+            if path.stat().st_size != size:
                 raise ValueError(f"it should have {size} bytes")
             parts.append(Dataset.from_file(str(path)))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{manifest} is missing: call tokenize_corpus to "
-                                "finish the folder") from None
-    except (OSError, ValueError, KeyError) as error: # Arrow's errors are ValueErrors
+        return concatenate_datasets(parts)
+    except (OSError, ValueError) as error: # Arrow's errors are ValueErrors
         raise DamagedFolder(f"{path} is damaged ({error}): remove it and call "
                             "tokenize_corpus again") from error
-    return concatenate_datasets(parts)

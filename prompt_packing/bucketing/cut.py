@@ -9,6 +9,7 @@ import heapq
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -107,12 +108,9 @@ def _level_ends(
             ends.append(start)
         return ends
 
-    least = max(1, sum(length) // parts)
-    largest = length[0] * rows
-    number = 2 + int(200 * np.log(largest / least))  # half a percent apart
-    limits = np.geomspace(least, largest, number).round().astype(int).tolist()
-    found = bisect_left(limits, rows, key=lambda limit: fill(limit)[-1])
-    return fill(limits[found]) if found < len(limits) else None
+    limits = range(max(1, sum(length) // parts), length[0] * rows + 1)
+    least = bisect_left(limits, rows, key=lambda limit: fill(limit)[-1])
+    return fill(limits[least]) if least < len(limits) else None
 
 # %% ../../nbs/bucketing/cut.ipynb #fb420a38
 def cut_rows(
@@ -120,7 +118,7 @@ def cut_rows(
     token_budget: int | None = None,  # most tokens of a micro-batch, padding included
     *,
     pass_cost: float = 0,  # what a pass costs besides its tokens, in tokens
-    passes: int | None = None,  # so many micro-batches of like cost; None: the cheapest cut
+    passes: int | None = None,  # micro-batches, of like cost; None: the cheapest cut
 ) -> list[np.ndarray]:  # row numbers of each micro-batch, longest first
     """Cut the rows of one step into the micro-batches that are cheapest to compute.
 
@@ -246,22 +244,12 @@ def _fills(packed, lengths):
 def cut_packed_rows(
     lengths: Sequence[int] | np.ndarray,  # tokens in each row of the step: integers
     capacity: int,  # most tokens of a packed row
-    token_budget: int | None = None,  # most tokens of a micro-batch, padding included
-    *,
-    pass_cost: float = 0,  # what a pass costs besides its tokens, in tokens
-    passes: int | None = None,  # exactly so many micro-batches; None: the cheapest cut
+    *limits: int | None,  # of `cut_rows`, whose rows the packed rows are
+    **options: Any,
 ) -> list[list[np.ndarray]]:  # micro-batches of packed rows of row numbers
-    """`cut_rows` of `pack_rows`. Raises what they raise.
-
-    Packed rows that fit into one pass with less than a tenth of padding are one."""
+    "`cut_rows` of `pack_rows`. Raises what they raise."
     packed = pack_rows(lengths, capacity)
-    fills = _fills(packed, lengths)
-    in_one_pass = len(fills) * fills.max(initial=0)
-    fits = token_budget is None or in_one_pass <= token_budget
-    if passes is None and packed and fits and in_one_pass < 1.1 * fills.sum():
-        _check_limits(token_budget, pass_cost)
-        return [packed]
-    cut = cut_rows(fills, token_budget, pass_cost=pass_cost, passes=passes)
+    cut = cut_rows(_fills(packed, lengths), *limits, **options)
     return [[packed[place] for place in places] for places in cut]
 
 def deal_packed_rows(
@@ -269,13 +257,11 @@ def deal_packed_rows(
     lengths: Sequence[int] | np.ndarray,
     world_size: int,  # number of processes
     capacity: int,  # most tokens of a packed row
-    token_budget: int | None = None,  # most tokens of a micro-batch, padding included
-    *,
-    pass_cost: float = 0,  # what a pass costs besides its tokens, in tokens
+    *limits: int | None,  # of `deal_rows`, whose rows the packed rows are
+    **options: Any,
 ) -> list[list[list[np.ndarray]]]:  # over processes: micro-batches of packed rows
     "`deal_rows` of `pack_rows`. Raises what they raise."
     packed = pack_rows(lengths, capacity, multiple=world_size)
-    processes = deal_rows(
-        _fills(packed, lengths), world_size, token_budget, pass_cost=pass_cost)
+    processes = deal_rows(_fills(packed, lengths), world_size, *limits, **options)
     return [[[packed[place] for place in places] for places in cut]
             for cut in processes]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from .batches import check_longest
 from .collating import (
     PaddedCollator, by_column, column_fills, has_entries)
 
@@ -57,18 +58,6 @@ def _laid_out(
         line = torch.cat([values[i] for i in row])
         packed[number, :len(line)] = line
     return packed
-
-def _capacity(lengths, rows, capacity):
-    "Tokens in a packed row. Raises for a row that holds more."
-    used = [int(lengths[row].sum()) for row in rows]
-    if capacity is None:
-        return max(used)
-    if max(used) > capacity:
-        number = int(np.argmax(used))
-        raise ValueError(
-            f"packed row {number} has {used[number]:,} tokens and does not fit "
-            f"into rows of {capacity:,}: put fewer sequences into it")
-    return capacity
 
 # %% ../../nbs/bucketing/packed_rows.ipynb #7e0cde8c
 def _separating_arguments(
@@ -121,10 +110,12 @@ def lay_end_to_end(
 
     Raises `ValueError` for a column with one entry for each row, such as the label of a
     classifier, and for sequences that do not fit into the capacity."""
-    columns = _token_columns(singles)
+    columns, packed = _columns(singles)
     shown = [_shown_tokens(single) for single in singles]
     lengths = np.array(list(map(len, shown)))
-    capacity = _capacity(lengths, rows, capacity)
+    used = np.array([lengths[row].sum() for row in rows])
+    capacity = int(used.max()) if capacity is None else capacity
+    check_longest(used, capacity, "capacity")
     of_token = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths))
     numbers = of_token.split(lengths.tolist())
     places = list(map(torch.arange, lengths.tolist()))
@@ -132,7 +123,6 @@ def lay_end_to_end(
                            _laid_out(numbers, rows, capacity, -1)])
     # one copy to the device for both
     place, segments = on_host.to(singles[0]["input_ids"].device, non_blocking=True)
-    packed = _shared_values(singles, columns)
     for name in columns:
         values = [single[name][0, tokens] for single, tokens in zip(singles, shown)]
         fill = way.pad_token_id if name == "input_ids" else column_fills.get(name, 0)
@@ -144,28 +134,31 @@ def lay_end_to_end(
     return packed | _separating_arguments(on_host[1], segments, way)
 
 # %% ../../nbs/bucketing/packed_rows.ipynb #6b54c8fc
-def _token_columns(singles):
-    "Names of columns with an entry for each token. Raises for one entry for each row."
+def _columns(singles):
+    "Names of columns with an entry for each token, and what else all rows share."
     if any(single.keys() != singles[0].keys() for single in singles):
         raise ValueError("the collator gives some rows other columns than others")
-    columns = []
     tokens = [single["input_ids"].shape[:2] for single in singles]
-    for name, value in singles[0].items():
-        if name == "attention_mask":
+    columns, shared = [], {}
+    for name, first in singles[0].items():
+        values = [single[name] for single in singles]
+        shapes = [getattr(value, "shape", ())[:2] for value in values]
+        if name == "attention_mask": # every token that is laid out is shown
             continue
-        shapes = [getattr(single[name], "shape", ())[:2] for single in singles]
-        if torch.is_tensor(value) and shapes == tokens:
+        if torch.is_tensor(first) and shapes == tokens:
             columns.append(name)
-        elif isinstance(value, (list, tuple)) or np.shape(value)[:1] == (1,):
-            raise _one_for_each_row(name)
-    return columns
-
-def _one_for_each_row(name):
-    what = "label" if name == "labels" else f"entry of {name!r}"
-    return ValueError(
-        f"packed sequences need one {what} for each token; got one for each sequence, "
-        "and a packed row holds several. Use token_budget without pack, or remove the "
-        "column")
+        elif isinstance(first, (list, tuple)) or np.shape(first)[:1] == (1,):
+            what = "label" if name == "labels" else f"entry of {name!r}"
+            raise ValueError(
+                f"packed sequences need one {what} for each token; got one for each "
+                "sequence, and a packed row holds several. Use token_budget without "
+                "pack, or remove the column")
+        elif all(np.array_equal(first, value) for value in values):
+            shared[name] = first
+        else:
+            raise ValueError(f"the collator gives rows different values of {name!r}, "
+                             "and a packed row can have one")
+    return columns, shared
 
 def _shown_tokens(single):
     "Places of the tokens that the attention mask does not hide."
@@ -177,23 +170,13 @@ def _shown_tokens(single):
     raise ValueError("packed rows need an attention_mask of shape (rows, tokens), 0 "
                      f"where a row is padded; got shape {tuple(mask.shape)}")
 
-def _shared_values(singles, columns):
-    "What is not a column of rows. Raises where rows do not agree on it."
-    shared = {name: value for name, value in singles[0].items()
-              if name not in columns and name != "attention_mask"}
-    for name, value in shared.items():
-        if not all(np.array_equal(value, single[name]) for single in singles):
-            raise ValueError(f"the collator gives rows different values of {name!r}, "
-                             "and a packed row can have one")
-    return shared
-
 # %% ../../nbs/bucketing/packed_rows.ipynb #60ee066e
 class PackedCollator:
     """Sequences -> packed rows: a dict of tensors of shape (rows, capacity).
 
     Takes rows with `input_ids`, and `labels` and other numbers for each token, such as
     `token_type_ids`; without labels, those of a causal model are the ids. Tokens where
-    an `attention_mask` is 0 are left out, and columns that have no entry for each token.
+    an `attention_mask` is 0 are left out, and columns without an entry for each token.
     Raises `ValueError` for `labels` with one entry per sequence."""
     def __init__(self,
         capacity:int | None=None, # tokens in a row; None: one row as long as needed
@@ -223,17 +206,11 @@ class PackedCollator:
 # %% ../../nbs/bucketing/packed_rows.ipynb #d468a216
 def _next_fit(lengths, capacity):
     "Sequences in their order, a new row when one does not fit."
-    if capacity is None:
-        return [list(range(len(lengths)))]
-    if max(lengths) > capacity:
-        raise ValueError(
-            f"a sequence of {max(lengths)} tokens does not fit into rows of "
-            f"{capacity}: set a larger capacity, or cut the sequence")
     rows, room = [], 0
     for number, length in enumerate(lengths):
-        if length > room:
+        if not rows or length > room:
             rows.append([])
-            room = capacity
+            room = np.inf if capacity is None else capacity
         rows[-1].append(number)
         room -= length
     return rows

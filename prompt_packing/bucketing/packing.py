@@ -19,7 +19,7 @@ from ..foundation.foreign import attention_of
 from ..foundation.mixins import in_eval_mode
 
 # %% auto #0
-__all__ = ['packing_errors', 'way_to_pack', 'collator_for_packing']
+__all__ = ['packing_errors', 'way_to_pack', 'collator_for_packing', 'layout_fault']
 
 # %% ../../nbs/bucketing/packing.ipynb #77d11160
 # what the forward of a model may raise at arguments that it does not expect
@@ -38,21 +38,20 @@ def _trial_mode(model, autocast):
 
 def _device(model): return next(model.parameters()).device
 
-def _logits(model, ids, **arguments):
-    "The logits of one sequence alone, of shape (tokens, classes)."
-    return _run(model, {"input_ids": torch.from_numpy(ids)[None], **arguments})[0]
-
-def _run(model, batch):
+def _logits(model, batch):
+    "Logits of a batch, of shape (rows, tokens, classes)."
     device = _device(model)
-    batch = {name: value.to(device) if hasattr(value, "to") else value
+    batch = {name: value.to(device) if torch.is_tensor(value) else value
              for name, value in batch.items()}
-    logits = getattr(model(**batch), "logits", None)
-    if logits is None:
-        raise ValueError("its output has no logits")
-    if logits.dim() == 3 and logits.shape[:2] == batch["input_ids"].shape:
-        return logits if logits.dtype == torch.float64 else logits.float()
-    shape = tuple(logits.shape)
-    raise ValueError(f"its logits have shape {shape}, not one for each token")
+    logits = model(**batch).logits
+    if logits.dim() != 3 or logits.shape[:2] != batch["input_ids"].shape:
+        raise ValueError(f"its logits have shape {tuple(logits.shape)}, not one for "
+                         "each token")
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+def _logits_alone(model, ids, **arguments):
+    "Logits of one sequence, of shape (tokens, classes)."
+    return _logits(model, {"input_ids": torch.from_numpy(ids)[None], **arguments})[0]
 
 def _distance(logits, expected):
     "The largest difference, relative to the largest logit."
@@ -65,18 +64,16 @@ def _model_facts(
     rounding:float, # by how much equal logits may differ
 ) -> dict: # fields of `PackingWay`
     "What does not depend on packing."
-    pad = _padding_token(model)
-    errors = {}
-    try:
-        alone = _logits(model, ids)
-        for first in sorted({0, pad + 1}):
-            places = torch.arange(first, first + len(ids))[None]
-            errors[first] = _distance(_logits(model, ids, position_ids=places), alone)
-    except _model_errors as error:
-        tried = {"a sequence alone, with position_ids": _first_line(error)}
-        raise _cannot_pack(model, tried) from error
+    pad = getattr(model.config.get_text_config(), "pad_token_id", None)
+    pad = pad if isinstance(pad, int) and pad >= 0 else 0
+    alone, errors = _logits_alone(model, ids), {}
+    for first in sorted({0, pad + 1}):
+        places = torch.arange(first, first + len(ids))[None]
+        errors[first] = _distance(
+            _logits_alone(model, ids, position_ids=places), alone)
     other_end = np.append(ids[:-1], ids[-1] - 1)
-    causal = _distance(_logits(model, other_end)[:-1], alone[:-1]) <= rounding
+    moved = _distance(_logits_alone(model, other_end)[:-1], alone[:-1])
+    causal = moved <= rounding
     shifted = _ignores_first_label(model, ids, otherwise=causal)
     return dict(pad_token_id=pad, first_position=min(errors, key=errors.get),
                 causal=causal, shifted_labels=shifted)
@@ -101,7 +98,7 @@ def packing_errors(
 ) -> tuple[float, float]: # relative to the largest logit
     "How far packed logits are from those alone, and how far neighbours move them."
     numbers = list(chain.from_iterable(rows))
-    alone = [_logits(model, sequences[i]) for i in numbers]
+    alone = [_logits_alone(model, sequences[i]) for i in numbers]
     packed = _packed_logits(model, way, sequences, rows)
     every_second = [ids - i % 2 for i, ids in enumerate(sequences)]
     beside_others = _packed_logits(model, way, every_second, rows)
@@ -112,14 +109,12 @@ def packing_errors(
 
 def _packed_logits(model, way, sequences, rows):
     "The logits of each sequence, in the order of the packed rows."
-    singles = [{"input_ids": torch.from_numpy(ids)[None],
-                "number": torch.full((1, len(ids)), i)}
-               for i, ids in enumerate(sequences, start=1)] # 0 fills the rows
-    batch = lay_end_to_end(singles, rows, way)
-    number = batch.pop("number").flatten()
-    logits = _run(model, batch).flatten(0, 1)
-    return [logits[(number == i + 1).to(logits.device)]
-            for i in chain.from_iterable(rows)]
+    singles = [{"input_ids": torch.from_numpy(ids)[None]} for ids in sequences]
+    parts = []
+    for logits, row in zip(_logits(model, lay_end_to_end(singles, rows, way)), rows):
+        ends = np.cumsum([len(sequences[i]) for i in row])
+        parts += logits.tensor_split(ends.tolist())[:-1] # the last is padding
+    return parts
 
 # %% ../../nbs/bucketing/packing.ipynb #29a3b1d6
 def _tolerances(model, autocast):
@@ -181,11 +176,15 @@ def way_to_pack(
     A model with `sdpa` is switched to `sdpa_varlen` where that is right, which differs
     for packed rows alone. Raises `ValueError` that says what was tried, if no way is
     right."""
-    _check_takes_packed_rows(model)
-    draw, tolerances = _token_source(model), _tolerances(model, autocast)
-    trials, faults = _trials(model, draw), {}
+    faults = {}
     with _trial_mode(model, autocast):
-        facts = _model_facts(model, draw(12), rounding=tolerances[1])
+        try:
+            draw, tolerances = _token_source(model), _tolerances(model, autocast)
+            facts = _model_facts(model, draw(12), rounding=tolerances[1])
+        except _model_errors as error: # it takes no tokens, or no row alone
+            tried = {"a sequence alone, with position_ids": _first_line(error)}
+            raise _cannot_pack(model, tried) from error
+        trials = _trials(model, draw)
         for way in _possible_ways(model, facts, autocast):
             with _attention_of(way, model) as switch:
                 found = (_fault(model, way, *trial, tolerances) for trial in trials)
@@ -194,34 +193,28 @@ def way_to_pack(
                     switch.pop_all() # the model keeps this attention
                     return way
             faults[str(way)] = fault
-    raise _cannot_pack(model, faults, ", or another attn_implementation")
+    raise _cannot_pack(model, faults)
 
 # %% ../../nbs/bucketing/packing.ipynb #9bcf2342
 _short_trial = 7, 12, 5, 9, 3, 12, 6, 11, 4
 _short_trial_rows = [[0, 1, 2]], [[0, 1, 2], [3, 4], [5], [6, 7, 8]]
+# how many tokens a token sees, in layers in which it does not see all
+_window_names = ("sliding_window", "attention_window", "local_attention", "window_size",
+                 "attention_chunk_size", "attention_window_size", "sliding_window_size")
 
 def _trials(model, draw) -> list:
     "Pairs of sequences, and rows of them: one row, four, and beyond the window."
     short = list(map(draw, _short_trial))
     trials = [(short, rows) for rows in _short_trial_rows]
-    window = min(_attention_windows(model), default=8_193)
-    length = min(window + 8, _positions(model) or window + 8)
-    if window <= 8_192 and length > max(_short_trial):
-        trials.append(([draw(length), draw(5)], [[0, 1]]))
-    return trials
-
-# %% ../../nbs/bucketing/packing.ipynb #681831d0
-_window_names = ("sliding_window", "attention_window", "local_attention", "window_size",
-                 "attention_chunk_size", "attention_window_size", "sliding_window_size")
-
-def _attention_windows(model):
-    "How many tokens a token sees, for layers in which it does not see all."
     config = model.config.get_text_config()
-    windows = []
-    for name in _window_names:
-        value = getattr(config, name, None) or []
-        windows += value if isinstance(value, (list, tuple)) else [value]
-    return [int(window) for window in windows if window and window > 0]
+    windows = np.hstack([getattr(config, name, None) or 0 for name in _window_names])
+    windows = windows[(0 < windows) & (windows <= 8_192)]
+    if len(windows):
+        length = int(windows.min()) + 8
+        length = min(length, getattr(config, "max_position_embeddings", None) or length)
+        if length > max(_short_trial):
+            trials.append(([draw(length), draw(5)], [[0, 1]]))
+    return trials
 
 # %% ../../nbs/bucketing/packing.ipynb #c81831d1
 def _attention_of(way, model):
@@ -232,37 +225,19 @@ def _attention_of(way, model):
         stack.callback(model.set_attn_implementation, before)
     return stack
 
-def _positions(model):
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
-
 def _token_source(model):
     "Draws sequences of the middle of the vocabulary, where special tokens are rare."
     size, random = model.config.get_text_config().vocab_size, np.random.RandomState(0)
     return lambda length: random.randint(size // 4 + 1, 3 * size // 4 + 2, length)
 
-def _padding_token(model):
-    pad = getattr(model.config.get_text_config(), "pad_token_id", None)
-    return pad if isinstance(pad, int) and pad >= 0 else 0
-
-# %% ../../nbs/bucketing/packing.ipynb #c81831d2
-def _check_takes_packed_rows(model):
-    "Refuse what has no configuration of a text model, and encoder-decoders."
-    if not hasattr(getattr(model, "config", None), "get_text_config"):
-        raise _cannot_pack(model, {"reading its configuration": "there is none"})
-    if not hasattr(model.config.get_text_config(), "vocab_size"):
-        why = "its configuration has no vocab_size, so it takes no tokens"
-        raise _cannot_pack(model, {"drawing token ids": why})
-    if getattr(model.config, "is_encoder_decoder", False):
-        why = "the source and the target of a row have different lengths"
-        raise _cannot_pack(model, {"an encoder and a decoder": why})
-
-def _cannot_pack(model, faults, other_ways=""):
+def _cannot_pack(model, faults):
     "A `ValueError` that says what was tried, what came of it, and what to do."
     attention = attention_of(getattr(model, "config", None))
     tried = "".join(f"\n* {way}: {fault}" for way, fault in faults.items())
     return ValueError(
         f"{type(model).__name__} with attention {attention!r} cannot be trained on "
-        f"packed rows. Tried:{tried}\nUse token_budget without pack{other_ways}")
+        f"packed rows. Tried:{tried}\nUse token_budget without pack, or another "
+        "attn_implementation")
 
 # %% ../../nbs/bucketing/packing.ipynb #a18cf0dc
 def collator_for_packing(
@@ -275,3 +250,33 @@ def collator_for_packing(
     Raises `ValueError` that says what was tried if there is none. It refuses sequences
     longer than its way can keep apart."""
     return PackedCollator(capacity, way_to_pack(model, autocast))
+
+# %% ../../nbs/bucketing/packing.ipynb #f1a77e02
+def layout_fault(
+    model: torch.nn.Module, # a transformers model
+    batch: dict, # of a collator; sequences of a row begin where `position_ids` do
+    autocast: torch.dtype | None = None, # of the training
+    most: int = 4, # sequences to compare
+) -> str | None: # in words
+    """What is wrong with sequences that others laid end to end in one row.
+
+    None where nothing is, or where the model has no logits for each token."""
+    places = batch.get("position_ids")
+    if not torch.is_tensor(places) or places.dim() != 2 or len(places) != 1:
+        return None
+    starts = (places[0] == places[0, 0]).nonzero().flatten().tolist()
+    ends = [*starts, places.shape[1]][1:most + 1]
+    if len(starts) < 2:
+        return None
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    try:
+        with _trial_mode(model, autocast):
+            packed = _logits(model, inputs)[0, :ends[-1]]
+            alone = [_logits(model, {name: batch[name][:, start:end]
+                                     for name in ("input_ids", "position_ids")})[0]
+                     for start, end in zip(starts, ends)]
+    except _model_errors:
+        return None
+    far = _distance(packed, torch.cat(alone))
+    return f"logits are off by {far:.1e} of the largest" \
+        if far > _tolerances(model, autocast)[0] else None

@@ -17,7 +17,7 @@ from prompt_packing.bucketing.batches import (
 from .cut import rows_within
 
 # %% auto #0
-__all__ = ['narrow_integers', 'sort_rows', 'deal_batches', 'default_window', 'plan_batches', 'PlannedBatchSampler']
+__all__ = ['sort_rows', 'deal_batches', 'default_window', 'plan_batches', 'PlannedBatchSampler']
 
 # %% ../../nbs/bucketing/plan.ipynb #2392f7ce
 def _batch_shapes(
@@ -63,16 +63,8 @@ def _cut_finer(
 # %% ../../nbs/bucketing/plan.ipynb #a90c2b5c
 def _even_sizes(groups: np.ndarray) -> np.ndarray:
     "Rows of each batch: equal parts of its group, the first of them a row larger."
-    rows, batches = groups.T
-    first = np.cumsum(batches) - batches  # batch of each group
-    place = np.arange(batches.sum()) - np.repeat(first, batches)  # in its group
-    larger = place < np.repeat(rows % batches, batches)
-    return np.repeat(rows // batches, batches) + larger
-
-# %% ../../nbs/bucketing/plan.ipynb #4a94b493
-def narrow_integers(values: np.ndarray) -> np.ndarray:
-    "The same numbers in a quarter of the memory: reading them out of order is faster."
-    return values.astype(np.uint16 if values.max() < 2**16 else np.uint32)
+    sizes = [(rows + np.arange(batches)[::-1]) // batches for rows, batches in groups]
+    return np.concatenate(sizes)
 
 # %% ../../nbs/bucketing/plan.ipynb #7974e69e
 def sort_rows(
@@ -87,7 +79,7 @@ def sort_rows(
 def _shuffle_groups(order, groups, random):
     "Shuffle the rows inside each group."
     shuffled = random.permutation(len(order))
-    group = np.repeat(narrow_integers(np.arange(len(groups))), groups[:, 0])
+    group = np.repeat(np.arange(len(groups)), groups[:, 0])
     return order[shuffled[stable_order(group[shuffled])]]
 
 # %% ../../nbs/bucketing/plan.ipynb #399f4c92
@@ -112,13 +104,6 @@ def deal_batches(
 def default_window(rows: int) -> int:
     "A quarter of the rows, at most 100,000."
     return min(100_000, -(-rows // 4))
-
-def _count_windows(rows, window, shuffle):
-    "Number of windows of at most `window` rows."
-    if window is None:
-        window = default_window(rows)
-    window = check_positive("window", window)
-    return -(-rows // window) if shuffle else 1
 
 # %% ../../nbs/bucketing/plan.ipynb #4921b4db
 def _shape_plan(most_rows, windows, multiple):
@@ -160,19 +145,19 @@ def plan_batches(
     epoch = check_positive("epoch", epoch, 0)
     random = epoch_random(seed, epoch) if shuffle else None
 
-    narrow = narrow_integers(lengths)
-    order = sort_rows(narrow, random)
-    windows = _count_windows(len(lengths), window, shuffle)
+    order = sort_rows(lengths, random)
+    window = default_window(len(lengths)) if window is None else window
+    windows = -(-len(lengths) // check_positive("window", window)) if shuffle else 1
     most_rows = rows_within(lengths[order], token_budget)
     if batch_size is not None:
         most_rows = np.minimum(most_rows, batch_size)
     groups = _shape_plan(most_rows, windows, multiple)
     if shuffle:
         order = _shuffle_groups(order, groups, random)
-    offsets = np.concatenate([[0], np.cumsum(_even_sizes(groups))])
-    plan = BatchPlan(order, offsets, narrow)
-    mine = deal_batches(plan.computed, world_size, random)[:, rank]
-    return BatchPlan.from_batches([plan[batch] for batch in mine], lengths)
+    batches = np.split(order, np.cumsum(_even_sizes(groups))[:-1])
+    computed = BatchPlan(batches, lengths).computed
+    mine = deal_batches(computed, world_size, random)[:, rank]
+    return BatchPlan([batches[number] for number in mine], lengths)
 
 # %% ../../nbs/bucketing/plan.ipynb #927ae3ed
 def _check_sizes(lengths, token_budget, batch_size):
@@ -201,30 +186,26 @@ class PlannedBatchSampler:
         self.lengths = as_lengths(lengths)
         self.planner = planner
         self.options = options
-        self.epoch = epoch
-        self.batch = 0  # batches of the epoch that were drawn
-        self._restored = False  # go on at `batch`, not at the start of the epoch
-        self._planned = (None, None)  # an epoch and its plan
+        self._go_to(epoch)
 
-    @property
-    def plan(self) -> BatchPlan:
-        "Of the present epoch."
-        if self._planned[0] != self.epoch:
-            plan = self.planner(self.lengths, epoch=self.epoch, **self.options)
-            self._planned = self.epoch, plan
-        return self._planned[1]
+    def _go_to(self, epoch, batch=0, restored=False):
+        self.epoch = epoch
+        self.batch = batch  # batches of the epoch that were drawn
+        self._restored = restored  # go on at `batch`, not at the start of the epoch
+        # the plan of the present epoch
+        self.plan = self.planner(self.lengths, epoch=epoch, **self.options)
 
     def __len__(self) -> int:
         return len(self.plan)
 
     def __iter__(self) -> Iterator[list[int]]:
-        plan = self.plan
         first = self.batch if self._restored else 0
         self._restored = False
+        plan = self.plan
         for number in range(first, len(plan)):
             self.batch = number + 1
             yield plan[number].tolist()
-        self.epoch, self.batch = self.epoch + 1, 0
+        self._go_to(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
         "Go to the start of another epoch, as accelerate and transformers ask."
@@ -235,7 +216,7 @@ class PlannedBatchSampler:
                 f"the sampler was restored to {self.state_dict()}, and before a batch "
                 f"was drawn it is sent to the start of epoch {epoch}: first call "
                 "set_epoch of the loader with the restored epoch")
-        self.epoch, self.batch, self._restored = int(epoch), 0, False
+        self._go_to(int(epoch))
 
     def state_dict(self) -> dict:
         "The position after the last batch drawn: an epoch and a number, fit for JSON."
@@ -243,5 +224,4 @@ class PlannedBatchSampler:
 
     def load_state_dict(self, state: dict) -> None:
         "Go on after the batch at which `state` was taken."
-        self.epoch, self.batch = state["epoch"], state["batch"]
-        self._restored = True
+        self._go_to(state["epoch"], state["batch"], restored=True)

@@ -6,57 +6,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from .batches import (
-    BatchPlan, as_lengths, check_longest, check_positive, epoch_random)
+    BatchPlan, as_lengths, check_positive, epoch_random)
 from .best_fit import pack_sequences
 from .plan import default_window, plan_batches
 from .steps import cut_steps, plan_steps, tenth_weights
 
 # %% auto #0
-__all__ = ['shuffled_batches', 'compare_plans', 'plot_tradeoff', 'padding_report']
+__all__ = ['compare_plans', 'padding_report']
 
 # %% ../../nbs/bucketing/report.ipynb #85cadc2c
 def _in_order(order, lengths, rows) -> BatchPlan:
     "Batches of so many rows, in a given order."
     batches = np.split(np.asarray(order), range(rows, len(order), rows))
-    return BatchPlan.from_batches(batches, lengths)
+    return BatchPlan(batches, lengths)
 
-def shuffled_batches(
-    lengths: np.ndarray,  # tokens in each row
-    rows: int = 32,  # in a batch
-    seed: int = 0,
-) -> BatchPlan:
+def _shuffled(lengths, rows, seed) -> BatchPlan:
     "Batches of shuffled rows, as loaders make them by default."
-    order = epoch_random(seed).permutation(len(lengths))
-    return _in_order(order, lengths, rows)
+    return _in_order(epoch_random(seed).permutation(len(lengths)), lengths, rows)
 
 # %% ../../nbs/bucketing/report.ipynb #29eb4d1e
-def _group_by_length(order, lengths, rows) -> BatchPlan:
-    "The batches of transformers' `LengthGroupedSampler` for rows in this order."
-    window = rows * max(1, min(50, len(order) // (4 * rows)))
-    windows = np.split(order, range(window, len(order), window))
-    windows = [rows[np.argsort(-lengths[rows], kind="stable")] for rows in windows]
-    # the longest row of all comes first, so that a run that fails for memory fails soon
-    longest = int(np.argmax([lengths[rows[0]] for rows in windows]))
-    first, other = windows[0][0], windows[longest][0]
-    windows[0][0], windows[longest][0] = other, first
-    return _in_order(np.concatenate(windows), lengths, rows)
+def _group_by_length(lengths, rows, seed) -> BatchPlan:
+    "Batches of transformers' `group_by_length`."
+    import torch
+    from transformers.trainer_pt_utils import LengthGroupedSampler
+
+    order = LengthGroupedSampler(
+        rows, lengths=lengths.tolist(), generator=torch.Generator().manual_seed(seed))
+    return _in_order(list(order), lengths, rows)
 
 # %% ../../nbs/bucketing/report.ipynb #f1bedd02
 def _uncut_plans(lengths, token_budget, rows, capacity, seed) -> dict:
     "By name, plans whose batches are optimizer steps."
     budget, window = f"{token_budget:,} tokens", default_window(len(lengths))
-    shuffled = shuffled_batches(lengths, rows, seed)
     return {
         f"{rows} rows, file order":
             _in_order(np.arange(len(lengths)), lengths, rows),
-        f"{rows} rows, shuffled": shuffled,
-        f"{rows} rows, group_by_length":
-            _group_by_length(shuffled.indices, lengths, rows),
+        f"{rows} rows, shuffled": _shuffled(lengths, rows, seed),
+        f"{rows} rows, group_by_length": _group_by_length(lengths, rows, seed),
         f"{budget}, windows of {window:,}":
             plan_batches(lengths, token_budget=token_budget, seed=seed),
         f"{budget}, packed in rows of {capacity:,}":
@@ -66,40 +56,28 @@ def _uncut_plans(lengths, token_budget, rows, capacity, seed) -> dict:
 # %% ../../nbs/bucketing/report.ipynb #f1bedd04
 def _steps_to_cut(lengths, token_budget, rows, seed) -> dict:
     "By name, the steps that are cut: shuffled, and planned."
-    step_rows = min(4 * rows, len(lengths))
-
-    def planned(**size):
-        steps = plan_steps(lengths, **size, seed=seed)
-        return BatchPlan.from_batches(steps, lengths)
-
+    large = min(4 * rows, len(lengths))
+    by_rows = plan_steps(lengths, rows_per_step=large, seed=seed)
+    by_tokens = plan_steps(lengths, tokens_per_step=token_budget, seed=seed)
     return {
-        f"{rows} rows, shuffled": shuffled_batches(lengths, rows, seed),
-        f"{step_rows} rows a step, shuffled":
-            shuffled_batches(lengths, step_rows, seed),
-        f"rows_per_step={step_rows}": planned(rows_per_step=step_rows),
-        f"tokens_per_step={token_budget}": planned(tokens_per_step=token_budget)}
+        f"{rows} rows, shuffled": _shuffled(lengths, rows, seed),
+        f"{large} rows a step, shuffled": _shuffled(lengths, large, seed),
+        f"rows_per_step={large}": BatchPlan(by_rows, lengths),
+        f"tokens_per_step={token_budget}": BatchPlan(by_tokens, lengths)}
 
 # %% ../../nbs/bucketing/report.ipynb #274baf45
-_columns = {
-    "plan": "with `cut`, a token budget cuts the steps; with `packed`, pack=True besides",
-    "padding": "fraction of computed tokens that are padding",
-    "steps": "optimizer steps in an epoch",
-    "batches": "micro-batches in an epoch",
-    "largest": "tokens of the largest micro-batch, padding included",
-    "computed_tokens": "tokens computed in an epoch, padding included",
-    "compute": "computed tokens per real token",
-    "cost_spread": "standard deviation of a batch's cost over its mean",
-    "long_row": "weight in a mean over the step of a row of the longest tenth, over "
-                "that of one of the shortest tenth: 1 is fair",
-    "length_correlation": "how alike the lengths in a step are: 0 random, 1 all equal"}
-
 def _line(steps, batches):
     "A plan in the table, from its steps and its batches."
-    short, long = tenth_weights(list(steps), steps.lengths)
-    return batches.report() | {
+    short, long = tenth_weights(steps)
+    cost = batches.report()
+    return {
+        "padding": cost["padding"],
         "steps": len(steps),
+        "batches": len(batches),
         "largest": int(batches.computed.max()),
-        "compute": float(batches.computed.sum() / batches.tokens.sum()),
+        "computed_tokens": cost["computed_tokens"],
+        "compute": cost["computed_tokens"] / cost["tokens"],
+        "cost_spread": cost["cost_spread"],
         "long_row": long / short,
         "length_correlation": steps.length_correlation}
 
@@ -115,13 +93,26 @@ def compare_plans(
 ):  # pandas DataFrame, a line per plan
     """Padding, batches, evenness and randomness of every way to batch these lengths.
 
+    A plan that ends in `cut` has steps that a token budget cuts; `packed` is with
+    pack=True besides. Its columns:
+
+    * `padding`: fraction of computed tokens that are padding
+    * `steps`: optimizer steps in an epoch
+    * `batches`: micro-batches in an epoch
+    * `largest`: tokens of the largest micro-batch, padding included
+    * `computed_tokens`: tokens computed in an epoch, padding included
+    * `compute`: computed tokens per real token
+    * `cost_spread`: standard deviation of a batch's cost over its mean
+    * `long_row`: weight in a mean over the step of a row of the longest tenth, over
+      that of one of the shortest tenth: 1 is fair
+    * `length_correlation`: how alike the lengths in a step are: 0 random, 1 all equal
+
     Raises `ValueError` for a row longer than the budget."""
     import pandas as pd
 
     lengths = as_lengths(lengths)
     rows = min(check_positive("batch_size", batch_size), len(lengths))
     capacity = capacity or int(lengths.max())
-    check_longest(lengths, check_positive("token_budget", token_budget), "token_budget")
     uncut = _uncut_plans(lengths, token_budget, rows, capacity, seed)
     lines = {name: _line(plan, plan) for name, plan in uncut.items()}
     for name, steps in _steps_to_cut(lengths, token_budget, rows, seed).items():
@@ -129,40 +120,7 @@ def compare_plans(
         lines[f"{name}, cut"] = _line(steps, batches)
     batches = cut_steps(steps, lengths, token_budget, pass_cost, capacity)
     lines[f"{name}, packed"] = _line(steps, batches)
-    bound = -(-int(lengths.sum()) // token_budget)
-    lines[f"bound: tokens / {token_budget:,}"] = {
-        "padding": 0.0, "steps": bound, "batches": bound, "largest": token_budget,
-        "computed_tokens": bound * token_budget, "compute": 1.0, "cost_spread": 0.0}
-    table = pd.DataFrame(
-        list(lines.values()), index=list(lines), columns=list(_columns)[1:])
-    whole = ["steps", "batches", "largest", "computed_tokens"]
-    return table.astype({name: int for name in whole})
-
-# %% ../../nbs/bucketing/report.ipynb #6c5c00d3
-def plot_tradeoff(
-    lengths: Sequence[int] | np.ndarray,  # tokens in each row
-    *,
-    token_budget: int = 16_384,  # tokens in a batch
-    ax: Any = None,  # matplotlib axes; None: a new figure
-):  # the axes
-    "Padding, and how alike the rows of a batch are, over the window."
-    import matplotlib.pyplot as plt
-
-    lengths = as_lengths(lengths)
-    rows = len(lengths)
-    windows = np.unique(np.geomspace(min(100, rows), rows, 10).round().astype(int))
-    plans = [plan_batches(lengths, token_budget=token_budget, window=window)
-             for window in windows.tolist()]
-    if ax is None:
-        ax = plt.subplots(figsize=(6, 2.5))[1]
-    ax.plot(windows, [100 * plan.padding for plan in plans], "o-", color="C3")
-    ax.set(xscale="log", xlabel="rows in a window", ylim=(0, None))
-    ax.set_ylabel("padding, %", color="C3")
-    other = ax.twinx()
-    other.plot(windows, [plan.length_correlation for plan in plans], "s--", color="C0")
-    other.set_ylabel("length_correlation", color="C0")
-    other.set_ylim(0, 1.02)
-    return ax
+    return pd.DataFrame.from_dict(lines, orient="index")
 
 # %% ../../nbs/bucketing/report.ipynb #e0b7f1aa
 def padding_report(
@@ -170,16 +128,14 @@ def padding_report(
     *,
     token_budget: int = 16_384,  # most tokens in a batch
     batch_size: int = 32,  # rows in a batch, for the plans that count rows
-) -> dict:  # plain: rows, tokens, lengths, plans, columns
+) -> dict:  # plain: rows, tokens, lengths, plans
     """Everything about the padding of these lengths.
 
     Raises `ValueError` for a row longer than the budget."""
     lengths = as_lengths(lengths)
     table = compare_plans(lengths, token_budget=token_budget, batch_size=batch_size)
-    without_nan = table.astype(object).where(table.notna(), None)
-    plans = [{"plan": name} | line
-             for name, line in without_nan.to_dict("index").items()]
+    plans = [{"plan": name} | line for name, line in table.to_dict("index").items()]
     quantiles = {f"p{q}": int(np.percentile(lengths, q)) for q in (5, 50, 95)}
     mean = {"mean": float(lengths.mean()), "longest": int(lengths.max())}
     return {"rows": len(lengths), "tokens": int(lengths.sum()),
-            "lengths": quantiles | mean, "plans": plans, "columns": _columns}
+            "lengths": quantiles | mean, "plans": plans}

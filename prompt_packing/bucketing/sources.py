@@ -8,21 +8,20 @@ from __future__ import annotations
 import itertools
 import os
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from infinibatch.iterators import (
-    CheckpointableIterator, NativeCheckpointableIterator, SelectManyIterator)
+from infinibatch.iterators import CheckpointableIterator
 
 from prompt_packing.bucketing.batches import as_lengths, epoch_random
 from prompt_packing.foundation.text import (
-    cell_text, file_texts, one_text, refuse, row_name)
+    cell_text, file_texts, one_text, row_name)
 
 # %% auto #0
-__all__ = ['MOST_LANES', 'token_encoder', 'file_lengths', 'FileSource', 'DatasetRows', 'DatasetSource', 'Lane']
+__all__ = ['MOST_LANES', 'token_encoder', 'file_lengths', 'FileSource', 'DatasetSource', 'Lane']
 
 # %% ../../nbs/bucketing/sources.ipynb #c0ead775
 def token_encoder(
@@ -73,17 +72,16 @@ MOST_LANES = 64
 
 class FileSource:
     "Files of text in any format."
-    row_name = staticmethod(row_name)
-
     def __init__(self,
-        paths: Sequence | str, # of files, or of a folder
+        paths: Sequence | str, # of files, or of a folder or one file
         shuffle: bool = True, # in another order in each pass, in up to 64 lanes
         *,
         seed: int = 0, # of the order of the files
         **options: Any, # of `file_texts`
     ):
         if isinstance(paths, (str, os.PathLike)):
-            paths = sorted(Path(paths).glob("[!.]*")) # no hidden files
+            path = Path(paths) # no hidden files of a folder
+            paths = [path] if path.is_file() else sorted(path.glob("[!.]*"))
         if not paths:
             raise ValueError("no file to read: the folder or the list is empty")
         self.paths, self.shuffle, self.seed = list(map(str, paths)), shuffle, seed
@@ -92,52 +90,27 @@ class FileSource:
         names = "\n".join(map(os.path.basename, self.paths))
         self.name = f"{len(self.paths)} files, checksum {zlib.crc32(names.encode())}"
 
-    def rows(self, lane: int, number: int) -> CheckpointableIterator:
-        "The rows of a lane in a pass: (path, (number, row))."
+    def rows(self, lane: int, state: dict) -> tuple[Iterator, None]:
+        "(file, (number, row)) of a lane in its pass, after the last row that it read."
         order = np.arange(len(self.paths))
         if self.shuffle:
             # Each pass deals all files anew: else those of a lane with little text
             # would come more often than others.
-            order = epoch_random(self.seed, number).permutation(len(self.paths))
-        paths = [self.paths[file] for file in order[lane::self.lanes].tolist()]
-        return SelectManyIterator(NativeCheckpointableIterator(paths), self._rows)
+            order = epoch_random(self.seed, state["pass"]).permutation(len(order))
+        files, last = order[lane::self.lanes].tolist(), state["last"]
+        if last is None:
+            return itertools.chain.from_iterable(map(self._rows, files)), None
+        files = files[files.index(last[0]):] # those that precede it are not opened
+        rows = itertools.chain.from_iterable(map(self._rows, files))
+        return itertools.dropwhile(
+            lambda row: row[0] == last[0] and row[1][0] <= last[1], rows), None
 
-    def _rows(self, path):
-        return zip(itertools.repeat(path), file_texts(path, **self.options))
+    def _rows(self, file):
+        texts = file_texts(self.paths[file], **self.options)
+        return zip(itertools.repeat(file), texts)
 
-# %% ../../nbs/bucketing/sources.ipynb #20be9010
-class DatasetRows(CheckpointableIterator):
-    "The rows of a pass over a data set; its state is a row, and the data set's own."
-    def __init__(self,
-        dataset: Iterable, # of torch or of `datasets`
-        usable: Callable, # (row, its number) -> what is made of it; None: left out
-    ):
-        self.dataset, self.usable = dataset, usable
-        self.setstate(None)
-
-    def getstate(self) -> dict:
-        has_own = hasattr(self.dataset, "state_dict")
-        return {"row": self.row,
-                "own": self.dataset.state_dict() if has_own else None}
-
-    def setstate(self, state: dict | None) -> None:
-        state = state or {"row": 0, "own": None}
-        self.row, skipped = state["row"], state["row"]
-        if state["own"] is not None:
-            self.dataset.load_state_dict(state["own"])
-            skipped = 0
-        self.rows = itertools.islice(self.dataset, skipped, None)
-
-    def __next__(self):
-        for row in self.rows:
-            self.row += 1
-            made = self.usable(row, self.row)
-            if made is not None:
-                return made
-        raise StopIteration
-
-    def close(self) -> None:
-        pass
+    def row_name(self, file: int, number: int) -> str:
+        return row_name(self.paths[file], number)
 
 # %% ../../nbs/bucketing/sources.ipynb #e3d732ef
 class DatasetSource:
@@ -156,40 +129,50 @@ class DatasetSource:
             shards = dataset.num_shards
             self.lanes = max(n for n in range(1, MOST_LANES + 1) if shards % n == 0)
 
-    def rows(self, lane: int, number: int) -> CheckpointableIterator:
-        "The rows of a lane in a pass: (name, (number, row))."
-        dataset = self.dataset
+    def rows(self, lane: int, state: dict) -> tuple[Iterator, Callable | None]:
+        "As of files; and what gives the data set's own state, where it has one."
+        dataset, start = self.dataset, state["last"][1] if state["last"] else 0
         if hasattr(dataset, "num_shards"):
             from datasets.distributed import split_dataset_by_node
-            node = (lane + number) % self.lanes # lanes take turns at large shards
+            node = (lane + state["pass"]) % self.lanes # take turns at large shards
             dataset = split_dataset_by_node(dataset, node, self.lanes) # a copy
         if self.shuffle and hasattr(dataset, "set_epoch"):
-            dataset.set_epoch(number)
-        return DatasetRows(dataset, self._usable)
+            dataset.set_epoch(state["pass"])
+        skipped = start
+        if state["own"] is not None:
+            dataset.load_state_dict(state["own"])
+            skipped = 0
+        rows = self._rows(itertools.islice(dataset, skipped, None), start)
+        return rows, getattr(dataset, "state_dict", None)
 
-    def row_name(self, name: str, number: int) -> str:
-        return f"{name}, row {number}"
+    def _rows(self, rows, start):
+        for number, row in enumerate(rows, start + 1):
+            if isinstance(row, Mapping) and "input_ids" in row:
+                yield 0, (number, row)
+                continue
+            where = self.row_name(0, number)
+            if not isinstance(row, Mapping):
+                row = {"text": row}
+            try:
+                self.column = self.column or one_text(where, [row])
+                if self.column not in row:
+                    raise ValueError(f"{where} has no column {self.column!r}; it has "
+                                     f"{', '.join(row)}")
+                text = cell_text(row[self.column], where)
+            except ValueError:
+                if self.bad_rows != "skip":
+                    raise
+                continue
+            if text.strip():
+                others = {name: row[name] for name in row if name != self.column}
+                yield 0, (number, others | {"text": text})
 
-    def _usable(self, row, number):
-        if isinstance(row, Mapping) and "input_ids" in row:
-            return self.name, (number, row)
-        where = self.row_name(self.name, number)
-        if not isinstance(row, Mapping):
-            row = {"text": row}
-        try:
-            self.column = self.column or one_text(where, [row])
-            if self.column not in row:
-                raise ValueError(f"{where} has no column {self.column!r}; it has "
-                                 f"{', '.join(row)}")
-            text = cell_text(row[self.column], where)
-        except ValueError as error:
-            refuse(str(error), self.bad_rows)
-            return None
-        others = {name: row[name] for name in row if name != self.column}
-        row = others | {"text": text}
-        return (self.name, (number, row)) if text.strip() else None
+    def row_name(self, file: int, number: int) -> str:
+        return f"{self.name}, row {number}"
 
 # %% ../../nbs/bucketing/sources.ipynb #8ee26236
+_BEGINNING = {"window": 0, "pass": 0, "last": None, "own": None}
+
 class Lane(CheckpointableIterator):
     """Windows of rows, one pass after the other. A window goes on into the next pass,
     but a pass that is shorter than a window is a window of its own."""
@@ -205,23 +188,24 @@ class Lane(CheckpointableIterator):
         return self.state
 
     def setstate(self, state: dict | None) -> None:
-        self.state = state or {"pass": 0, "rows": None}
-        self.rows = self.source.rows(self.lane, self.state["pass"])
-        self.rows.setstate(self.state["rows"])
+        self.state = state or _BEGINNING
+        self.rows, self.own_state = self.source.rows(self.lane, self.state)
 
-    def __next__(self) -> list[tuple]: # (name, (number, row)) of each row
-        at_start = self.state["rows"] is None
+    def __next__(self) -> list[tuple]: # (file, (number, row)) of each row
+        at_start, number = self.state["last"] is None, self.state["window"]
         window = list(itertools.islice(self.rows, self.size))
         missing = self.size - len(window)
         if self.source.shuffle and missing and not (at_start and window):
-            self.setstate({"pass": self.state["pass"] + 1, "rows": None})
+            self.setstate(_BEGINNING | {"pass": self.state["pass"] + 1})
             window += itertools.islice(self.rows, missing)
         if not window:
             if at_start or self.source.shuffle:
                 raise ValueError(f"no row in {self.source.name}")
             raise StopIteration
-        self.state = {"pass": self.state["pass"], "rows": self.rows.getstate()}
+        file, (row, _) = window[-1]
+        self.state = self.state | {"window": number + 1, "last": [file, row],
+                                   "own": self.own_state and self.own_state()}
         return window
 
     def close(self) -> None:
-        pass
+        "Nothing is prefetched here."

@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
 
 from .batches import (
     BatchPlan, as_lengths, check_positive, epoch_random, stable_order)
-from .cut import cut_packed_rows, cut_rows
+from .cut import cut_rows, pack_rows
 
 # %% auto #0
 __all__ = ['Permutation', 'StepPlan', 'DealtRows', 'plan_steps', 'cut_steps', 'tenth_weights']
@@ -103,34 +104,31 @@ class Permutation:
         return numbers
 
 # %% ../../nbs/bucketing/steps.ipynb #b35c3803
+@dataclass(eq=False, repr=False)
 class StepPlan(Sequence):
     """The optimizer steps of an epoch: `plan[i]` is an array of row numbers.
 
     Made by `plan_steps`. Only one window of steps is held at a time."""
+    lengths: np.ndarray  # tokens in each row
+    steps: int  # in the epoch
+    by_tokens: bool  # steps of equal tokens, not of equal rows
+    window: int  # rows sorted together
+    bands: int  # strata of a window
+    seed: int
+    epoch: int
 
-    def __init__(
-        self,
-        lengths: np.ndarray,  # tokens in each row
-        steps: int,  # in the epoch
-        by_tokens: bool,  # steps of equal tokens, not of equal rows
-        window: int,  # rows sorted together
-        bands: int,
-        seed: int,
-        epoch: int,
-    ):
-        self.lengths = lengths
-        self.by_tokens = by_tokens
-        self.bands = bands
-        self.seed = seed
-        self.epoch = epoch
+    def __post_init__(self):
         # 8 steps or more in a window: with fewer, runs are long and steps differ
-        windows = max(1, min(round(len(lengths) / window), steps // 8))
-        self.first_step = np.arange(windows + 1) * steps // windows  # of each window
-        self._permutation = Permutation(len(lengths), epoch_random(seed, epoch))
+        windows = round(len(self.lengths) / self.window)
+        windows = max(1, min(windows, self.steps // 8))
+        # of each window, and the end
+        self.first_step = np.arange(windows + 1) * self.steps // windows
+        self._permutation = Permutation(
+            len(self.lengths), epoch_random(self.seed, self.epoch))
         self._window = (None, None)  # number and steps of the window made last
 
     def __len__(self) -> int:
-        return int(self.first_step[-1])
+        return self.steps
 
     def __repr__(self) -> str:
         rows = len(self.lengths) / len(self)
@@ -175,6 +173,9 @@ class DealtRows(Sequence):
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.rows)
 
     def __getitem__(self, i: int | slice) -> int | list[int]:
         return self.rows[i]
@@ -230,31 +231,22 @@ def cut_steps(
     "The micro-batches of all steps, each step cut in the cheapest way."
     batches, computed = [], []
     for rows in steps:
-        step = lengths[rows].astype(np.int64)
-        for part, tokens in _micro_batches(step, token_budget, pass_cost, capacity):
-            batches.append(rows[part])
-            computed.append(tokens)
-    return BatchPlan.from_batches(batches, lengths, computed)
-
-def _micro_batches(step, token_budget, pass_cost, capacity):
-    "Row numbers of each micro-batch of the cheapest cut, and its computed tokens."
-    if capacity is None:
-        cut = cut_rows(step, token_budget, pass_cost=pass_cost)
-        return [(rows, len(rows) * int(step[rows].max())) for rows in cut]
-    cut = cut_packed_rows(step, capacity, token_budget, pass_cost=pass_cost)
-    fullest = [max(step[rows].sum() for rows in packed) for packed in cut]
-    return [(np.concatenate(packed), len(packed) * tokens)
-            for packed, tokens in zip(cut, fullest)]
+        packed = rows[:, None]  # padded rows are packed rows of one row
+        if capacity is not None:
+            packed = [rows[part] for part in pack_rows(lengths[rows], capacity)]
+        fills = np.array([lengths[part].sum(dtype=np.int64) for part in packed])
+        for part in cut_rows(fills, token_budget, pass_cost=pass_cost):
+            batches.append(np.concatenate([packed[place] for place in part]))
+            computed.append(len(part) * fills[part].max())
+    return BatchPlan(batches, lengths, computed)
 
 # %% ../../nbs/bucketing/steps.ipynb #58397156
 def tenth_weights(
-    steps: Sequence[np.ndarray], lengths: np.ndarray
+    steps: BatchPlan,
 ) -> tuple[float, float]:
     "What rows of the shortest and longest tenth count in a mean over rows."
-    all_lengths = lengths[np.concatenate(steps)]
-    sizes = np.array([len(rows) for rows in steps])
-    weights = np.repeat(1 / sizes, sizes) * sizes.mean()
-    by_length = np.argsort(all_lengths, kind="stable")
+    weights = np.repeat(steps.rows.mean() / steps.rows, steps.rows)
+    by_length = np.argsort(steps.lengths[steps.indices], kind="stable")
     tenth = -(-len(by_length) // 10)
     shortest, longest = by_length[:tenth], by_length[-tenth:]
     return float(weights[shortest].mean()), float(weights[longest].mean())

@@ -16,62 +16,56 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from prompt_packing.bucketing.batches import check_positive, check_rank
-from prompt_packing.bucketing.collating import PaddedCollator
+from prompt_packing.bucketing.collating import PaddedCollator, has_entries
 from prompt_packing.bucketing.packing import PackedCollator, pack_sequences
 from prompt_packing.bucketing.plan import plan_batches
 from prompt_packing.bucketing.sources import (
     DatasetSource, FileSource, Lane, token_encoder)
 
 # %% auto #0
-__all__ = ['rows_of_ids', 'window_turns', 'deal_again', 'split_evenly', 'batches_left', 'read_windows', 'joined_last',
-           'plan_window', 'StreamingBatches']
+__all__ = ['rows_of_ids', 'window_turns', 'deal_again', 'plan_window', 'batches_left', 'read_windows', 'joined_last',
+           'StreamingBatches']
 
 # %% ../../nbs/bucketing/stream.ipynb #b1b1f5ce
 def rows_of_ids(
     source: FileSource | DatasetSource,
-    named: list[tuple], # (name, (number, row)) of each row of a window
+    window: list[tuple], # (file, (number, row)) of each row
     encode: Callable, # list of texts -> lists of ids; rows with ids do not need it
     max_length: int | None, # such ids are cut to this
     most: int, # tokens that a row may have
-) -> list[dict]: # `input_ids`, an int32 array, and what else a row has beside its text
+) -> list[dict]: # `input_ids`, an int32 array, and what else a row has beside texts
     """The rows of a window as a collator takes them.
 
     Raises `ValueError` that names a row without a token or with too many."""
-    rows = [row for _, (_, row) in named]
+    rows = [row for _, (_, row) in window]
     if "input_ids" in rows[0]:
-        rows = [_cut(row, max_length) for row in rows]
+        ids = [row["input_ids"] for row in rows]
     else:
         ids = encode([row["text"] for row in rows])
-        rows = [_without_texts(row) | {"input_ids": np.array(each, np.int32)}
-                for row, each in zip(rows, ids)]
-    for (name, (number, _)), row in zip(named, rows):
-        if not 0 < len(row["input_ids"]) <= most:
+    made = []
+    for (file, (number, row)), tokens in zip(window, ids):
+        cut = {"input_ids": np.array(tokens[:max_length], np.int32)}
+        for name, value in row.items():
+            if name != "input_ids" and not isinstance(value, str):
+                is_cut = has_entries(value, len(tokens))
+                cut[name] = value[:max_length] if is_cut else value
+        if not 0 < len(cut["input_ids"]) <= most:
             raise ValueError(
-                f"{source.row_name(name, number)} has {len(row['input_ids'])} tokens, "
+                f"{source.row_name(file, number)} has {len(cut['input_ids'])} tokens, "
                 f"and a row needs one and may have {most}: give max_length= to cut, or "
                 "leave it out")
-    return rows
-
-def _without_texts(row):
-    return {name: value for name, value in row.items() if not isinstance(value, str)}
-
-def _cut(row, max_length):
-    "Without texts; lists with an entry for each id are cut like the ids."
-    cut, tokens = _without_texts(row), len(row["input_ids"])
-    for name, value in cut.items():
-        if np.ndim(value) and len(value) == tokens:
-            cut[name] = value[:max_length]
-    return cut | {"input_ids": np.array(cut["input_ids"], np.int32)}
+        made.append(cut)
+    return made
 
 # %% ../../nbs/bucketing/stream.ipynb #6b11fe5f
 def window_turns(
-    todo: Sequence, # (window, its cuts) to finish first
-    following: int, # number of the first window after these
-    step: int, # to the next window
-) -> Iterator[tuple]: # window, its cuts, and what is left after it: `todo`, `next`
+    position: dict, # `todo`: (window, its cuts) to finish first; `next`: window after
+    step: int, # to the window after that
+) -> Iterator[tuple]: # window, its cuts, and the position after it
     "The windows of one reader: those to finish, then without end."
+    todo, following = position["todo"], position["next"]
     for place, (window, cuts) in enumerate(todo, 1):
-        yield window, cuts, {"todo": list(todo[place:]), "next": following}
+        yield window, cuts, {"todo": todo[place:], "next": following}
     for window in itertools.count(following, step):
         yield window, [], {"todo": [], "next": window + step}
 
@@ -83,83 +77,84 @@ def deal_again(
 ) -> dict: # its `todo`, `next` and `lanes`
     "What readers left, for any other number of them."
     following = max(state["next"] for state in states)
-    todo, lanes = [], {}
+    todo, lanes = [], []
     for state in states:
         passed_by = range(state["next"], following, state["reader"][1])
         todo += state["todo"] + [[window, []] for window in passed_by]
-        lanes |= {tuple(place[:2]): place for place in state["lanes"]}
+        lanes += [place for place in state["lanes"] if place not in lanes]
     return {"todo": sorted(todo)[number::readers], "next": following + number,
-            "lanes": list(lanes.values())}
+            "lanes": lanes}
 
 # %% ../../nbs/bucketing/stream.ipynb #cf2a975c
-def split_evenly(
-    batches: list, # lists of rows
-    count: int, # the number of batches becomes a multiple of this
-) -> list | None: # None: too few rows
-    "Batches, the largest of which are halved until their number divides."
-    batches = list(batches)
-    while len(batches) % count:
-        largest = max(range(len(batches)), key=lambda n: len(batches[n]))
-        rows = batches[largest]
-        if len(rows) == 1:
-            return None
-        half = len(rows) // 2
-        batches[largest:largest + 1] = [rows[:half], rows[half:]]
-    return batches
+def plan_window(
+    stream: StreamingBatches,
+    rows: list[dict], # of ids
+    number: int, # of the window
+    readers: int, # the number of batches is a multiple of this
+) -> list[list[dict]]: # batches of rows
+    "Raises `ValueError` where rows are too few for so many readers."
+    if not rows: # all were taken by another number of readers
+        return []
+    lengths = [len(row["input_ids"]) for row in rows]
+    options = {"seed": stream.seed, "epoch": number, "multiple": readers}
+    if stream.pack is not None:
+        packed_rows = max(1, (stream.token_budget or 0) // stream.pack)
+        plan = pack_sequences(lengths, stream.pack, rows=packed_rows, **options)
+    else:
+        plan = plan_batches(lengths, token_budget=stream.token_budget,
+                            window=len(rows), shuffle=not stream.finite, **options)
+    return [[rows[n] for n in batch] for batch in plan]
 
 def batches_left(
-    windows: Iterator[list], # batches of a window and, if needed, of those after it
-    cuts: Sequence, # of (processes, batches that each has taken)
-    processes: int,
-) -> list: # of batches; their number is a multiple of `processes`
-    "What is left of a window. Raises `ValueError` where rows are too few."
-    batches = next(windows)
-    for count, taken in [*cuts, (processes, 0)]:
-        even = split_evenly(batches, count)
-        while even is None:
-            more = next(windows, None)
-            if more is None:
-                raise ValueError(f"{sum(map(len, batches))} rows cannot be dealt evenly "
-                                 f"to {count} processes: use fewer, or a larger budget")
-            batches = batches + more
-            even = split_evenly(batches, count)
-        batches = even[taken * count:]
+    stream: StreamingBatches,
+    windows: Iterator[tuple], # of `read_windows`: more rows, if they are needed
+    number: int, # of the window
+    rows: list[dict], # of it
+    cuts: Sequence, # of (readers, batches that each has taken), the present ones last
+) -> list[list[dict]]: # batches of rows; their number is a multiple of the readers'
+    "What is left of a window that was begun."
+    for readers, taken in cuts:
+        batches = None
+        while batches is None:
+            try:
+                batches = plan_window(stream, rows, number, readers)
+            except ValueError: # too few rows are left: take those of the next window
+                following = next(windows, None)
+                if following is None:
+                    raise
+                rows = rows + following[-1]
+        batches = batches[taken * readers:]
+        rows = list(itertools.chain.from_iterable(batches))
     return batches
 
 # %% ../../nbs/bucketing/stream.ipynb #a4f4f0e3
 def read_windows(
     stream: StreamingBatches,
     turns: Iterator[tuple], # of `window_turns`
-    known: Sequence, # places in lanes: [lane, its windows so far, state]
+    known: Sequence, # places in lanes: (lane, its state)
 ) -> Iterator[tuple]: # number, cuts, what is left after it, rows of ids
     "Windows, the next of which a thread reads and tokenizes meanwhile."
-    source, opened = stream.source, {} # lane -> [its windows so far, iterator]
+    source, opened = stream.source, {}
     encode = stream.tokenizer and token_encoder(stream.tokenizer, stream.max_length)
     most = stream.token_budget if stream.pack is None else stream.pack
-
-    def open_lane(lane, wanted):
-        places = [place[1:] for place in known if place[0] == lane]
-        count, state = max((place for place in places if place[0] <= wanted),
-                           key=lambda place: place[0], default=(0, None))
-        windows = Lane(source, lane, stream.window)
-        windows.setstate(state)
-        return [count, windows]
 
     def read():
         number, cuts, left = next(turns)
         lane, wanted = number % source.lanes, number // source.lanes
-        if lane not in opened:
-            opened[lane] = open_lane(lane, wanted)
-        while opened[lane][0] < wanted: # windows of other readers
-            next(opened[lane][1])
-            opened[lane][0] += 1
+        if lane not in opened: # at the latest place that is not beyond
+            states = [state for place, state in known
+                      if place == lane and state["window"] <= wanted]
+            opened[lane] = Lane(source, lane, stream.window)
+            opened[lane].setstate(
+                max(states, key=lambda state: state["window"], default=None))
+        while opened[lane].getstate()["window"] < wanted: # windows of other readers
+            next(opened[lane])
         places = [place for place in known if place[0] not in opened]
-        places += [[n, count, each.getstate()] for n, (count, each) in opened.items()]
-        named = next(opened[lane][1], None)
-        opened[lane][0] += 1
-        if named is None:
+        places += [[n, windows.getstate()] for n, windows in opened.items()]
+        window = next(opened[lane], None)
+        if window is None:
             return None
-        rows = rows_of_ids(source, named, encode, stream.max_length, most)
+        rows = rows_of_ids(source, window, encode, stream.max_length, most)
         return number, cuts, left | {"lanes": places}, rows
 
     with ThreadPoolExecutor(1, "read-ahead") as thread:
@@ -182,17 +177,6 @@ def joined_last(
         yield window
         window = following
 
-def plan_window(stream, rows, number: int) -> list: # of batches of rows
-    lengths = [len(row["input_ids"]) for row in rows]
-    options = {"seed": stream.seed, "epoch": number}
-    if stream.pack is not None:
-        packed_rows = max(1, (stream.token_budget or 0) // stream.pack)
-        plan = pack_sequences(lengths, stream.pack, rows=packed_rows, **options)
-    else:
-        plan = plan_batches(lengths, token_budget=stream.token_budget,
-                            window=len(rows), shuffle=not stream.finite, **options)
-    return [[rows[n] for n in batch] for batch in plan]
-
 # %% ../../nbs/bucketing/stream.ipynb #49212cc7
 class StreamingBatches(IterableDataset):
     """Files or an iterable data set as ready batches, padded or packed.
@@ -209,8 +193,7 @@ class StreamingBatches(IterableDataset):
     yields_rows = False
 
     def __init__(self,
-        # paths, a folder of text in any format, or an iterable data set
-        source: Any,
+        source: Any, # paths, a folder of text in any format, or an iterable data set
         # of transformers, or a function; None: rows have `input_ids`
         tokenizer: Any = None,
         *,
@@ -252,40 +235,42 @@ class StreamingBatches(IterableDataset):
                              "next window is read ahead by a thread")
         start, self._restored = self._restored or self._beginning(), None
         self._position = start
-        rank, readers = self._share()
         # other collators than ours expect lists
         lists = not isinstance(self.collator, (PaddedCollator, PackedCollator))
-        for number, cuts, left, batches in self._windows(start):
-            for taken, rows in enumerate(batches[rank::readers], 1):
-                cut = [number, [*cuts, [readers, taken]]]
+        rank, _ = self._roles()[1]
+        for left, number, cuts, batches in self._windows(start):
+            *before, (readers, taken) = cuts
+            for taken, rows in enumerate(batches[rank::readers], taken + 1):
+                cut = [number, [*before, [readers, taken]]]
                 self._position = left | {"todo": [cut, *left["todo"]]}
                 if lists:
                     rows = [row | {"input_ids": row["input_ids"].tolist()}
                             for row in rows]
                 yield rows if self.yields_rows else self.collator(rows)
 
-    def _share(self) -> tuple[int, int]: # (rank, readers)
-        "Who shares a window: in one pass all processes, else nobody."
-        return self._process() if self.finite else (0, 1)
-
     def _process(self):
         return _process_rank(self.rank, self.world_size)
 
+    def _roles(self):
+        "Whose turn a window is: (first, step). Who shares it: (rank, readers)."
+        return ((0, 1), self._process()) if self.finite else (self._process(), (0, 1))
+
     def _beginning(self):
-        return {"todo": [], "next": 0 if self.finite else self._process()[0],
-                "lanes": []}
+        return {"todo": [], "next": self._roles()[0][0], "lanes": []}
 
     def _windows(self, start):
-        "(number, cuts, what is left after it, batches left) of each window."
-        step = 1 if self.finite else self._process()[1]
-        turns = window_turns(start["todo"], start["next"], step)
-        windows = read_windows(self, turns, start["lanes"])
+        "(position after it, number, cuts, batches left) of each window."
+        (_, step), (_, readers) = self._roles()
+        windows = read_windows(self, window_turns(start, step), start["lanes"])
         if self.finite:
             windows = joined_last(windows, self.window)
         for number, cuts, left, rows in windows:
-            more = (plan_window(self, rows, number) for number, _, _, rows in itertools.chain(
-                [(number, cuts, left, rows)], windows))
-            yield number, cuts, left, batches_left(more, cuts, self._share()[1])
+            if not cuts or cuts[-1][0] != readers:
+                cuts = [*cuts, [readers, 0]]
+            yield left, number, cuts, batches_left(self, windows, number, rows, cuts)
+
+    def __length_hint__(self): # `list(stream)` asks for it
+        return NotImplemented if self.finite else self.count_batches()
 
     def count_batches(self) -> int: # of one process
         "Batches of a whole pass. Reads all of it, once."
@@ -293,7 +278,7 @@ class StreamingBatches(IterableDataset):
             raise ValueError("a shuffled stream has no end: use shuffle=False")
         if self._count is None:
             batches = sum(len(each) for *_, each in self._windows(self._beginning()))
-            self._count = batches // self._share()[1]
+            self._count = batches // self._process()[1]
         return self._count
 
     def state_dict(self) -> dict: # plain JSON

@@ -6,7 +6,7 @@
 __all__ = ['main']
 
 # %% ../../nbs/cli/index.ipynb #b29d43cc
-from . import reports as reports, training as training
+from . import commands as commands
 from .options import main
 
 # %% ../../nbs/cli/index.ipynb #cce9ee1b

@@ -7,6 +7,7 @@ __all__ = ['METHODS', 'Kit', 'Method']
 
 # %% ../../nbs/compare/methods.ipynb #a96aba59
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Callable
 
 import numpy as np
@@ -141,13 +142,11 @@ METHODS["head-trained"] = Method(
 def _prompt(run, kit):
     return _solved(_prompt_model(run, kit, init=run.init), kit)
 
-def _prompt_random(run, kit):
-    return _prompt_model(run, kit, init="random")
-
 METHODS["prompt"] = Method(
     _prompt, learning_rate=(1e-3, 3e-3, 1e-2), epochs=5, prompted=True)
 METHODS["prompt-random"] = Method(
-    _prompt_random, learning_rate=(3e-3, 1e-2, 3e-2), epochs=5, prompted=True)
+    partial(_prompt_model, init="random"), learning_rate=(3e-3, 1e-2, 3e-2),
+    epochs=5, prompted=True)
 
 # %% ../../nbs/compare/methods.ipynb #04dee919
 def _finetune(run, kit):

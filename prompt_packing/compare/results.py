@@ -188,13 +188,12 @@ def _plot(runs, ax):
         names.append("\n".join([f"{method} {size}".removesuffix(" 0"), *rest]))
         scores, color = group.score, f"C{i % 10}"
         ax.scatter(np.full(len(group), i), scores, s=9, alpha=0.5, color=color)
-        ax.plot(i, scores.mean(), "o", color=color)
-        if len(scores) > 1: # one seed has no interval
-            ax.errorbar(i, scores.mean(), _seeds_interval(scores), capsize=3,
-                        color=color)
-    for score in runs.majority.unique():
-        line = ax.axhline(score, ls=":", color="0.5", zorder=0)
-    ax.legend([line], ["one answer for all rows"], fontsize="small")
+        # one seed has no interval: that of its mean is NaN, and is not drawn
+        ax.errorbar(i, scores.mean(), _seeds_interval(scores), fmt="o", capsize=3,
+                    color=color)
+    ax.hlines(runs.majority.unique(), -0.5, len(names) - 0.5, ls=":", color="0.5",
+              label="one answer for all rows")
+    ax.legend(fontsize="small")
     ax.set_xticks(range(len(names)), names, fontsize="small")
     ax.set(ylabel=" or ".join(runs.metric.unique()).replace("_", " "))
     return ax
@@ -305,9 +304,7 @@ class Comparison:
         **settings:object, # fields of `Run`, e.g. method="prompt", prompt_tokens=5
     )->list[dict]:
         "The records with these settings. Raises `ValueError` where there is none."
-        def matches(record):
-            return all(record[name] == value for name, value in settings.items())
-        selected = list(filter(matches, self.records))
+        selected = [r for r in self.records if settings.items() <= r.items()]
         if not selected:
             methods = ", ".join(dict.fromkeys(r["method"] for r in self.records))
             raise ValueError(f"No runs with {settings}; there are runs of {methods}.")

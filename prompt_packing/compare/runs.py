@@ -93,20 +93,26 @@ def _draw(task, split, name, rows, seed=0):
     return data.shuffle(seed=seed).select(range(rows))
 
 # %% ../../nbs/compare/runs.ipynb #d2de4c7d
-def _text_cache(backbone, facts, rows, folder, max_bytes, prompted):
-    "A text cache of all rows; None where it is not exact or too large."
-    reason = TextCache.refusal(backbone, facts)
+def _add_cache(kit, folder, max_bytes, prompt_tokens):
+    """Give a kit its text caches, where they are exact and there is room.
+
+    Raises `ValueError` for texts that are too long."""
+    rows, train = concatenate_datasets([kit.train, kit.evaluation]), len(kit.train)
+    check_fits(kit.facts, rows["length"][:], prompt_tokens)
+    reason = TextCache.refusal(kit.backbone, kit.facts)
     if reason is None:
         try:
-            return TextCache.build(
-                backbone, rows, path=folder, max_bytes=max_bytes, facts=facts)
+            cache = TextCache.build(kit.backbone, rows, path=folder,
+                                    max_bytes=max_bytes, facts=kit.facts)
+            kit.text_seconds = cache.seconds
+            kit.caches = {"train": cache.select(range(train)),
+                          "evaluation": cache.select(range(train, len(rows)))}
         except NoRoom as error: # its first half says how much there is of what
             reason = str(error).partition(";")[0]
             reason = reason.replace("max_bytes", "max_cache_bytes")
-    if prompted:
+    if reason is not None and prompt_tokens:
         _logger.warning(f"No text cache, since {reason}: each step computes the texts "
                         "again, which is slower and changes no result.")
-    return None
 
 # %% ../../nbs/compare/runs.ipynb #c637ec4a
 def load_kit(
@@ -130,18 +136,6 @@ def load_kit(
         _add_cache(kit, folder, max_cache_bytes, prompt_tokens)
     return kit
 
-def _add_cache(kit, folder, max_bytes, prompt_tokens):
-    "Give a kit its text caches. Raises `ValueError` for texts that are too long."
-    rows = concatenate_datasets([kit.train, kit.evaluation])
-    check_fits(kit.facts, rows["length"][:], prompt_tokens)
-    cache = _text_cache(
-        kit.backbone, kit.facts, rows, folder, max_bytes, prompted=prompt_tokens > 0)
-    if cache is not None:
-        kit.text_seconds = cache.seconds
-        train = len(kit.train)
-        kit.caches = {"train": cache.select(range(train)),
-                      "evaluation": cache.select(range(train, len(rows)))}
-
 # %% ../../nbs/compare/runs.ipynb #9e6abbfc
 def _hold_out(kit, share):
     "A kit that trains on a part of the training rows and evaluates on the others."
@@ -150,11 +144,10 @@ def _hold_out(kit, share):
     by_label = np.argsort(place.reshape(-1), kind="stable")
     held = np.sort(by_label[every // 2::every])
     rows = {"train": np.setdiff1d(by_label, held), "evaluation": held}
-    caches = {}
-    if kit.caches:
-        caches = {name: kit.caches["train"].select(r) for name, r in rows.items()}
     parts = {name: kit.train.select(r) for name, r in rows.items()}
-    return replace(kit, caches=caches, **parts)
+    if kit.caches:
+        parts["caches"] = {n: kit.caches["train"].select(r) for n, r in rows.items()}
+    return replace(kit, **parts)
 
 # %% ../../nbs/compare/runs.ipynb #4e671b22
 def _arguments(run, folder):
@@ -188,7 +181,7 @@ def _measure(run, kit, model):
         seconds = time.perf_counter() - begun
         output = trainer.predict(trainer.eval_dataset)
     scores = {m: output.metrics[f"test_{m}"] for m in ("loss", *kit.task.metrics)}
-    return scores, kit.task.metric.decide(output.predictions), seconds
+    return scores, kit.task.decide(output.predictions), seconds
 
 # %% ../../nbs/compare/runs.ipynb #9545d5be
 def _same_answer(labels, problem_type): # -> logits [labels]
@@ -208,14 +201,11 @@ def _majority_scores(kit):
     return kit.task.metric(EvalPrediction(logits, labels))
 
 # %% ../../nbs/compare/runs.ipynb #16033bee
-def _one_class(run, predicted, references):
+def _one_class(predicted, references):
     "Whether all predictions are the same although the references are not."
     predicted, references = np.asarray(predicted), np.asarray(references)
     spread = np.ptp(predicted, axis=0).max(), np.ptp(references, axis=0).max()
-    same = bool(spread[0] <= 0.01 * spread[1] and spread[1])
-    if same:
-        _logger.warning(f"{run.name} gives every row the same answer.")
-    return same
+    return bool(spread[0] <= 0.01 * spread[1] and spread[1])
 
 # %% ../../nbs/compare/runs.ipynb #0cca30fd
 def run_one(
@@ -241,7 +231,7 @@ def run_one(
         "name": run.name, **asdict(run), "problem_type": kit.task.problem_type,
         **scores, "metric": kit.task.metrics[0], "metrics": list(kit.task.metrics),
         "majority": one_answer[kit.task.metrics[0]], "majority_scores": one_answer,
-        "one_class": _one_class(run, predictions, references), "notes": kit.notes,
+        "one_class": _one_class(predictions, references), "notes": kit.notes,
         "rows": len(kit.train), "seconds": built + trained, "model": saved,
         **_costs(run, kit, model), **_frozen(run, kit),
         "predictions": predictions, "references": references}

@@ -9,7 +9,6 @@ __all__ = ['plan_runs', 'sweep', 'compare']
 import hashlib
 import json
 import logging
-import shutil
 from collections.abc import Sequence
 from concurrent.futures import Executor, as_completed
 from dataclasses import asdict, replace
@@ -26,8 +25,6 @@ from .runs import TASK_OPTIONS, Run, load_kit, run_one
 from ..foundation.folders import owned, written
 from ..tasks import load_task
 
-_logger = logging.getLogger(__name__)
-
 # %% ../../nbs/compare/sweep.ipynb #3ff91d3f
 def _own(setting, method, default):
     "A setting given by name, or for all methods that train; else a method's own."
@@ -40,14 +37,14 @@ def _own(setting, method, default):
     return setting if isinstance(setting, (int, float)) else tuple(setting)
 
 # %% ../../nbs/compare/sweep.ipynb #316e9038
-def _check(methods, prompt_tokens, tasks=()):
+def _check(methods, prompt_tokens, tasks):
     if bad := [task for task in tasks if not isinstance(task, (str, Path))]:
         raise TypeError(f"a comparison needs the name or the file of a task, not a "
                         f"{type(bad[0]).__name__}; write it to a file, for example "
                         "with to_parquet")
     if unknown := [m for m in methods if m not in METHODS]:
-        names = ", ".join(METHODS)
-        raise ValueError(f"Unknown method {unknown[0]!r}; known are {names}.")
+        raise ValueError(f"Unknown method {unknown[0]!r}; known are "
+                         f"{', '.join(METHODS)}.")
     if bad := [p for p in prompt_tokens if not isinstance(p, int) or p < 1]:
         raise ValueError("prompt_tokens must be whole numbers of at least 1, not "
                          f"{bad[0]!r}; the head alone is the method 'head'.")
@@ -64,7 +61,6 @@ def plan_runs(
     **settings:object, # further fields of `Run`
 )->list[Run]:
     "The runs of a sweep, those of one backbone and task next to each other."
-    _check(methods, prompt_tokens)
     def own(name):
         method = METHODS[name]
         return {"epochs": _own(epochs, name, method.epochs),
@@ -99,8 +95,7 @@ _shared = ("backbone", "task", "train_rows", "rows_seed", "eval_rows", "max_leng
 
 @lru_cache(maxsize=1) # a run mostly follows one that shares its kit
 def _load_shared(run, output_dir, **options):
-    folder = Path(output_dir) / "text_cache" / run.name
-    return load_kit(run, folder, **options)
+    return load_kit(run, Path(output_dir) / "text_cache" / run.name, **options)
 
 def _kit_of(run, output_dir, **options): # options of `load_kit`
     "The kit of a run: runs that agree in the settings that count get the same."
@@ -149,6 +144,8 @@ def _finished(runs, work, executor, prepare):
             future.cancel()
 
 # %% ../../nbs/compare/sweep.ipynb #e4c4e6b3
+_logger = logging.getLogger(__name__)
+
 def _records(runs, output_dir, keep_finetuned, executor, what, **options):
     "The record of each run, those missing made; and why runs were refused, by run."
     runs = list(dict.fromkeys(runs))
@@ -168,12 +165,9 @@ def _records(runs, output_dir, keep_finetuned, executor, what, **options):
 
 def _there(run, output_dir, keep_finetuned):
     "Whether the record is there, and the model with it where it is wanted."
-    file = _file(run, output_dir)
-    if not file.exists():
-        return False
-    if run.held_out or not keep_finetuned:
-        return True
-    return json.loads(file.read_text())["model"] is not None
+    model = Path(output_dir) / "models" / run.name
+    wanted = keep_finetuned and not run.held_out
+    return _file(run, output_dir).exists() and (model.is_dir() or not wanted)
 
 # %% ../../nbs/compare/sweep.ipynb #19b97cd9
 def _digest(task):
@@ -192,21 +186,6 @@ def _data(name, settings):
     given = {o: settings[o] for o in TASK_OPTIONS if o in settings}
     return _digest(load_task(name, **given))
 
-# %% ../../nbs/compare/sweep.ipynb #772f801d
-def _tidy(output_dir, keep_text_cache):
-    "Remove the text caches unless they are kept; say how large they are."
-    caches = Path(output_dir) / "text_cache"
-    if not caches.is_dir():
-        return
-    if not keep_text_cache:
-        _load_shared.cache_clear() # it may have mapped these files
-        shutil.rmtree(caches)
-        return
-    size = sum(file.stat().st_size for file in caches.rglob("*") if file.is_file())
-    if size >= 1e6:
-        _logger.warning_once(f"{caches} keeps text caches of {size / 1e6:,.0f} MB for "
-                             "the next call; keep_text_cache=False removes them")
-
 # %% ../../nbs/compare/sweep.ipynb #130da275
 def sweep(
     backbones:Sequence[str|Path], # names or folders, as `load_backbone` takes them
@@ -218,7 +197,6 @@ def sweep(
     output_dir:str|Path="runs/compare", # records, models, caches; none is made twice
     executor:Executor|None=None, # None: one run after another
     keep_finetuned:bool=False, # save these models too; prompts and heads always are
-    keep_text_cache:bool=True, # for the next call; False: removed at the end
     max_cache_bytes:int=4 * 2**30, # a text cache larger than this is not built
     training:dict|None=None, # further `TrainingArguments`, for all methods
     **settings:object, # fields of `Run`, and rates and epochs as `plan_runs` takes them
@@ -232,7 +210,9 @@ def sweep(
     for a data set, before anything is loaded, `OSError` for a folder that cannot be
     written and `FolderInUse`, one of these, where another sweep writes, `ValueError`
     for texts that leave the largest prompt no room, before their backbone's first run,
-    and where all methods refuse, and what `load_task` and `load_backbone` raise."""
+    and where all methods refuse, and what `load_task` and `load_backbone` raise.
+
+    The folder `text_cache` may be deleted; without it the next call computes again."""
     _check(methods, prompt_tokens, tasks)
     settings["training"] = json.dumps(training, sort_keys=True) if training else ""
     wanted = [run for task in tasks for run in plan_runs(
@@ -250,19 +230,11 @@ def sweep(
                    for trial in _trials(run) if trial in failed}
         runs = [_settled(run, trials) for run in wanted if run not in refused]
         records, failed = recorded(runs, what="runs")
-        _tidy(output_dir, keep_text_cache)
     refused |= failed
     if not records:
         raise ValueError(next(iter(refused.values())))
-    return Comparison(records.values(), output_dir, _notes(refused))
-
-def _notes(refused):
-    "For each method and size that was refused: its settings, and why."
-    notes = {}
-    for run, why in refused.items():
-        alike = run.backbone, run.task, run.method, run.prompt_tokens
-        notes.setdefault(alike, asdict(run) | {"note": f"refused: {why}"})
-    return list(notes.values())
+    notes = [asdict(run) | {"note": f"refused: {why}"} for run, why in refused.items()]
+    return Comparison(records.values(), output_dir, notes)
 
 # %% ../../nbs/compare/sweep.ipynb #e786c168
 def compare(

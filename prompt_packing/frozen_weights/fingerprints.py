@@ -92,8 +92,8 @@ def tensor_lines(
     "Each memory hashed once, on as many threads as torch uses."
     places = {_place(tensor): tensor for tensor, _ in tensors.values()}
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        found = threads.map(lambda t: tensor_hash(t, algorithm), places.values())
-        hashes = dict(zip(places, found))
+        hashes = threads.map(lambda t: tensor_hash(t, algorithm), places.values())
+        hashes = dict(zip(places, hashes))
     return {name: {"hash": hashes[_place(tensor)], **tensor_form(tensor), "kind": kind}
             for name, (tensor, kind) in tensors.items()}
 

@@ -23,8 +23,6 @@ from .collator import PackedSequenceCollator
 from .nests import (
     count_rows, flat_tokens, holds_packed, pad_nest, parts_of, with_parts)
 
-_logger = logging.get_logger(__name__)
-
 # %% ../../nbs/packed_sequence/mixin.ipynb #7fb22ae8
 def _pad_outputs(outputs):
     "A model's outputs, padded; a namedtuple becomes a tuple, as transformers takes it."
@@ -86,6 +84,8 @@ def _note_last_rows(state, inputs): # accelerate's `GradientState`, a batch
         state.active_dataloader.remainder = rows
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #8469886e
+_logger = logging.get_logger(__name__)
+
 class PackedSequenceMixin:
     """Lets a Trainer train, evaluate and predict with `PackedSequence`s in its batches.
 
@@ -139,8 +139,9 @@ class PackedSequenceMixin:
         if isinstance(data, PackedSequence):
             moved = super()._prepare_input(data.data)
             return data.to(moved.device)._replace(data=moved)
-        parts = parts_of(data)
-        if parts is None or isinstance(data, Mapping):
+        plain = isinstance(data, (torch.Tensor, Mapping)) # as transformers takes it
+        parts = None if plain else parts_of(data)
+        if parts is None:
             return super()._prepare_input(data)
         return with_parts(data, {n: self._prepare_input(p) for n, p in parts.items()})
 

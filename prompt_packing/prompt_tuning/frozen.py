@@ -10,6 +10,7 @@ __all__ = ['frozen_view', 'takes', 'text_pass', 'continue_text', 'unpack_states'
 import copy
 import inspect
 from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -24,9 +25,7 @@ from ..foundation.foreign import (
     attention_of, set_attention_of, tensor_tables)
 
 # %% ../../nbs/prompt_tuning/frozen.ipynb #8599ef5d
-def frozen_view(
-    backbone:nn.Module # any model
-) -> nn.Module:
+def frozen_view(backbone:nn.Module) -> nn.Module:
     "A copy with its own modules, hooks and configuration around the same tensors."
     shared = [table for m in backbone.modules() for table in tensor_tables(m)]
     return copy.deepcopy(backbone, {id(tensors): tensors for tensors in shared})
@@ -242,7 +241,7 @@ class FrozenBackbone(nn.Module):
 
     def is_adapted(self) -> bool:
         "Whether someone put trained weights inside, such as LoRA's."
-        return any(p.requires_grad for p in self.model.parameters())
+        return any(map(attrgetter("requires_grad"), self.model.parameters()))
 
     def forward(self, ids, mask, rows=None, types=None):
         "From token ids, and token types where there are any, [rows, columns] each."
