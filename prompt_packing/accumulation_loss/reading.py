@@ -91,7 +91,8 @@ def _walk(edge: tuple) -> list[Term]:
                 terms.append(Term(is_mean or averages, divisor, node))
         elif name not in _PASSES_ON and name not in ("Add", "Sub", "Rsub"):
             raise Unreadable(node.name())
-        todo += [(each, divisor, is_mean) for each in inputs]
+        for each in inputs:
+            todo.append((each, divisor, is_mean))
     return terms
 
 def _losses_in(node, name: str) -> tuple:
@@ -141,7 +142,7 @@ class WeightReader:
     One number has to say it for all terms of a loss, in all parts, or the loss of the
     parts together is no weighted mean of theirs."""
     def __init__(self):
-        self.first = None # terms of the first part that had any
+        self.first = None # kinds and denominators of the first part that had any
         self.is_sum = False # of one part at least
         self.signature = "" # of the part that was read last
 
@@ -151,20 +152,19 @@ class WeightReader:
         terms = read_terms(loss)
         self.signature = signature_of(terms)
         kinds = {term.is_mean for term in terms}
+        denominators = [term.denominator for term in terms]
         self.is_sum = self.is_sum or False in kinds
         if len(kinds) > 1:
             raise Unreadable("a mean plus a sum")
-        if not any(term.denominator for term in terms):
+        if not any(denominators):
             _silence(terms)
             return 0.0
-        self.first = self.first or terms
-        weight, same_kind = terms[0].denominator, terms[0].is_mean == self.first[0].is_mean
-        ratio = ratio_of([term.denominator for term in terms],
-                         [term.denominator for term in self.first])
+        self.first = self.first or (kinds, denominators)
+        ratio = ratio_of(denominators, self.first[1])
         # a first term over nothing, beside others, says nothing of these
-        if not weight or not same_kind or ratio is None:
+        if not denominators[0] or kinds != self.first[0] or ratio is None:
             raise Unreadable("means over different things")
-        return weight
+        return denominators[0]
 
 def ratio_of(numbers: list[float], others: list[float]) -> float | None:
     "The ratio of numbers to others that are not 0; None where they are not in proportion."
