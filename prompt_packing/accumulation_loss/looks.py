@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from .asking import Watch, is_sharded, undisturbed, versions
-from .chunks import chunked_modules, in_chunks, wide_arguments
-from .facts import Findings, Kind, Way, target_counts
+from .chunks import chunked_modules, in_chunks
+from .facts import Findings, Kind, Way, counted_targets, numbers
 from .reading import Unreadable, WeightReader, ratio_of
 from ..foundation.rows import (
     IndexedRows, StepRows, entries, first_size, numbers_drawn, same_numbers, seeded)
@@ -238,10 +238,10 @@ def joins_rows(
 
     `lambda rows: rows[0]` takes batches out of a data set whose items are batches."""
     made = []
-    for numbers in ([0], [0, 1]):
+    for few in ([0], [0, 1]):
         try:
             with seeded(0):
-                made.append(sample.take(numbers))
+                made.append(sample.take(few))
         except FAILURES: # as of a collator that needs two rows
             return True
     return not same_numbers(*made)
@@ -314,8 +314,8 @@ def _set_parts(findings: Findings, way: Way, found: Compared, uncut: Made):
         largest = max(map(abs, weights)) or 1.0
         findings.set(unit=2.0 ** round(log2(largest)))
     if differ or not facts.uneven:
-        counts = [target_counts(part) for part in found.parts]
-        ratios = {name: ratio_of(weights, [count[name] for count in counts])
+        counts = [counted_targets(part) for part in found.parts]
+        ratios = {name: ratio_of(weights, numbers(count[name] for count in counts))
                   for name in counts[0]}
         fitting = [name for name in ratios if ratios[name]]
         # one that was right before is no chance
@@ -441,26 +441,16 @@ def can_be_whole(
     try:
         usual, = asker.run([whole])
         for names in _chunkings(asker, whole, rows):
-            for trims in (True, False):
-                try:
-                    trims = _wide_arguments(asker, names, whole, sample) if trims else ()
-                    with in_chunks(asker.model, names, tokens=most, trims=trims):
-                        cut = asker.run([whole])
-                except FAILURES:
-                    continue
-                if asker.same(cut, Way.ADDS, usual):
-                    findings.set(chunked=names, trims=trims)
-                    return
+            try:
+                with in_chunks(asker.model, names, most, width):
+                    cut = asker.run([whole])
+            except FAILURES:
+                continue
+            if asker.same(cut, Way.ADDS, usual):
+                findings.set(chunked=names)
+                return
     except FAILURES: # the whole fails, too
         pass
-
-def _wide_arguments(asker: Asker, names: tuple, whole, sample: StepRows) -> tuple:
-    "Arguments that may be trimmed, as batches of all rows and of two rows each show."
-    def runs():
-        asker.value(whole)
-        for start in range(0, len(sample) - 1, 2):
-            asker.value(asker.whole(sample.some([start, start + 1])))
-    return wide_arguments(asker.model, names, runs)
 
 def _chunkings(asker: Asker, whole, rows: int) -> Iterator[tuple]:
     "Names of modules: the topmost ones first, then those inside."

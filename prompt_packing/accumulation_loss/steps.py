@@ -221,7 +221,7 @@ class Steps:
                 count = self.passes.count([whole])
             tokens, longest = self._sizes(step.rows.micro, rows)
             with in_chunks(self.passes.bare(model), list(facts.chunked), tokens=tokens,
-                           longest=longest, gather=attempt.gather, trims=facts.trims):
+                           longest=longest, gather=attempt.gather):
                 self._in_parts(model, attempt, [self.passes.prepare(whole)], count)
         except torch.OutOfMemoryError: # no fault of the chunks
             raise
