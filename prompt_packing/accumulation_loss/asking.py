@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import nn
@@ -16,10 +16,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..foundation.foreign import tree_map, write_count
+from ..foundation.mixins import set_for_now
 from ..foundation.rows import seeded
 
 # %% auto #0
-__all__ = ['NoDropout', 'Watch', 'versions', 'undisturbed', 'is_sharded', 'thin_graph']
+__all__ = ['NoDropout', 'no_checkpoints', 'Watch', 'versions', 'undisturbed', 'is_sharded', 'thin_graph']
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #f372316f
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
@@ -37,6 +38,16 @@ class NoDropout(TorchFunctionMode):
         if name == "scaled_dot_product_attention":
             kwargs["dropout_p"] = 0.0
         return func(*args, **kwargs)
+
+# %% ../../nbs/accumulation_loss/asking.ipynb #9d298f71
+@contextmanager
+def no_checkpoints(model: nn.Module) -> Iterator[None]:
+    "While it lasts, transformers' layers keep what their backward pass needs."
+    with ExitStack() as layers:
+        for module in model.modules():
+            if getattr(module, "gradient_checkpointing", False):
+                layers.enter_context(set_for_now(module, gradient_checkpointing=False))
+        yield
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #911059ce
 class Watch(TorchDispatchMode):

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from .asking import Watch, is_sharded, undisturbed, versions
+from .asking import (
+    Watch, is_sharded, no_checkpoints, undisturbed, versions)
 from .chunks import chunked_modules, in_chunks
 from .facts import Findings, Kind, Way, counted_targets, numbers
 from .reading import Unreadable, WeightReader, ratio_of
@@ -101,7 +102,8 @@ class Asker:
         if self.writes and watch is None:
             watch = Watch(self.model)
         reader = WeightReader()
-        with undisturbed(self.model, watch=watch), torch.enable_grad():
+        with undisturbed(self.model, watch=watch), no_checkpoints(self.model), \
+                torch.enable_grad():
             return [self._made(batch, reader, watch or nullcontext()) for batch in batches]
 
     def _made(self, batch, reader: WeightReader, watch) -> Made:
@@ -136,7 +138,8 @@ class Asker:
     def value(self, batch, count=None, seed: int = 0) -> float:
         # with a graph: some losses compute gradients themselves, or are others without
         watch = Watch(self.model) if self.writes else None
-        with undisturbed(self.model, seed, watch), torch.enable_grad():
+        with undisturbed(self.model, seed, watch), no_checkpoints(self.model), \
+                torch.enable_grad():
             before = numbers_drawn()
             with watch or nullcontext():
                 loss = self.loss_of(batch, self.count if count is None else count)
