@@ -120,11 +120,12 @@ class WeightsSeen:
         facts, reason = attempt.facts, ""
         weights = [weight for weight, *_ in attempt.weights]
         self.largest = max([self.largest, *weights])
+        most = max(self.largest, facts.unit) # of looks, too
         for (weight, loss, _), counted in zip(attempt.weights, _counts(attempt)):
             if counted is not None:
                 is_doubtful = abs(weight - facts.per_count * counted) > 1e-5 * abs(weight)
             else:
-                is_light = weight <= 1 < self.largest or weight < self.smallest * (1 - 1e-5)
+                is_light = weight <= 1 < most or weight < self.smallest * (1 - 1e-5)
                 is_doubtful = weight and (is_light or float(loss) == 0)
             if is_doubtful:
                 reason = "the weight that was read for a part may be a bound of it"
