@@ -106,14 +106,14 @@ def _text_is_constant(backbone, recomputes=False): # as `continue_text` takes it
 # %% ../../nbs/prompt_tuning/facts.ipynb #20cfa623
 def backbone_digest(
     backbone:PreTrainedModel, # any backbone
-    weights:Fingerprint|None=None, # all of its weights, sha256; None: they are read
+    weights:Fingerprint|None=None, # all of its weights; None: they are read
 ) -> str: # 64 hexadecimal digits
     "One sha256 over names, shapes, dtypes and values of the weights that are read."
-    weights = fingerprint(backbone, "sha256") if weights is None else weights
+    weights = fingerprint(backbone) if weights is None else weights
     # checkpoints of encoders often lack the pooler, and another one is drawn each time
     lines = {name: line for name, line in weights.tensors.items()
              if "pooler" not in name.split(".")}
-    return Fingerprint(lines, weights.algorithm).digest
+    return Fingerprint(lines).digest
 
 # %% ../../nbs/prompt_tuning/facts.ipynb #aa5e3179
 @torch.no_grad()
@@ -188,7 +188,7 @@ class BackboneFacts:
     refusal:str|None = None # why no prompt can be put on it; None: one can
     refusals:dict = field(default_factory=dict) # the same by `Placement`
     digest:str = "" # of the weights that are read, 64 hexadecimal digits
-    weights:Fingerprint|None = field(default=None, repr=False) # of all weights, sha256
+    weights:Fingerprint|None = field(default=None, repr=False) # of all weights
     # some of the weights, float64, by which a mere change of dtype is known
     values:torch.Tensor|None = field(default=None, repr=False, compare=False)
     embedding_size:int = 0 # numbers in a token's embedding, and in a virtual token
@@ -214,7 +214,7 @@ def _state_shapes(backbone): # (heads, size) of keys, then of values, layer afte
 def _tried(backbone): # fields of `BackboneFacts`
     token = _sample_ids(backbone, 1)
     start, causal = _first_position(backbone), _is_causal(backbone)
-    weights = fingerprint(backbone, "sha256")
+    weights = fingerprint(backbone)
     constant = causal and _text_is_constant(backbone)
     # the attention that saves memory masks as sdpa does
     recomputes = constant and attention_of(backbone.config) == "sdpa"
