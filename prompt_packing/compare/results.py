@@ -16,11 +16,11 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 from transformers import (
-    AutoModelForSequenceClassification, AutoTokenizer, Pipeline,
-    TextClassificationPipeline, pipeline)
+    AutoModelForSequenceClassification, AutoTokenizer, Pipeline, pipeline)
 
 from .methods import METHODS
 from ..prompt_tuning import PromptForSequenceClassification
+from ..prompt_tuning.solved_head import TextClassifier
 from ..tasks.task import METRICS
 from ..tasks.backbones import load_from, read_config
 
@@ -104,7 +104,7 @@ def _rows_interval(runs):
 # %% ../../nbs/compare/results.ipynb #26f3f1ff
 def _note(runs, head_score):
     "What a reader should know before taking the mean for the method; else nothing."
-    notes = [] if "notes" not in runs else sorted(set(runs.notes.dropna().sum()))
+    notes = []
     if alike := int(runs.one_class.sum()):
         notes.append(f"{alike} of {len(runs)} give one answer")
     if runs.prompt_tokens.iloc[0] and runs.score.mean() < head_score:
@@ -221,26 +221,6 @@ def _best(records):
     order = runs.assign(mean=mean)[kept].sort_values(["mean", "score"], ascending=False)
     return records[order.index[0]]
 
-# %% ../../nbs/compare/results.ipynb #ca9b23a1
-class _Classifier(TextClassificationPipeline):
-    "transformers' pipeline; it takes pairs as tuples, and predicts as a prompt does."
-    def preprocess(self, inputs, **kwargs):
-        if isinstance(inputs, tuple):
-            inputs = dict(zip(("text", "text_pair"), inputs))
-        return super().preprocess(inputs, **kwargs)
-
-    def predict(self, texts, *, top_k="auto"):
-        "The best label of each text; of several labels all that score above one half."
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        answers = self(texts, top_k=None) if texts else []
-        kind = self.model.config.problem_type
-        if top_k == "auto" and kind == "multi_label_classification":
-            return [[label for label in labels if label["score"] > 0.5]
-                    for labels in answers]
-        if top_k in ("auto", 1):
-            return [labels[0] for labels in answers]
-        return [labels[:top_k] for labels in answers]
-
 # %% ../../nbs/compare/results.ipynb #2995992b
 def load_model(
     folder:str|Path, # of a saved model, or of a comparison, whose best model is taken
@@ -264,7 +244,7 @@ def load_model(
         raise ValueError(f"the model in {folder} is no classifier: it has no weights "
                          f"{', '.join(missing[:3])}")
     return pipeline("text-classification", model=model, truncation=True,
-                    tokenizer=tokenizer, pipeline_class=_Classifier,
+                    tokenizer=tokenizer, pipeline_class=TextClassifier,
                     trust_remote_code=False)
 
 # %% ../../nbs/compare/results.ipynb #8483a699
