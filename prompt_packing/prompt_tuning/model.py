@@ -22,10 +22,10 @@ from ..frozen_weights.callback import freeze
 from .facts import (
     BackboneFacts, check_fits, find_facts, text_limit)
 from .frozen import (
-    FrozenBackbone, Placement, Pooling, unpack_states, values_are_near)
+    FrozenBackbone, unpack_states, values_are_near)
 from .saving import (
-    PromptTuningConfig, check_arguments, check_backbone, check_choices,
-    check_unchanged, named_labels, read_tensors, read_tokenizer, saved_config)
+    PromptTuningConfig, check_arguments, check_backbone, check_unchanged,
+    named_labels, read_tensors, read_tokenizer, saved_config)
 from .solved_head import PromptHead, TextClassifier, label_loss
 from ..tasks.backbones import as_dtype, load_backbone
 
@@ -180,18 +180,19 @@ def _from_backbone(
     tokenizer = own_tokenizer if tokenizer is None else tokenizer
     pooling = pooling or ("last" if facts.causal else "mean")
     names = named_labels(id2label, num_labels)
-    check_choices(prompt_tokens, placement, pooling, len(names), problem_type)
-    start = initial_prompt(
-        backbone.get_input_embeddings(), init, prompt_tokens, tokenizer, seed)
-    tokenizer = _fitted(tokenizer, facts, len(start)) # there must be some room
     config = cls.config_class(
         backbone_name=facts.source, backbone_fingerprint=facts.digest,
         backbone_dtype=str(facts.dtype).removeprefix("torch."),
         hidden_size=facts.feature_size, id2label=names, problem_type=problem_type,
-        label2id={name: i for i, name in names.items()}, prompt_tokens=len(start),
+        label2id={name: i for i, name in names.items()},
+        prompt_tokens=5 if prompt_tokens is None else prompt_tokens,
         pad_token_id=getattr(backbone.config.get_text_config(), "pad_token_id", None),
-        placement=Placement(placement).value, pooling=Pooling(pooling).value, bias=bias,
+        placement=placement, pooling=pooling, bias=bias,
         init=init if isinstance(init, str) else type(init).__name__)
+    start = initial_prompt(
+        backbone.get_input_embeddings(), init, prompt_tokens, tokenizer, seed)
+    config.prompt_tokens = len(start)
+    tokenizer = _fitted(tokenizer, facts, len(start)) # there must be some room
     model = cls(config, backbone, facts, seed)
     if len(start):
         model.prompt.weight.data.copy_(start)

@@ -140,21 +140,6 @@ def _read(file): # -> what it says of itself, tensors by name in memory-mapped p
                             "build again") from None
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #b37d3c19
-def _refusal(model, facts):
-    "Why cached texts would not be exact for this model; None if they are."
-    placement = getattr(model.config, "placement", Placement.SUFFIX)
-    pooling = getattr(model.config, "pooling", Pooling.LAST)
-    if refusal := facts.why_not(placement):
-        return refusal
-    if placement == Placement.PREFIX:
-        return "the prompt stands before the text, so the text's states change with it"
-    if pooling != Pooling.LAST:
-        return f"pooling={pooling!r} reads positions of the text, not the last alone"
-    if not facts.text_is_constant:
-        return (f"{facts.name} is no decoder that continues exactly from a text's keys "
-                "and values")
-    return None
-
 def _facts_of(model):
     """Facts of a prompt model or a backbone. Raises `ValueError` for a prompt model
     whose backbone was changed since it was made, but for its dtype."""
@@ -222,7 +207,7 @@ class TextCache(Dataset):
         text longer than `token_budget` or the backbone's positions, and if `path` holds
         another cache; `OSError` for a full disk; `TypeError` for no data set."""
         facts = _facts_of(model) if facts is None else facts
-        if reason := _refusal(model, facts):
+        if reason := cls.refusal(model, facts):
             raise ValueError(f"no text cache for this model: {reason}; train it on the "
                              "texts themselves")
         texts, labels = _read_texts(dataset)
@@ -262,7 +247,19 @@ class TextCache(Dataset):
         facts:BackboneFacts|None=None, # of the backbone; None: they are found
     ) -> str|None: # the reason in words; None: a cache is exact
         "Why a cache would not be exact for this prompt model or backbone."
-        return _refusal(model, _facts_of(model) if facts is None else facts)
+        facts = _facts_of(model) if facts is None else facts
+        placement = getattr(model.config, "placement", Placement.SUFFIX)
+        pooling = getattr(model.config, "pooling", Pooling.LAST)
+        if refusal := facts.why_not(placement):
+            return refusal
+        if placement == Placement.PREFIX:
+            return "the prompt stands before the text, so the text's states change with it"
+        if pooling != Pooling.LAST:
+            return f"pooling={pooling!r} reads positions of the text, not the last alone"
+        if not facts.text_is_constant:
+            return (f"{facts.name} is no decoder that continues exactly from a text's keys "
+                    "and values")
+        return None
 
     def select(
         self,

@@ -67,35 +67,27 @@ class RecurrentConfig(PreTrainedConfig):
     attribute_map = {"num_hidden_layers": "num_layers"}
     keys_to_ignore_at_inference = ["past_key_values", "encoder_last_hidden_state"]
 
-    def __init__(self,
-        cell:str="lstm", # "rnn", "gru", "lstm" or another name in `CELLS`
-        vocab_size:int=30522, # number of token ids
-        hidden_size:int=256, # size of the state, per direction
-        num_layers:int=2, # recurrent layers, one on the other
-        bidirectional:bool=False, # read the rows backwards too; not for causal models
-        embedding_size:int=None, # size of the token embeddings; hidden_size if None
-        projection_size:int=None, # outputs are projected to this size; none if None
-        dropout:float=0.1, # on embeddings, between layers, and on outputs
-        initializer_range:float=0.1, # standard deviation of embeddings, linear layers
-        tie_word_embeddings:bool=False, # the output layer is the embedding
-        use_cache:bool=True, # return the state
-        pad_token_id:int=None, # id of padding; an encoder-decoder needs it
-        bos_token_id:int=None, # id that begins a text
-        eos_token_id:int=None, # id that ends a text in `generate()`
-        decoder_start_token_id:int=None, # first decoder input of an encoder-decoder
-        **kwargs: Any,
-    ):
-        refuse(cell not in CELLS, f"cell must be one of {list(CELLS)}, not {cell!r}.")
-        self.cell, self.bidirectional = cell, bidirectional
-        self.vocab_size, self.hidden_size = vocab_size, hidden_size
-        self.num_layers, self.dropout = num_layers, dropout
-        self.embedding_size = embedding_size or hidden_size
-        self.projection_size = projection_size
-        self.initializer_range, self.use_cache = initializer_range, use_cache
-        super().__init__(
-            tie_word_embeddings=tie_word_embeddings, pad_token_id=pad_token_id,
-            bos_token_id=bos_token_id, eos_token_id=eos_token_id,
-            decoder_start_token_id=decoder_start_token_id, **kwargs)
+    cell: str = "lstm" # "rnn", "gru", "lstm" or another name in `CELLS`
+    vocab_size: int = 30522 # number of token ids
+    hidden_size: int = 256 # size of the state, per direction
+    num_layers: int = 2 # recurrent layers, one on the other
+    bidirectional: bool = False # read the rows backwards too; not for causal models
+    embedding_size: int | None = None # of token embeddings; hidden_size if None
+    projection_size: int | None = None # outputs are projected to it; not if None
+    dropout: float = 0.1 # on embeddings, between layers, and on outputs
+    initializer_range: float = 0.1 # standard deviation of embeddings, linear layers
+    tie_word_embeddings: bool = False # the output layer is the embedding
+    use_cache: bool = True # return the state
+    pad_token_id: int | None = None # id of padding; an encoder-decoder needs it
+    bos_token_id: int | None = None # id that begins a text
+    eos_token_id: int | None = None # id that ends a text in `generate()`
+    decoder_start_token_id: int | None = None # first decoder input, likewise needed
+
+    def __post_init__(self, **kwargs: Any):
+        refuse(self.cell not in CELLS,
+               f"cell must be one of {list(CELLS)}, not {self.cell!r}.")
+        self.embedding_size = self.embedding_size or self.hidden_size
+        super().__post_init__(**kwargs)
 
     @property
     def output_size(self)->int:
