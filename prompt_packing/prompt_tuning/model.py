@@ -294,7 +294,7 @@ class PromptForSequenceClassification(PreTrainedModel):
     ) -> SequenceClassifierOutput:
         """Logits [rows, labels], and their loss where labels are given. Raises
         `ValueError` for too long texts; on a CPU, where looking at values does not wait
-        for the device, also for empty ones and labels out of range."""
+        for the device, also for empty ones."""
         if output_attentions:
             raise ValueError("a prompt model returns no attentions, since its text may "
                              "come from a cache; ask model.backbone for them")

@@ -33,11 +33,8 @@ from .model import text_id
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #9a10f11a
 def _read_texts(dataset): # -> token ids without padding, labels or None
-    "Raises `TypeError` for what is no data set, `ValueError` without ids or tokens."
-    columns = getattr(dataset, "column_names", None)
-    if columns is None:
-        raise TypeError(f"a datasets.Dataset is needed, not {type(dataset).__name__} "
-                        "(Dataset.from_list makes one)")
+    "Raises `ValueError` without ids or rows."
+    columns = dataset.column_names
     if "input_ids" not in columns or not len(dataset):
         raise ValueError("a column input_ids is needed, and rows; the data has "
                          f"{columns} and {len(dataset)} rows")
@@ -205,7 +202,7 @@ class TextCache(Dataset):
         with transformers' own Trainer `dataloader_pin_memory=False`, which ours sets.
         Raises `ValueError` where it would not be exact or not fit (`NoRoom`), for a
         text longer than `token_budget` or the backbone's positions, and if `path` holds
-        another cache; `OSError` for a full disk; `TypeError` for no data set."""
+        another cache, and `OSError` for a full disk."""
         facts = _facts_of(model) if facts is None else facts
         if reason := cls.refusal(model, facts):
             raise ValueError(f"no text cache for this model: {reason}; train it on the "
