@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONSTRAINTS ?= constraints.txt
 WORKERS ?= 2
+# all but those that train in several processes, kill them and break folders
+PAGES := $(filter-out nbs/reliability/%,$(wildcard nbs/*.ipynb nbs/*/*.ipynb))
+CHANGES = $(shell git diff --merge-base --name-only main; git ls-files --others --exclude-standard)
 # outputs are those of constraints.txt; other releases print other digits
 COMPARE := $(if $(filter constraints.txt,$(CONSTRAINTS)),,--any-output)
 export PYTHONPATH := $(CURDIR):$(CURDIR)/.ci
@@ -35,16 +38,16 @@ REVIEWS := --model smollm2-135m --task movie_reviews --source pypi --token-budge
 unexport PYTHONDONTWRITEBYTECODE
 demo: export PIP_NO_COMPILE := 0
 demo: $(VENV)/package  ## five problems on real text, today and here; words and runs/demo.png
-	$(BIN)/python .ci/demo.py nbs/tour.ipynb
+	$(BIN)/python .ci/alone.py nbs/tour.ipynb
 
 compare: $(VENV)/package  ## a head, a prompt and fine-tuning compared, three seeds each (ARGS=...: further options)
 	$(BIN)/prompt-packing compare $(REVIEWS) --train-rows 512 --eval-rows 400 --output-dir runs/compare --plot runs/compare.png $(ARGS)
 
 test: install  ## tests and printed numbers of chapters and modules (CHANGED=1: of what changed; ALL=1: reliability too; NB=nbs/a/page.ipynb[::cell id])
-	OMP_NUM_THREADS=1 $(BIN)/python .ci/notebooks.py --workers $(WORKERS) $(COMPARE) $(if $(CHANGED),--changed,$(or $(NB),$(if $(ALL),,--without reliability)))
+	OMP_NUM_THREADS=1 $(BIN)/python .ci/notebooks.py --workers $(WORKERS) $(COMPARE) $(if $(CHANGED),--changed $(CHANGES),$(or $(NB),$(if $(ALL),,$(PAGES))))
 
 run: install  ## execute notebooks and keep their outputs (NB=...; ALL=1: slow cells, stories and benchmarks too)
-	OMP_NUM_THREADS=1 $(BIN)/python .ci/notebooks.py --keep --workers $(if $(ALL),1 --flags slow --force --limit 36000,$(WORKERS)) $(NB)
+	OMP_NUM_THREADS=1 $(BIN)/python .ci/notebooks.py --keep --workers $(if $(ALL),1 --slow --limit 36000,$(WORKERS)) $(NB)
 
 docs: install  ## build the site into _docs
 	$(BIN)/python .ci/docs.py

@@ -3,34 +3,34 @@ import ast
 import builtins
 
 
-def sides(source, *values):
-    "The message of a failed comparison."
-    shown = [text if len(text) < 400 else text[:400] + " ..." for text in map(repr, values)]
-    return f"{source}, with " + " and ".join(shown)
+def compared(source, compare, *sides):
+    "What a comparison gives; an AssertionError with its sides where it fails."
+    result = compare(*sides)
+    if not result:
+        shown = " and ".join(repr(side)[:400] for side in sides)
+        raise AssertionError(f"{source}, with {shown}")
+    return result
 
 
-builtins._sides_of_assertion = sides # by this name whatever a cell defines
+builtins._compared = compared # by this name whatever a cell defines
 
 
 class BothSides(ast.NodeTransformer):
-    "For `shell.ast_transformers`: `assert a == b` becomes two assignments and an assertion."
+    "For `shell.ast_transformers`: `assert a == b` becomes `assert _compared(...)`."
     def visit_Assert(self, node):
-        if node.msg is None and isinstance(node.test, ast.BoolOp) and isinstance(
-                node.test.op, ast.And):
-            parts = [ast.copy_location(ast.Assert(each), each) for each in node.test.values]
-            return [new for part in parts for new in self.as_list(self.visit(part))]
-        if node.msg is not None or not isinstance(node.test, ast.Compare):
-            return node
-        operands = [node.test.left, *node.test.comparators]
-        names = [f"_side_{i}" for i in range(len(operands))]
-        loads = [ast.Name(name, ast.Load()) for name in names]
-        text = ast.Constant(ast.unparse(node.test))
-        message = ast.Call(ast.Name("_sides_of_assertion", ast.Load()), [text, *loads], [])
-        comparison = ast.Compare(loads[0], node.test.ops, loads[1:])
-        new = [ast.Assign([ast.Name(name, ast.Store())], operand)
-               for name, operand in zip(names, operands)]
-        new.append(ast.Assert(comparison, message))
-        return [ast.fix_missing_locations(ast.copy_location(each, node)) for each in new]
+        if node.msg is None:
+            node.test = self.condition(node.test)
+        return ast.fix_missing_locations(node)
 
-    def as_list(self, nodes):
-        return nodes if isinstance(nodes, list) else [nodes]
+    def condition(self, test):
+        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+            test.values = [self.condition(each) for each in test.values]
+        if not isinstance(test, ast.Compare):
+            return test
+        source, sides = ast.unparse(test), [test.left, *test.comparators]
+        names = [f"side_{i}" for i in range(len(sides))]
+        call = ast.parse(f"_compared({source!r}, lambda {', '.join(names)}: 0)", mode="eval").body
+        loads = [ast.Name(name, ast.Load()) for name in names]
+        call.args[1].body = ast.Compare(loads[0], test.ops, loads[1:])
+        call.args += sides
+        return ast.copy_location(call, test)

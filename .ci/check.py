@@ -3,40 +3,31 @@ import ast
 import sys
 
 import nbformat
+from execnb.nbio import read_nb
 from imports import pages, root
 
 LONGEST_CELL = 120 # lines of exported code
 
 
 def faults(page):
-    "What the site would drop without a word, and cells that are two ideas."
-    try:
-        nb = nbformat.read(page, as_version=nbformat.NO_CONVERT)
-        nbformat.validate(nb)
-    except (nbformat.ValidationError, ValueError, KeyError, AttributeError) as error:
-        return [f"is no valid notebook: {str(error).splitlines()[0]}"]
-    title = [c.source.splitlines() for c in nb.cells if c.cell_type == "markdown"][:1]
-    lost = [line for line in (title or [[]])[0] if line.strip() and line[:2] not in ("# ", "> ")]
-    found = [f"the site drops what follows the title in its cell: {line}" for line in lost]
-    for cell in nb.cells:
-        lines = [line for line in cell.source.splitlines() if line.strip()]
-        if cell.source.startswith("#| export"):
-            if len(lines) > LONGEST_CELL:
-                found.append(f"cell {cell.id} exports {len(lines)} lines, and at most "
-                             f"{LONGEST_CELL} are one idea")
-        elif cell.cell_type == "code" and "#| hide" not in cell.source and (
-                mixes_imports(cell.source)):
-            found.append(f"cell {cell.id} imports and does more: docs execute it")
-    return found
-
-
-def mixes_imports(source):
-    "Whether a cell holds imports beside other statements."
-    try:
-        kinds = {isinstance(n, (ast.Import, ast.ImportFrom)) for n in ast.parse(source).body}
-    except SyntaxError: # a magic
-        return False
-    return kinds == {True, False}
+    "What the site would drop without a word or show raw, and cells that are two ideas."
+    for invalid in nbformat.validator.iter_validate(nbformat.read(page, nbformat.NO_CONVERT)):
+        yield f"is no valid notebook: {str(invalid).splitlines()[0]}"
+    cells = read_nb(page).cells
+    title = next(cell.source for cell in cells if cell.cell_type == "markdown")
+    for line in title.splitlines():
+        if line.strip() and line[:2] not in ("# ", "> "):
+            yield f"the site drops what follows the title in its cell: {line}"
+    for cell in [cell for cell in cells if cell.cell_type == "code"]:
+        is_exported = cell.source.startswith("#| export")
+        length = len(list(filter(str.strip, cell.source.splitlines())))
+        if is_exported and length > LONGEST_CELL:
+            yield f"cell {cell.id} exports {length} lines, and {LONGEST_CELL} are one idea"
+        kinds = {type(node) in (ast.Import, ast.ImportFrom) for node in cell.parsed_() or []}
+        if kinds == {True, False} and not is_exported and "#| hide" not in cell.source:
+            yield f"cell {cell.id} imports and does more: docs execute it"
+        if any("Warning: " in "".join(output.get("text", "")) for output in cell.outputs):
+            yield f"cell {cell.id} prints a raw warning"
 
 
 if __name__ == "__main__":

@@ -1,97 +1,72 @@
 """Draw small faults in a folder's modules, and see which page finds them.
 
-    python .ci/mutants.py bucketing --number 20 --seed 0
+    python .ci/mutants.py bucketing --seed 1
 
 A fault is a sign, a comparison, `and` for `or`, or a number that is off by one. It is
 carried into the notebook by nbdev_update, in a copy of the repository. Then the module's
 own page is run, and if that passes, the pages that import the module, at most three.
 """
 import argparse
-import ast
-import copy
-import os
 import random
 import shutil
 import subprocess
 import sys
-import tempfile
+import tokenize
+from collections import Counter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from imports import affected_pages, name_of, root
 
-OTHERS = 3 # pages that are run after a module's own
-SWAPS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
-         ast.NotEq: ast.Eq, ast.Add: ast.Sub, ast.Sub: ast.Add, ast.And: ast.Or, ast.Or: ast.And}
-
-
-def mutated(node):
-    "A node with one fault, or None."
-    new = copy.deepcopy(node)
-    if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPS:
-        new.ops[0] = SWAPS[type(node.ops[0])]()
-    elif isinstance(node, (ast.BinOp, ast.BoolOp)) and type(node.op) in SWAPS:
-        new.op = SWAPS[type(node.op)]()
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        new = new.operand
-    elif isinstance(node, ast.Constant) and type(node.value) is int:
-        new.value += 1
-    else:
-        return None
-    return ast.unparse(new)
+SWAPS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+": "-", "-": "+",
+         "and": "or", "or": "and"}
 
 
 def candidates(folder):
-    "(file, node, its code, the code of the fault) of a folder's modules."
+    "(file, token, the fault in its place) of a folder's modules."
     for file in sorted((root / "prompt_packing" / folder).glob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
-            fault = mutated(node) if isinstance(node, ast.expr) else None
-            if fault and node.lineno == node.end_lineno and ast.unparse(node) != fault:
-                yield file, node, ast.unparse(node), fault
+        with file.open("rb") as source:
+            for token in tokenize.tokenize(source.readline):
+                fault = SWAPS.get(token.string)
+                if token.string.isdecimal():
+                    fault = str(int(token.string) + 1)
+                if fault:
+                    yield file, token, fault
 
 
 def finds(copied, pages):
     "Whether one of these pages fails in the copy."
     names = [str(page.relative_to(root)) for page in pages]
-    command = [sys.executable, ".ci/notebooks.py", "--limit", "300", *names]
-    env = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=f"{copied}:{copied}/.ci")
-    done = subprocess.run(command, cwd=copied, capture_output=True, env=env)
-    return bool(names) and done.returncode != 0
+    command = ["env", f"PYTHONPATH={copied}:{copied}/.ci", "OMP_NUM_THREADS=1", sys.executable,
+               ".ci/notebooks.py", "--limit", "300", *names]
+    return names and subprocess.run(command, cwd=copied, capture_output=True).returncode
 
 
-def who_finds(copied, file, node, fault):
+def who_finds(copied, file, token, fault):
     "own page, another page, or none."
-    place = copied / file.relative_to(root)
+    place, number = copied / file.relative_to(root), token.start[0] - 1
     lines = place.read_text().splitlines(keepends=True)
-    line = lines[node.lineno - 1].encode() # columns are counted in bytes
-    changed = line[:node.col_offset] + f"({fault})".encode() + line[node.end_col_offset:]
-    lines[node.lineno - 1] = changed.decode()
+    lines[number] = lines[number][:token.start[1]] + fault + lines[number][token.end[1]:]
     place.write_text("".join(lines))
     subprocess.run(["nbdev_update", "--fname", place], cwd=copied, check=True, capture_output=True)
     own, *others = affected_pages({name_of(file)})
     if finds(copied, [own]):
         return "own page"
-    return "another page" if finds(copied, others[:OTHERS]) else "survived"
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", help="of prompt_packing")
-    parser.add_argument("--number", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    every = list(candidates(args.folder))
-    outcomes = []
-    drawn = random.Random(args.seed).sample(every, min(args.number, len(every)))
-    for file, node, code, fault in drawn:
-        with tempfile.TemporaryDirectory() as folder:
-            copied = Path(folder, "copy")
-            shutil.copytree(root, copied, symlinks=True, ignore=shutil.ignore_patterns(
-                ".git", ".venv", "_docs", "_proc", "runs"))
-            outcomes.append(who_finds(copied, file, node, fault))
-        print(f"{outcomes[-1]:13}{file.stem}:{node.lineno}  {code} -> {fault}", flush=True)
-    for kind in ("own page", "another page", "survived"):
-        print(f"{kind}: {outcomes.count(kind)} of {len(outcomes)}")
+    return "another page" if finds(copied, others[:3]) else "survived"
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", help="of prompt_packing")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    every, outcomes = list(candidates(args.folder)), Counter()
+    for file, token, fault in random.Random(args.seed).sample(every, min(20, len(every))):
+        with TemporaryDirectory() as folder:
+            copied = shutil.copytree(root, Path(folder, "copy"), symlinks=True, ignore=(
+                shutil.ignore_patterns(".git", ".venv", "_docs", "_proc", "runs")))
+            outcome = who_finds(copied, file, token, fault)
+        outcomes[outcome] += 1
+        print(f"{outcome:13}{file.stem}:{token.start[0]}  {token.string} -> {fault}  in  "
+              f"{token.line.strip()}", flush=True)
+    print(", ".join(f"{outcome}: {number}" for outcome, number in outcomes.most_common()))

@@ -2,23 +2,42 @@
 import ast
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from asserts import BothSides
-from docs_renderer import targets, without_inner_links
+from docs import targets, wrong_links
 from outputs import difference
 
 
 def test_links():
     "A name prefers its own page, then its folder; of namesakes elsewhere none is linked."
-    symbols = {f"lib.{module}": {f"lib.{module}.{name}": () for name in names} for module, names in {
-        "a.one": ["verify", "One"], "a.two": ["verify"], "b.three": ["verify", "_own"],
-        "cli.run": ["One"]}.items()}
-    assert targets("a/two", symbols)["verify"] == "lib.a.two.verify"
-    assert targets("b/index", symbols) == {
-        "verify": "lib.b.three.verify", "One": "lib.a.one.One"}
-    assert set(targets("guides/x", symbols)) == {"One"}
-    assert without_inner_links("[see [`a`](u)](v) [`b`](w)") == "[see `a`](v) [`b`](w)"
+    symbols = {f"lib.{module}": {f"lib.{module}.{name}": (module, "") for name in names}
+               for module, names in {"a.one": ["verify", "One"], "a.two": ["verify"],
+                                     "b.three": ["verify", "_own", "One.run"],
+                                     "cli.run": ["One"]}.items()}
+    assert targets("a/two", symbols) == {"verify": "/a.two", "One": "/a.one"}
+    assert targets("b/index", symbols) == {"verify": "/b.three", "One": "/a.one"}
+    assert targets("cli/run", symbols) == {"One": "/cli.run"}
+    assert targets("guides/x", symbols) == {"One": "/a.one"}
+
+
+def test_wrong_links():
+    "An anchor that is not there, and a name that leads to a namesake, are found."
+    pages = {"a/own.html": '<h3 id="run">run</h3>',
+             "a/page.html": '<a href="../b/other.html#run"><code>run</code></a>'
+                            '<a href="own.html#run"><code>run</code></a>'
+                            '<a href="../b/other.html#run">another run</a>'
+                            '<a href="own.html#gone">gone</a><a href="https://x.y/#z">z</a>',
+             "b/other.html": '<h3 id="run">run</h3><a href="#run"><code>run()</code></a>'}
+    with TemporaryDirectory() as folder:
+        for name, text in pages.items():
+            path = Path(folder, name)
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        assert sorted(wrong_links(Path(folder).resolve())) == [
+            "a/page.html: own.html#gone leads nowhere",
+            "a/page.html: run leads to a namesake, ../b/other.html#run"]
 
 
 def test_asserts():

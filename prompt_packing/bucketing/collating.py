@@ -150,7 +150,7 @@ class PaddedCollator:
         *,
         pad_token_id:int | None=None, # fills `input_ids`
         padding_side:str | None=None, # "right" or "left"
-        labels_from_ids:bool=False, # for language models: labels are the ids
+        labels_from_ids:bool=False, # for language models: of rows that bring no labels
     ):
         if pad_token_id is None:
             pad_token_id = getattr(tokenizer, "pad_token_id", None)
@@ -175,7 +175,7 @@ class PaddedCollator:
             batch[name], mask = _collate_column(name, values, fill, self.padding_side)
             if key == "input_ids" and "attention_mask" not in columns:
                 batch["attention_mask"] = torch.from_numpy(mask.astype(np.int64))
-        if self.labels_from_ids:
+        if self.labels_from_ids and "labels" not in batch:
             padding = batch["attention_mask"] == 0
             batch["labels"] = batch["input_ids"].masked_fill(padding, -100)
         return batch

@@ -19,7 +19,7 @@ from ..foundation.foreign import attention_of
 from ..foundation.mixins import in_eval_mode
 
 # %% auto #0
-__all__ = ['packing_errors', 'way_to_pack', 'collator_for_packing']
+__all__ = ['packing_errors', 'way_to_pack', 'collator_for_packing', 'layout_fault']
 
 # %% ../../nbs/bucketing/packing.ipynb #77d11160
 # what the forward of a model may raise at arguments that it does not expect
@@ -250,3 +250,33 @@ def collator_for_packing(
     Raises `ValueError` that says what was tried if there is none. It refuses sequences
     longer than its way can keep apart."""
     return PackedCollator(capacity, way_to_pack(model, autocast))
+
+# %% ../../nbs/bucketing/packing.ipynb #f1a77e02
+def layout_fault(
+    model: torch.nn.Module, # a transformers model
+    batch: dict, # of a collator; sequences of a row begin where `position_ids` do
+    autocast: torch.dtype | None = None, # of the training
+    most: int = 4, # sequences to compare
+) -> str | None: # in words
+    """What is wrong with sequences that others laid end to end in one row.
+
+    None where nothing is, or where the model has no logits for each token."""
+    places = batch.get("position_ids")
+    if not torch.is_tensor(places) or places.dim() != 2 or len(places) != 1:
+        return None
+    starts = (places[0] == places[0, 0]).nonzero().flatten().tolist()
+    ends = [*starts, places.shape[1]][1:most + 1]
+    if len(starts) < 2:
+        return None
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    try:
+        with _trial_mode(model, autocast):
+            packed = _logits(model, inputs)[0, :ends[-1]]
+            alone = [_logits(model, {name: batch[name][:, start:end]
+                                     for name in ("input_ids", "position_ids")})[0]
+                     for start, end in zip(starts, ends)]
+    except _model_errors:
+        return None
+    far = _distance(packed, torch.cat(alone))
+    return f"logits are off by {far:.1e} of the largest" \
+        if far > _tolerances(model, autocast)[0] else None

@@ -73,14 +73,15 @@ MOST_LANES = 64
 class FileSource:
     "Files of text in any format."
     def __init__(self,
-        paths: Sequence | str, # of files, or of a folder
+        paths: Sequence | str, # of files, or of a folder or one file
         shuffle: bool = True, # in another order in each pass, in up to 64 lanes
         *,
         seed: int = 0, # of the order of the files
         **options: Any, # of `file_texts`
     ):
         if isinstance(paths, (str, os.PathLike)):
-            paths = sorted(Path(paths).glob("[!.]*")) # no hidden files
+            path = Path(paths) # no hidden files of a folder
+            paths = [path] if path.is_file() else sorted(path.glob("[!.]*"))
         if not paths:
             raise ValueError("no file to read: the folder or the list is empty")
         self.paths, self.shuffle, self.seed = list(map(str, paths)), shuffle, seed

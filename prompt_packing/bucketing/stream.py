@@ -193,8 +193,7 @@ class StreamingBatches(IterableDataset):
     yields_rows = False
 
     def __init__(self,
-        # paths, a folder of text in any format, or an iterable data set
-        source: Any,
+        source: Any, # paths, a folder of text in any format, or an iterable data set
         # of transformers, or a function; None: rows have `input_ids`
         tokenizer: Any = None,
         *,
@@ -269,6 +268,9 @@ class StreamingBatches(IterableDataset):
             if not cuts or cuts[-1][0] != readers:
                 cuts = [*cuts, [readers, 0]]
             yield left, number, cuts, batches_left(self, windows, number, rows, cuts)
+
+    def __length_hint__(self): # `list(stream)` asks for it
+        return NotImplemented if self.finite else self.count_batches()
 
     def count_batches(self) -> int: # of one process
         "Batches of a whole pass. Reads all of it, once."

@@ -181,7 +181,7 @@ def _measure(run, kit, model):
         seconds = time.perf_counter() - begun
         output = trainer.predict(trainer.eval_dataset)
     scores = {m: output.metrics[f"test_{m}"] for m in ("loss", *kit.task.metrics)}
-    return scores, kit.task.metric.decide(output.predictions), seconds
+    return scores, kit.task.decide(output.predictions), seconds
 
 # %% ../../nbs/compare/runs.ipynb #9545d5be
 def _same_answer(labels, problem_type): # -> logits [labels]

@@ -119,11 +119,15 @@ def take_back(dataloader):
     if isinstance(collator, RowCollator):
         setattr(holder, name, collator.collate)
 
+def _is_wrapper(collator) -> bool: # a frozen one is a collator of its own
+    can_be_set = type(collator).__setattr__ is object.__setattr__
+    return (hasattr(collator, "collate") and can_be_set
+            and not isinstance(collator, RowCollator))
+
 def _holder(dataloader) -> tuple: # an object, and the attribute that holds the collator
     "Where the user's collator is: inside accelerate's loader, and wrappers of ours."
     holder, name = getattr(dataloader, "base_dataloader", dataloader), "collate_fn"
-    while hasattr(getattr(holder, name, None), "collate") and not isinstance(
-            getattr(holder, name), RowCollator):
+    while _is_wrapper(getattr(holder, name, None)):
         holder, name = getattr(holder, name), "collate"
     return holder, name
 
@@ -260,6 +264,9 @@ def numbers_drawn() -> tuple:
 
 def same_numbers(first, second) -> bool:
     "Whether two batches hold the same values."
+    # torch takes a UserDict, such as the BatchEncoding of a tokenizer, for one value
+    first, second = (dict(each) if isinstance(each, UserDict) else each
+                     for each in (first, second))
     (some, shape), (others, other_shape) = tree_flatten(first), tree_flatten(second)
     if str(shape) != str(other_shape):
         return False

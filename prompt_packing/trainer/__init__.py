@@ -9,7 +9,6 @@ __all__ = ['BudgetArguments', 'Seq2SeqTrainingArguments', 'TrainingArguments', '
 # %% ../../nbs/trainer/index.ipynb #bfd38537
 from .arguments import (BudgetArguments, Seq2SeqTrainingArguments,
                                               TrainingArguments)
-from .collators import CollatorFacts # noqa: F401
 from .resume import ExactResumeMixin
 from .trainer import Seq2SeqTrainer, TokenBudgetMixin, Trainer
 

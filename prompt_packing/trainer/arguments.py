@@ -14,23 +14,6 @@ from ..bucketing.batches import check_positive
 # %% auto #0
 __all__ = ['BudgetArguments', 'TrainingArguments', 'Seq2SeqTrainingArguments']
 
-# %% ../../nbs/trainer/arguments.ipynb #afd0de91
-def _check_together(args):
-    "Refuse combinations that mean nothing."
-    if args.rows_per_step and args.tokens_per_step:
-        raise ValueError("a step holds rows_per_step or tokens_per_step: give one of them")
-    planned = "rows_per_step" if args.rows_per_step else "tokens_per_step"
-    if args.bucket_window and not getattr(args, planned):
-        raise ValueError("bucket_window needs rows_per_step or tokens_per_step")
-    budget = args.token_budget if isinstance(args.token_budget, int) else None
-    if args.pack and budget and args.pack > budget:
-        raise ValueError(f"rows of pack={args.pack} tokens do not fit into "
-                         f"token_budget={budget}")
-    if getattr(args, planned) and args.gradient_accumulation_steps > 1:
-        raise ValueError(
-            f"{planned}={getattr(args, planned)} says what an optimizer step holds: leave "
-            "gradient_accumulation_steps at 1; token_budget cuts the step")
-
 # %% ../../nbs/trainer/arguments.ipynb #c6c57897
 @dataclass
 class BudgetArguments:
@@ -39,7 +22,7 @@ class BudgetArguments:
     With none of these set, batches are as transformers makes them. Raises `TypeError`
     and `ValueError` for values and combinations that mean nothing."""
     token_budget: int | str | None = field(default=None, metadata={"help":
-        "Most tokens computed at once on a device, padding included: rows x longest row. "
+        "Most tokens computed at once on a device, with padding: rows x longest row. "
         "Changes nothing but time and memory. 'auto': as many as fit into memory."})
     pack: int | None = field(default=None, metadata={"help":
         "Put training sequences end to end into rows of this many tokens. "
@@ -50,9 +33,6 @@ class BudgetArguments:
     tokens_per_step: int | None = field(default=None, metadata={"help":
         "Tokens of an optimizer step on all devices together, on average, without "
         "padding. Planned like rows_per_step."})
-    bucket_window: int | None = field(default=None, metadata={"help":
-        "Rows whose lengths are sorted together where steps are planned. "
-        "None: 100,000."})
     pass_cost: int | None = field(default=None, metadata={"help":
         "What a forward and backward pass costs besides its tokens, in tokens. "
         "None: measured before the first step that is cut."})
@@ -61,24 +41,25 @@ class BudgetArguments:
         super().__post_init__()
         if self.pack is True:
             if not isinstance(self.token_budget, int):
-                raise ValueError(_no_length)
+                raise ValueError("pack=True: rows of token_budget tokens. Give that "
+                                 "as a number, or pack=512 (any number of tokens)")
             self.pack = self.token_budget
-        for name in ("token_budget", "pack", "rows_per_step", "tokens_per_step",
-                     "bucket_window"):
+        for name in ("token_budget", "pack", "rows_per_step", "tokens_per_step"):
             value = getattr(self, name)
             is_auto = name == "token_budget" and value == "auto"
             if value is not None and value is not False and not is_auto:
                 check_positive(name, value)
         if self.pass_cost is not None:
             check_positive("pass_cost", self.pass_cost, 0)
-        _check_together(self)
-
-    @property
-    def plans_steps(self) -> bool: # from lengths, on all devices together
-        return bool(self.rows_per_step or self.tokens_per_step)
-
-_no_length = ("pack=True makes packed rows of token_budget tokens: give token_budget as a "
-              "number, or pack=512 (any number of tokens)")
+        budget = self.token_budget if isinstance(self.token_budget, int) else None
+        if self.pack and budget and self.pack > budget:
+            raise ValueError(f"rows of pack={self.pack} tokens do not fit into "
+                             f"token_budget={budget}")
+        planned = "rows_per_step" if self.rows_per_step else "tokens_per_step"
+        if getattr(self, planned) and self.gradient_accumulation_steps > 1:
+            raise ValueError(
+                f"{planned}={getattr(self, planned)} says what a step holds: leave "
+                "gradient_accumulation_steps at 1; token_budget cuts the step")
 
 # %% ../../nbs/trainer/arguments.ipynb #408eaedb
 @dataclass

@@ -9,13 +9,12 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from enum import Enum, auto
 from pathlib import Path
 
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from transformers.trainer_callback import TrainerState
 from transformers.utils import logging
@@ -27,24 +26,15 @@ from prompt_packing.foundation.folders import (
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['STATE_FILE', 'PLACE_FILE', 'from_all', 'Writing', 'checkpoints_in', 'OutputFolder', 'owned_output',
-           'check_checkpoint', 'last_checkpoint', 'find_checkpoint']
-
-# %% ../../nbs/trainer/checkpoints.ipynb #201216de
-def from_all(accelerator: Accelerator, value: object) -> list:
-    "The values of all processes, in their order, when all have come here."
-    if accelerator.distributed_type == DistributedType.XLA:
-        accelerator.wait_for_everyone() # accelerate gathers no objects on a TPU
-        return [value]
-    return gather_object([value])
+__all__ = ['STATE_FILE', 'PLACE_FILE', 'Writing', 'checkpoints_in', 'OutputFolder', 'owned_output', 'check_checkpoint',
+           'last_checkpoint', 'find_checkpoint']
 
 # %% ../../nbs/trainer/checkpoints.ipynb #41d16885
 class Writing(Enum):
     "How far the newest checkpoint of a run is."
-    NOTHING = auto() # none is written
+    NOTHING = auto() # none is written, or it is sealed
     ASIDE = auto() # transformers writes it into a folder that does not count
     IN_PLACE = auto() # it is `checkpoint-<step>`; callbacks have it in `on_save`
-    SEALING = auto() # a thread writes its checksums, while training goes on
 
 # %% ../../nbs/trainer/checkpoints.ipynb #19acc3d0
 STATE_FILE = "trainer_state.json" # transformers writes it last
@@ -59,19 +49,11 @@ def checkpoints_in(folder: str | os.PathLike) -> dict[int, Path]:
             paths[int(step)] = path
     return dict(sorted(paths.items()))
 
-def _keep_files(source: Path, target: Path) -> None:
-    "Move to `target` what a user has written into a folder that is no checkpoint."
-    for path in source.iterdir():
-        # with this file transformers begins a checkpoint on SIGTERM
-        is_mark = path.name == "checkpoint-is-incomplete.txt"
-        if not is_mark and not (target / path.name).exists():
-            os.rename(path, target / path.name)
-
 # %% ../../nbs/trainer/checkpoints.ipynb #1e2e0319
 class OutputFolder:
     """The `output_dir` of a training, for the run that owns it.
 
-    Once a checkpoint `writing`, then `seal`; at the end of the run `wait`."""
+    Once a checkpoint: `writing`, in its block `put_in_place`, then `seal`."""
     def __init__(self,
         folder: str | os.PathLike,
         accelerator: Accelerator, # of the Trainer
@@ -81,8 +63,7 @@ class OutputFolder:
         self.folder, self.accelerator = Path(folder), accelerator
         self.run, self.limit = run, limit
         self.state, self.step = Writing.NOTHING, 0 # of the newest checkpoint
-        self._thread = ThreadPoolExecutor(1)
-        self._sealing: Future | None = None
+        self.best: int | None = None # step of the best checkpoint, which is kept
 
     def path(self, step: int) -> Path:
         return self.folder / f"checkpoint-{step}"
@@ -97,22 +78,33 @@ class OutputFolder:
         """All processes write a checkpoint in the block, and `put_in_place` at its end.
 
         Raises `OSError`, which says what is whole, where there is no room for it."""
-        self.wait() # for the last checkpoint
         self.state, self.step = Writing.ASIDE, step
         try:
             yield self.aside / self.path(step).name
-        except (OSError, RuntimeError, SafetensorError) as error:
-            self._say_what_is_whole(error)
-            raise
+        except (OSError, SafetensorError) as error:
+            raise self._not_written(error) from error
+        except RuntimeError as error:
+            # on a full disk torch names a position of a stream, and no file
+            words = ("PytorchStreamWriter", "inline_container", "iostream")
+            if not any(word in str(error) for word in words):
+                raise
+            raise self._not_written("a file could not be written to its end") from error
         finally:
             # another process has put it in place, or there was an error: make room
             if self.state is Writing.ASIDE:
                 self.state = Writing.NOTHING
                 shutil.rmtree(self.aside, ignore_errors=True)
 
+    def _not_written(self, reason: Exception | str) -> OSError:
+        whole = [path.name for path in checkpoints_in(self.folder).values()]
+        return OSError(
+            f"checkpoint-{self.step} could not be written to {self.folder} ({reason}); "
+            f"{', '.join(whole) or 'none'} is whole. Make room, and train again with "
+            "resume_from_checkpoint=True")
+
     def put_in_place(self, state: TrainerState, place: str) -> None:
         "The end of `writing`, when all processes have written; `place` is of them all."
-        best = state.best_global_step
+        best = self.best = state.best_global_step
         if best and (best == self.step or self.path(best).is_dir()):
             state.best_model_checkpoint = str(self.path(best)) # transformers: aside
         with self.accelerator.main_process_first():
@@ -129,7 +121,10 @@ class OutputFolder:
         if (part / STATE_FILE).is_file():
             state.save_to_json(str(part / STATE_FILE)) # with the best one's path
         if target.is_dir() and not (target / STATE_FILE).is_file():
-            _keep_files(target, part)
+            # a user's files are kept; transformers marks a checkpoint on SIGTERM so
+            marks = ("checkpoint-is-incomplete.txt", *os.listdir(part))
+            shutil.copytree(target, part, dirs_exist_ok=True,
+                            ignore=shutil.ignore_patterns(*marks))
         write_manifest(part, checksums=target.exists())
         if target.exists():
             publish(part, target)
@@ -138,60 +133,22 @@ class OutputFolder:
         self.aside.rmdir()
         self.state = Writing.IN_PLACE
 
-    def _say_what_is_whole(self, error: Exception) -> None:
-        "Raise an `OSError` in words that help, if a checkpoint could not be written."
-        # on a full disk torch names a position of a stream, and no file
-        words = ("PytorchStreamWriter", "inline_container", "iostream")
-        from_torch = any(word in str(error) for word in words)
-        if isinstance(error, RuntimeError) and not from_torch:
-            return
-        reason = "a file could not be written to its end" if from_torch else error
-        whole = [path.name for path in checkpoints_in(self.folder).values()]
-        raise OSError(
-            f"checkpoint-{self.step} could not be written to {self.folder} ({reason}); "
-            f"{', '.join(whole) or 'none'} is whole. Make room, and train again with "
-            "resume_from_checkpoint=True") from error
+    def seal(self) -> None:
+        "Checksums of the checkpoint that this process has put in place; old ones go."
+        if self.state is Writing.IN_PLACE and self.path(self.step).is_dir():
+            write_manifest(self.path(self.step))
+            self.rotate()
+        self.state = Writing.NOTHING # also where a callback has moved it elsewhere
 
-    def seal(self, best: int | None = None) -> None:
-        "Begin to seal the checkpoint that this process has put in place."
-        if self.state is Writing.IN_PLACE:
-            self.state = Writing.SEALING
-            self._sealing = self._thread.submit(self._seal, best)
-
-    def _seal(self, best: int | None) -> None:
-        folder = self.path(self.step)
-        if not folder.is_dir():
-            return # a callback has moved it elsewhere
-        write_manifest(folder)
-        for path in checkpoints_in(self.folder).values():
-            with suppress(OSError): # transformers makes an empty one on SIGTERM
-                path.rmdir()
-        self.rotate(self.step, best)
-
-    def wait(self) -> None:
-        "Until the checkpoint is sealed; raises what went wrong."
-        sealing, self._sealing = self._sealing, None
-        self.state = Writing.NOTHING
-        if sealing is not None:
-            sealing.result()
-
-    def rotate(self, step: int, best: int | None) -> None:
-        "Delete the oldest checkpoints, by step, and never this one or the best."
+    def rotate(self) -> None:
+        "Delete the oldest checkpoints, by step, and never the newest or the best."
         # steps beyond this one are of another run, which has ended
         steps = sorted(checkpoints_in(self.folder),
-                       key=lambda other: (other <= step, other))
-        removable = [other for other in steps if other not in (step, best)]
+                       key=lambda step: (step <= self.step, step))
+        removable = [step for step in steps if step not in (self.step, self.best)]
         excess = len(steps) - (self.limit or len(steps))
-        for other in removable[:max(excess, 0)]:
-            remove(self.path(other))
-
-    def close(self) -> None:
-        "At the end of a run, also after an error, when other processes may be gone."
-        self.seal()
-        self._thread.shutdown()
-        error = None if self._sealing is None else self._sealing.exception()
-        if error is not None:
-            _logger.warning(f"The last checkpoint could not be sealed: {error}")
+        for step in removable[:max(excess, 0)]:
+            remove(self.path(step))
 
 # %% ../../nbs/trainer/checkpoints.ipynb #734ffe20
 @contextmanager
@@ -205,13 +162,14 @@ def owned_output(
 
     The main process locks it. Raises `FolderInUse` if another run writes there, and
     `OSError` if this one may not."""
-    with ExitStack() as stack:
-        if accelerator.is_main_process and locks:
-            stack.enter_context(owned(folder, "training"))
+    owns = locks and accelerator.is_main_process
+    with owned(folder, "training") if owns else nullcontext():
         run, = broadcast_object_list([secrets.token_hex(4)])
         output = OutputFolder(folder, accelerator, run, limit)
-        stack.callback(output.close)
-        yield output
+        try:
+            yield output
+        finally: # also after an error, when other processes may be gone
+            output.seal()
 
 # %% ../../nbs/trainer/checkpoints.ipynb #7518f24f
 def check_checkpoint(checkpoint: str | os.PathLike) -> None:
@@ -248,11 +206,11 @@ def find_checkpoint(
     written, and `ValueError` for `True` if there is no good one."""
     if resume_from_checkpoint in (None, False):
         return None
-    chosen, is_verified = resume_from_checkpoint, False
+    chosen = resume_from_checkpoint
     if chosen is True and accelerator.is_main_process:
-        chosen, is_verified = last_checkpoint(folder), True
+        chosen = last_checkpoint(folder)
     chosen, = broadcast_object_list([chosen])
     # of what is no folder transformers says what is wrong
-    if accelerator.is_local_main_process and not is_verified and os.path.isdir(chosen):
+    if accelerator.is_local_main_process and os.path.isdir(chosen):
         check_checkpoint(chosen)
     return str(chosen)

@@ -8,92 +8,72 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+import psutil
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from transformers.utils import logging
 
+from ..accumulation_loss.asking import is_sharded
+from ..accumulation_loss.looks import FAILURES, short
+from ..accumulation_loss.processes import AllProcesses
 from ..bucketing.cut import cut_packed_rows, cut_rows
-from ..foundation.rows import RowLengths, StepRows
+from ..foundation.rows import RowLengths, StepRows, seeded
+
+_logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['Part', 'StepCutter', 'CutInWorker', 'rounded_cost', 'rows_to_time', 'measure_pass_cost']
+__all__ = ['ONE_PASS', 'USUAL_PASS_COST', 'Part', 'padded_parts', 'packed_parts', 'padded_batches', 'rounded_cost',
+           'measure_pass_cost', 'kept_bytes', 'peak_of', 'free_bytes', 'measured_budget', 'StepCut']
 
 # %% ../../nbs/trainer/cutting.ipynb #c109ba2a
+ONE_PASS = 2 ** 40 # tokens: a pass so dear that few are made
+
 @dataclass(frozen=True)
 class Part:
     "Rows that are computed at once."
     numbers: np.ndarray # of the rows, int64
     layout: list | None = None # of packed rows: places in `numbers`; None: padded
 
-@dataclass
-class StepCutter:
-    "The rows of a step into parts within a token budget: numbers of rows, not tensors."
-    token_budget: int | None # most tokens of a part: rows x longest row
-    pass_cost: Callable # () -> the fixed cost of a pass, in tokens, once it matters
-    pack: int | None = None # tokens in a packed row; None: rows are padded
-    say: Callable = print # takes a message, once each
-    most_passes: Callable | None = None # passes here -> most of all processes
-    has_spoken: bool = field(default=False, init=False) # of a budget that costs time
+def padded_parts(
+    lengths: np.ndarray, # tokens in each row of the step
+    token_budget: int | None, # most tokens of a part: rows x longest row
+    pass_cost: float, # fixed cost of a pass, in tokens
+    passes: int | None = None, # so many parts; None: the cheapest cut
+) -> list[Part]:
+    "The cheapest cut, with rows in their own order: what is not cut is as it came."
+    parts = cut_rows(lengths, token_budget, pass_cost=pass_cost, passes=passes)
+    return [Part(np.sort(part)) for part in parts]
 
-    def __call__(self, lengths: np.ndarray) -> list[Part]:
-        longest = int(lengths.max())
-        if self.token_budget and longest > self.token_budget:
-            self.say(f"a row of {longest:,} tokens is longer than token_budget="
-                     f"{self.token_budget:,}: such rows are computed alone")
-        return self._packed(lengths) if self.pack else self._padded(lengths)
-
-    def _padded(self, lengths: np.ndarray) -> list[Part]:
-        cost = self.pass_cost()
-        parts = self._with_equal_passes(lambda **passes: cut_rows(
-            lengths, self.token_budget, pass_cost=cost, **passes), len(lengths))
-        self._compare_with_one_pass(lengths, parts, cost)
-        # rows in their own order: what is not cut is computed as it came
-        return [Part(np.sort(part)) for part in parts]
-
-    def _packed(self, lengths: np.ndarray) -> list[Part]:
-        # what one pass holds is one pass, and no cost need be known
-        fits = self.token_budget is None or lengths.sum() <= self.token_budget
-        cost = 2 ** 40 if fits else self.pass_cost()
-        parts = self._with_equal_passes(lambda **passes: cut_packed_rows(
-            lengths, self.pack, self.token_budget, pass_cost=cost, **passes),
-            len(lengths))
-        made = []
-        for part in parts: # packed rows, each of some rows
-            numbers = np.concatenate([np.asarray(each) for each in part])
-            ends = np.cumsum([len(each) for each in part])
-            layout = [list(range(end - len(each), end)) for end, each in zip(ends, part)]
-            made.append(Part(numbers, layout))
-        return made
-
-    def _with_equal_passes(self, cut: Callable, rows: int) -> list:
-        "The cheapest cut, into as many parts as the process with the most has."
-        parts = cut()
-        if self.most_passes is None:
-            return parts
-        most = self.most_passes(len(parts))
-        return parts if most == len(parts) else cut(passes=min(most, rows))
-
-    def _compare_with_one_pass(self, lengths: np.ndarray, parts: list, cost: int):
-        "Say once where the budget makes passes that cost more than one would."
-        if self.has_spoken or len(parts) < 2 or self.token_budget is None:
-            return
-        computed = sum(len(part) * int(lengths[part].max()) + cost for part in parts)
-        whole = len(lengths) * int(lengths.max())
-        if computed > whole + cost:
-            self.has_spoken = True
-            self.say(f"token_budget={self.token_budget:,} cuts a step of {whole:,} tokens "
-                     f"into {len(parts)} passes, and one pass would cost less: set a larger "
-                     "budget if memory allows it")
+def packed_parts(
+    lengths: np.ndarray, # tokens in each row of the step
+    pack: int, # tokens in a packed row
+    token_budget: int | None, # most tokens of a part: packed rows x longest of them
+    pass_cost: float, # fixed cost of a pass, in tokens
+    passes: int | None = None, # so many parts; None: the cheapest cut
+) -> list[Part]:
+    "The cheapest cut of packed rows."
+    parts = []
+    for packed in cut_packed_rows(
+            lengths, pack, token_budget, pass_cost=pass_cost, passes=passes):
+        ends = np.cumsum([len(row) for row in packed])
+        layout = [list(range(end - len(row), end)) for end, row in zip(ends, packed)]
+        parts.append(Part(np.concatenate(packed), layout))
+    return parts
 
 # %% ../../nbs/trainer/cutting.ipynb #a60b6036
-class CutInWorker:
-    "Rows of a step -> its parts, in a loader's workers; the same cut as anywhere else."
-    def __init__(self, lengths: RowLengths, token_budget: int, pass_cost: int):
-        self.lengths, self.token_budget, self.pass_cost = lengths, token_budget, pass_cost
-
-    def __call__(self, rows: StepRows) -> list: # batches
-        parts = cut_rows(self.lengths(rows.rows), self.token_budget, pass_cost=self.pass_cost)
-        return [rows.take(np.sort(part)) for part in parts]
+def padded_batches(
+    rows: StepRows,
+    lengths: RowLengths,
+    token_budget: int | None,
+    pass_cost: float,
+) -> list:
+    "Batches of the parts of a step, the same in a worker as anywhere else."
+    parts = padded_parts(lengths(rows.rows), token_budget, pass_cost)
+    return [rows.take(part.numbers) for part in parts]
 
 # %% ../../nbs/trainer/cutting.ipynb #c44640d9
 def rounded_cost(
@@ -104,41 +84,185 @@ def rounded_cost(
         return 0
     return int(4 ** min(max(round(math.log(cost, 4)), 2), 7))
 
-def rows_to_time(
-    lengths: np.ndarray, # tokens in each row of a step
-    token_budget: int | None,
-    most_tokens: int = 160, # of the larger batch
-) -> tuple[list[int], list[int]]: # row numbers of two batches
-    "The shortest row, and more of the shorter rows."
-    order = lengths.argsort(kind="stable").tolist()
-    most = min(most_tokens, token_budget or most_tokens)
-    large = order[:1]
-    while len(large) < len(order) and (len(large) + 1) * lengths[order[len(large)]] <= most:
-        large = order[:len(large) + 1]
-    if len(large) == 1: # all rows are long: one of them, and the shortest
-        large = order[-1:]
-    return order[:1], large
-
 def measure_pass_cost(
     run: Callable, # forward and backward of a batch, waited for
-    small, # a batch of few tokens
-    large, # a batch of more
-    tokens: Callable, # batch -> tokens computed
+    batches: tuple, # one of few tokens, one of more
+    tokens: list[int], # that are computed for each of them
     clock: Callable = time.process_time, # of a device's work: time.perf_counter
-    rounds: int = 2,
 ) -> float: # in tokens
     """The fixed cost of a pass, by the time that each of two batches takes.
 
     The least of several times is the one that least else disturbed."""
-    run(small) # what is made at a first pass is no part of the cost
+    run(batches[0]) # what is made at a first pass is no part of the cost
     least = [math.inf, math.inf]
-    for _ in range(rounds):
-        for which, batch in enumerate((small, large)):
-            start = clock()
-            run(batch)
-            least[which] = min(least[which], clock() - start)
-    more = tokens(large) - tokens(small)
+    for which in (0, 1, 0, 1):
+        start = clock()
+        run(batches[which])
+        least[which] = min(least[which], clock() - start)
+    more = tokens[1] - tokens[0]
     per_token = (least[1] - least[0]) / more if more > 0 else 0.0
     if per_token <= 0: # nothing but the passes costs anything
-        return float(tokens(large))
-    return max(least[0] / per_token - tokens(small), 0.0)
+        return float(tokens[1])
+    return max(least[0] / per_token - tokens[0], 0.0)
+
+# %% ../../nbs/trainer/cutting.ipynb #e1565736
+def kept_bytes(
+    compute: Callable, # calls the model
+    model: torch.nn.Module,
+) -> int:
+    "Bytes that autograd keeps meanwhile, without those of the parameters."
+    storages = {} # address -> bytes: several tensors may share one
+
+    def note(tensor):
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        compute()
+    for own in [*model.parameters(), *model.buffers()]:
+        storages.pop(own.untyped_storage().data_ptr(), None)
+    return sum(storages.values())
+
+# %% ../../nbs/trainer/cutting.ipynb #397acbc2
+def peak_of(
+    run: Callable, # computes forward and backward of a batch
+    batch,
+    model: torch.nn.Module,
+) -> int: # bytes
+    "Bytes that one pass needs besides the parameters."
+    device = next(model.parameters()).device
+    memory = torch.get_device_module(device)
+    if not hasattr(memory, "reset_peak_memory_stats"): # the CPU's, and Apple's GPUs'
+        return kept_bytes(lambda: run(batch), model)
+    torch.accelerator.synchronize()
+    memory.reset_peak_memory_stats(device)
+    before = memory.memory_allocated(device)
+    run(batch)
+    torch.accelerator.synchronize()
+    return memory.max_memory_allocated(device) - before
+
+# %% ../../nbs/trainer/cutting.ipynb #53c6f651
+def free_bytes(
+    model: torch.nn.Module,
+    device: torch.device,
+    share: float = 0.9, # of what is free; the rest is for fragments and other programs
+) -> float:
+    "Memory for activations."
+    if device.type in ("cpu", "mps"): # Apple's GPUs share it
+        free = psutil.virtual_memory().available
+    else:
+        memory = torch.get_device_module(device)
+        free, _ = memory.mem_get_info(device)
+        free += memory.memory_reserved(device) - memory.memory_allocated(device)
+    trained = [p for p in model.parameters() if p.requires_grad and p.grad is None]
+    return share * free - 3 * sum(p.numel() * p.element_size() for p in trained)
+
+
+# %% ../../nbs/trainer/cutting.ipynb #mb5d0002
+def measured_budget(
+    rows: StepRows, # of a step
+    lengths: np.ndarray, # tokens in each of them
+    run: Callable, # computes forward and backward of a batch
+    model: torch.nn.Module,
+    free: float, # bytes
+) -> int: # tokens, at least those of the longest row
+    "`token_budget` for \"auto\", said in one line."
+    # the dearest micro-batch of a budget has rows of this length
+    longest = int(lengths.argmax())
+    one, three = rows.take([longest]), rows.take([longest] * 3)
+    run(one) # the first one allocates
+    smaller, larger = (peak_of(run, batch, model) for batch in (one, three))
+    each = max((larger - smaller) / 2, 1) # bytes of a row more
+    # besides the first row, whose peak has what does not grow with rows
+    number = max(int((free - smaller) / each) + 1, 1)
+    tokens = int(lengths[longest])
+    _logger.warning(f"token_budget='auto': {number * tokens:,} tokens ({free / 1e9:.1f}"
+                    f" GB are free, a row of {tokens:,} takes {each / 1e6:,.1f} MB)")
+    return number * tokens
+
+# %% ../../nbs/trainer/cutting.ipynb #163f7493
+USUAL_PASS_COST = 256 # tokens, where none can be measured
+
+class StepCut:
+    "Token budget and cost of a pass of one training, found out when they matter."
+    def __init__(self,
+        args, # with `token_budget`, `pack`, `pass_cost`
+        run: Callable, # batch -> forward and backward of it, waited for
+        processes: AllProcesses,
+        model: torch.nn.Module, # without wrappers
+        say: Callable, # takes a message, once each
+    ):
+        self.args, self.run, self.processes = args, run, processes
+        self.model, self.say = model, say
+        self.token_budget = args.token_budget if args.token_budget != "auto" else None
+        self.pass_cost = args.pass_cost # None: not known so far
+        # processes compute their passes together, so each needs as many
+        self.meets = is_sharded(model)
+
+    def __call__(self, rows: StepRows, lengths: np.ndarray) -> list: # of `Part`
+        "How these rows are parted."
+        if self.token_budget is None:
+            self.token_budget = self._find_budget(rows, lengths)
+        budget, pack, longest = self.token_budget, self.args.pack, int(lengths.max())
+        if longest > budget:
+            self.say(f"rows of more tokens than token_budget={budget:,} are computed alone")
+        fits = bool(pack) and lengths.sum() <= budget
+        # several processes measure together, in the step that is the first for all
+        if self.pass_cost is None and (not fits or self.processes.number > 1):
+            self.find_cost(rows, lengths)
+        cost = ONE_PASS if fits else self.pass_cost
+        limits = dict(token_budget=budget, pass_cost=cost)
+        cut = partial(packed_parts, pack=pack) if pack else padded_parts
+        parts = cut(lengths, **limits)
+        if self.meets: # the process with the most passes sets the number of all
+            most = min(max(self.processes.numbers(len(parts))), len(lengths))
+            parts = parts if len(parts) == most else cut(lengths, passes=most, **limits)
+        if not pack:
+            computed = sum(len(rows) * int(lengths[rows].max()) + cost
+                           for rows in (part.numbers for part in parts))
+            if computed > len(lengths) * longest + cost:
+                self.say(f"token_budget={budget:,} cuts steps that would cost less in one "
+                         "pass: set a larger budget if memory allows it")
+        return parts
+
+    def _find_budget(self, rows: StepRows, lengths: np.ndarray) -> int:
+        if self.args.token_budget != "auto": # of packed rows, as many as a batch has
+            return self.args.pack * self.args.train_batch_size
+        free = free_bytes(self.model, self.args.device)
+        with seeded():
+            budget = measured_budget(rows, lengths, self.run, self.model, free)
+        # one budget for all processes: what the fullest device can hold
+        return min(self.processes.numbers(budget))
+
+    def find_cost(self, rows: StepRows, lengths: np.ndarray):
+        "Measured, and the same on all processes."
+        # other programs do not disturb a processor's time; a device is waited for
+        is_cpu = self.args.device.type == "cpu"
+        clock = time.process_time if is_cpu else time.perf_counter
+        # the shortest row and many copies of it, or the longest where all are long
+        shortest, longest = int(lengths.argmin()), int(lengths.argmax())
+        copies = min(160, self.token_budget) // max(int(lengths[shortest]), 1)
+        batches = [shortest], [shortest] * copies if copies > 1 else [longest]
+        tokens = [len(batch) * int(lengths[batch].max()) for batch in batches]
+        try:
+            with seeded():
+                cost = measure_pass_cost(
+                    lambda batch: self.run(rows.take(batch)), batches, tokens, clock)
+        # the cost only chooses the cut, so a model that fails here may still train, and
+        # other processes wait in the sum below
+        except FAILURES as error:
+            cost = USUAL_PASS_COST
+            self.say(f"a pass is taken to cost {cost} tokens: measuring fails "
+                     f"({short(error)})")
+        total, = self.processes.sum(float(cost))
+        self.pass_cost = rounded_cost(float(total) / self.processes.number)
+
+    def state_dict(self) -> dict: # JSON-safe
+        return {"pass_cost": self.pass_cost, "token_budget": self.token_budget}
+
+    def load_state_dict(self, state: dict):
+        "What the arguments do not say is as it was in the checkpoint."
+        budget, cost = self.token_budget, self.pass_cost
+        self.token_budget = state.get("token_budget") if budget is None else budget
+        self.pass_cost = state.get("pass_cost") if cost is None else cost

@@ -6,18 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 
 import numpy as np
 import torch
+from transformers.trainer_pt_utils import nested_concat
 
 from ..accumulation_loss.looks import FAILURES, short
-from ..bucketing.cut import cut_rows
 from ..foundation.foreign import tree_flatten, tree_map
 from ..foundation.rows import StepRows
 from ..packed_sequence.nests import pad_nest
 
 # %% auto #0
-__all__ = ['joined_predictions', 'why_not_joined', 'why_not_in_parts', 'PartPredictions']
+__all__ = ['joined_predictions', 'why_not_in_parts', 'PartPredictions']
 
 # %% ../../nbs/trainer/predictions.ipynb #536f6a5e
 def joined_predictions(
@@ -29,7 +30,7 @@ def joined_predictions(
 
     A leaf with several entries for each row has them together, and a `PackedSequence`
     becomes padded rows, as `PackedSequenceMixin` makes of a whole batch's. Raises
-    `ValueError` for a leaf of neither rows nor the whole batch, as of some images a row."""
+    `ValueError` for a leaf that is not of rows, as of some images in each."""
     order = torch.from_numpy(np.argsort(np.concatenate(parts)))
     rows = [len(part) for part in parts]
     losses, logits, labels = zip(*map(pad_nest, made))
@@ -44,47 +45,37 @@ def joined_predictions(
     return loss, logits, labels
 
 def _joined(values: tuple, rows: list[int], order: torch.Tensor):
-    "A leaf of all parts in the order of the rows; a number for a whole batch is the first's."
+    "A leaf of all parts in the order of the rows, padded as transformers pads batches."
     if not torch.is_tensor(values[0]):
         return values[0]
     # `.squeeze()` of one row's output has no dimension for rows
     values = [v[None] if n == 1 and not v.dim() else v for v, n in zip(values, rows)]
     each = {len(v) / n if v.dim() else 0 for v, n in zip(values, rows)}
     if len(each) > 1 or not each <= {*range(1, 1 + int(max(each)))}:
-        if not all(torch.equal(values[0], value) for value in values):
-            raise ValueError("an output has no equal number of entries for each row")
-        return values[0]
-    shape = [max(sizes) for sizes in zip(*(v.shape[1:] for v in values))]
-    wide = torch.cat([_widened(v, shape) for v in values])
-    return wide.unflatten(0, (sum(rows), -1))[order].flatten(0, 1)
-
-def _widened(values: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    "Padded with -100, as transformers pads predictions between batches."
-    missing = [n for size, most in zip(values.shape[:0:-1], shape[::-1])
-               for n in (0, most - size)]
-    return torch.nn.functional.pad(values, missing, value=-100) if any(missing) else values
+        raise ValueError("an output has no equal number of entries for each row")
+    joined = reduce(nested_concat, values)
+    return joined.unflatten(0, (sum(rows), -1))[order].flatten(0, 1)
 
 # %% ../../nbs/trainer/predictions.ipynb #80608bce
-def why_not_joined(
-    whole: tuple, # (loss, logits, labels) of a few rows
-    made: list[tuple], # the same of parts of them
-    parts: list[np.ndarray], # the rows of each part
-) -> str: # '' where the joined parts are the whole
-    "What differs between the outputs of rows in one batch and in parts."
+def why_not_in_parts(
+    predict: Callable, # batch -> (loss, logits, labels)
+    few: StepRows, # rows of an evaluation, two at least
+) -> str: # '' where parts give the same
+    "Predict a few rows, whole and in two parts, and compare all leaves."
+    parts = [np.arange(1), np.arange(1, len(few))]
     try:
-        joined = joined_predictions(made, parts)
+        whole = pad_nest(predict(few.take())) # fails for an odd number, if rows are pairs
+        joined = joined_predictions([predict(few.take(part)) for part in parts], parts)
     except FAILURES as error:
-        return f"outputs of parts cannot be joined ({short(error)})"
-    pairs = zip(("predictions", "labels"), pad_nest(whole)[1:], joined[1:])
-    for name, one, other in pairs:
-        (leaves, shape), (others, other_shape) = tree_flatten(one), tree_flatten(other)
-        if str(shape) != str(other_shape):
-            return f"{name} of parts have another structure"
-        for x, y in zip(leaves, others):
-            if torch.is_tensor(x) and x.shape != y.shape:
-                return f"{name} of shape {tuple(x.shape)} are {tuple(y.shape)} in parts"
-            if torch.is_tensor(x) and not _near(x, y):
-                return f"{name} of a row depend on the other rows of its batch"
+        return f"some rows cannot be predicted, or not in parts ({short(error)})"
+    (leaves, shape), (others, other_shape) = map(tree_flatten, (whole[1:], joined[1:]))
+    if str(shape) != str(other_shape):
+        return "outputs of parts have another structure"
+    for x, y in zip(leaves, others):
+        if torch.is_tensor(x) and x.shape != y.shape:
+            return f"outputs of shape {tuple(x.shape)} are {tuple(y.shape)} in parts"
+        if torch.is_tensor(x) and not _near(x, y):
+            return "outputs of a row depend on the other rows of its batch"
     return ""
 
 def _near(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -96,43 +87,27 @@ def _near(x: torch.Tensor, y: torch.Tensor) -> bool:
     most = 1e-4 if torch.finfo(x.dtype).eps < 1e-5 else 3e-2
     return bool(((x - y).abs()[real] <= most * largest + 1e-7).all())
 
-def why_not_in_parts(
-    predict: Callable, # batch -> (loss, logits, labels)
-    few: StepRows, # rows of an evaluation, two at least
-) -> str: # '' where parts give the same
-    "Predict a few rows, whole and in two parts: why that is not the same."
-    parts = [np.arange(1), np.arange(1, len(few))]
-    whole = predict(few.take())
-    try:
-        made = [predict(few.take(part)) for part in parts]
-    except FAILURES as error:
-        return f"a part of one fails alone ({short(error)})"
-    return why_not_joined(whole, made, parts)
-
 # %% ../../nbs/trainer/predictions.ipynb #855d5109
 class PartPredictions:
     "Predicts evaluation batches in parts, where a few rows came out the same in parts."
-    def __init__(self,
-        token_budget: int, # most tokens computed at once
-        pass_cost: int, # fixed cost of a pass, in tokens
-        say: Callable, # takes a message, once each
-    ):
-        self.token_budget, self.pass_cost, self.say = token_budget, pass_cost, say
+    def __init__(self, say: Callable): # takes a message, once each
+        self.say = say
         self.why_whole: str | None = None # '': parts do; None: not tried
-
-    def parts(self, lengths: np.ndarray) -> list[np.ndarray]: # row numbers
-        parts = cut_rows(lengths, self.token_budget, pass_cost=self.pass_cost)
-        return [np.sort(part) for part in parts]
 
     def try_parts(self, predict: Callable, few: StepRows, loss_is_of_parts: bool):
         "Before the first batch is cut."
-        self.why_whole = "the loss of some rows is not that of parts of them"
+        reason = "the loss of some rows is not that of parts of them"
         if loss_is_of_parts:
-            self.why_whole = why_not_in_parts(predict, few) if len(few) > 1 else ""
-        self._say_whole()
+            reason = why_not_in_parts(predict, few) if len(few) > 1 else ""
+        self._settle(reason)
+
+    def _settle(self, reason: str):
+        self.why_whole = reason
+        if reason:
+            self.say(f"evaluation batches are predicted whole: {reason}")
 
     def __call__(self, predict: Callable, rows: StepRows, parts: list, mean) -> tuple:
-        "Loss, logits and labels of all rows; mean: an `EvaluationMean` that notes losses."
+        "Loss, logits, labels of all rows; `mean`, an `EvaluationMean`, notes losses."
         before = len(mean.parts)
         made = [predict(rows.take(part)) for part in parts]
         noted = mean.parts[before:]
@@ -142,11 +117,6 @@ class PartPredictions:
         try:
             return joined_predictions(made, parts, weights)
         except FAILURES as error: # rows unlike the few that were tried
-            self.why_whole = f"outputs of parts cannot be joined ({short(error)})"
-            self._say_whole()
+            self._settle(f"outputs of parts cannot be joined ({short(error)})")
             del mean.parts[before:]
             return predict(rows.take())
-
-    def _say_whole(self):
-        if self.why_whole:
-            self.say(f"evaluation batches are predicted whole: {self.why_whole}")

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from pathlib import Path
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState, TrainerState
@@ -25,18 +25,18 @@ from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
 from ..foundation.mixins import set_for_now
-from prompt_packing.trainer.checkpoints import (
-    PLACE_FILE, OutputFolder, Writing, checkpoints_in, find_checkpoint, from_all,
-    owned_output)
-from .place import StreamPlace
+from ..foundation.rows import seeded
+from .checkpoints import (
+    PLACE_FILE, OutputFolder, Writing, checkpoints_in, find_checkpoint, owned_output)
+from .loaders import StreamPlace
 
 _logger = logging.get_logger(__name__)
 
 AHEAD = "rng_before_batch" # a folder in a checkpoint, for a batch that was read ahead
 
 # %% auto #0
-__all__ = ['AHEAD', 'RandomState', 'losses_of_process', 'restore_callbacks', 'random_state', 'random_numbers', 'NotedCollator',
-           'noted_collator_of', 'RandomNumbers', 'RunState', 'ExactResumeMixin']
+__all__ = ['AHEAD', 'losses_of_process', 'restore_callbacks', 'set_random_state', 'NotedCollator', 'noted_collator_of',
+           'RunState', 'ExactResumeMixin']
 
 # %% ../../nbs/trainer/resume.ipynb #ab3303b2
 def losses_of_process(saved: list[dict], rank: int, world_size: int) -> dict:
@@ -69,46 +69,23 @@ def restore_callbacks(callbacks: Iterable[TrainerCallback], states: dict) -> Non
             for attribute, value in state.get("attributes", {}).items():
                 setattr(callback, attribute, value)
 
-def _empty_states(callbacks: Iterable[object]) -> dict:
-    """A place for the state of each callback, where transformers puts or appends it.
-
-    It makes none for a callback that was added for the resumed run, and fails."""
-    return {name: [] if len(same_class) > 1 else {}
-            for name, same_class in _by_class(callbacks).items()}
-
 # %% ../../nbs/trainer/resume.ipynb #22f9596c
-RandomState = tuple[tuple, tuple, torch.Tensor] # of python, numpy, torch
-
-def random_state() -> RandomState:
-    "The random numbers that a collator may draw from."
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()
-
-def _set_random_state(state: RandomState) -> None:
+def set_random_state(state: tuple) -> None: # of python, numpy, torch
     random.setstate(state[0])
     np.random.set_state(state[1])
     torch.set_rng_state(state[2])
-
-@contextmanager
-def random_numbers(state: RandomState | None = None) -> Iterator[None]:
-    "Random numbers begin with `state`, if given, and are as before afterwards."
-    before = random_state()
-    try:
-        if state is not None:
-            _set_random_state(state)
-        yield
-    finally:
-        _set_random_state(before)
 
 class NotedCollator:
     "A collator; the random numbers before its last batch are kept."
     def __init__(self, collate: Callable):
         self.collate = collate
-        self.calls, self.before = 0, None # batches; the state before the last of them
+        self.calls, self.state = 0, None # batches; the state before the last of them
         self.around: dict[int, AbstractContextManager] = {} # by number of the call
 
     def __call__(self, rows: list) -> object:
         with self.around.pop(self.calls, nullcontext()):
-            self.calls, self.before = self.calls + 1, random_state()
+            self.calls += 1
+            self.state = random.getstate(), np.random.get_state(), torch.get_rng_state()
             return self.collate(rows)
 
 def noted_collator_of(dataloader: object) -> NotedCollator | None:
@@ -121,52 +98,24 @@ def noted_collator_of(dataloader: object) -> NotedCollator | None:
     return loader.collate_fn
 
 # %% ../../nbs/trainer/resume.ipynb #c68e5792
-def _warn_of_optimizer(checkpoint: str) -> None:
-    "transformers begins with a new optimizer without a word."
-    names = " ".join(os.listdir(checkpoint))
-    if "optimizer" not in names and "global_step" not in names: # which is DeepSpeed's
-        _logger.warning(f"{os.path.basename(checkpoint)} holds no optimizer "
-                        "(save_only_model?): optimizer and schedule begin anew.")
-
-def _warn_of_other_run(output: OutputFolder, step: int, args: TrainingArguments):
+def _warn_of_other_run(output: OutputFolder, step: int) -> None:
     "A later resume would take the highest step, whichever run has written it."
-    if args.save_strategy == "no":
-        return # nobody resumes a run that saves nothing
     paths = checkpoints_in(output.folder)
     beyond = [path.name for other, path in paths.items() if other > step]
     if beyond and output.accelerator.is_main_process:
-        _logger.warning(f"{output.folder} holds {', '.join(beyond)} of another run, "
-                        f"and this one begins at step {step}: "
-                        "resume_from_checkpoint=True takes the highest step. Delete "
-                        "them, or use another folder.")
-
-def _warn_of_callbacks(callbacks: Iterable[TrainerCallback]) -> None:
-    "What a callback has counted is lost where it cannot say its state."
-    libraries = ("transformers", "prompt_packing") # theirs find out what they need
-    names = [type(callback).__name__ for callback in callbacks
-             if not isinstance(callback, ExportableState) and vars(callback)
-             and type(callback).__module__.partition(".")[0] not in libraries]
-    if names:
-        _logger.warning(f"{', '.join(names)}: what these callbacks have counted is not "
-                        "in the checkpoint. Derive them from transformers' "
-                        "ExportableState, and their state is restored.")
+        _logger.warning(
+            f"{output.folder} holds {', '.join(beyond)} of another run, and this one "
+            f"begins at step {step}: resume_from_checkpoint=True takes the highest "
+            "step. Delete them, or use another folder.")
 
 def _has_ended(state: TrainerState, callbacks: Iterable[TrainerCallback]) -> bool:
     "Whether nothing is left to train: all steps are, or early stopping has stopped."
-    stopped = any(callback.early_stopping_patience_counter
-                  >= callback.early_stopping_patience
-                  for callback in callbacks
-                  if isinstance(callback, EarlyStoppingCallback))
+    stoppers = [each for each in callbacks if isinstance(each, EarlyStoppingCallback)]
+    stopped = any(each.early_stopping_patience_counter >= each.early_stopping_patience
+                  for each in stoppers)
     return stopped or state.global_step >= state.max_steps
 
 # %% ../../nbs/trainer/resume.ipynb #4ef7e68f
-class RandomNumbers(Enum):
-    "Who restores the random numbers of a checkpoint, and when."
-    BY_TRANSFORMERS = auto() # after the batches of the first step were read
-    BEFORE_READING = auto() # by us: a stream of ours reads no batch ahead
-    AT_COLLATOR = auto() # by us, around the first batch that the collator makes
-    RESTORED = auto() # by us; transformers' own attempt is passed over
-
 @dataclass
 class RunState:
     "Where a run is, and what it has taken over from a checkpoint."
@@ -174,7 +123,7 @@ class RunState:
     checkpoint: str | None = None # to resume from
     saved: dict = field(default_factory=dict) # its `data_place.json`
     losses: dict | None = None # of the checkpoint, until they are put back
-    random: RandomNumbers = RandomNumbers.BY_TRANSFORMERS
+    has_numbers: bool = False # the random ones of the checkpoint were put back by us
     place: StreamPlace | None = None # where a stream of ours is
     noted: NotedCollator | None = None # of the training batches, if it is called here
     epoch: int = 0
@@ -186,25 +135,19 @@ class RunState:
     def is_aside(self) -> bool: # a checkpoint is being written
         return self.output is not None and self.output.state is Writing.ASIDE
 
-    def take_over(self, checkpoint: str | None, args: TrainingArguments,
-                  callbacks: list) -> None:
-        "Read what our checkpoint adds to transformers', and say what it lacks."
+    def take_over(self, checkpoint: str | None, args: TrainingArguments) -> None:
+        "Read what our checkpoint adds to transformers'."
         self.checkpoint = checkpoint
-        if checkpoint is None or not os.path.isdir(checkpoint):
-            return # transformers says what is wrong
-        _warn_of_optimizer(checkpoint)
-        _warn_of_callbacks(callbacks)
-        path = Path(checkpoint, PLACE_FILE)
-        if not path.is_file():
-            return # of transformers' Trainer
-        self.saved = json.loads(path.read_text(encoding="utf-8"))
-        self.losses = losses_of_process(
-            self.saved["losses"], args.process_index, args.world_size)
+        path = Path(checkpoint or "", PLACE_FILE)
+        if checkpoint is not None and path.is_file(): # transformers' has none
+            self.saved = json.loads(path.read_text(encoding="utf-8"))
+            self.losses = losses_of_process(
+                self.saved["losses"], args.process_index, args.world_size)
 
     def place_in_passes(self, data: object, world_size: int) -> tuple[int, int] | None:
         "Epoch and batch of a stream whose length nobody knows; None for other data."
         is_stream = isinstance(data, IterableDataset) and not has_length(data)
-        if not is_stream or self.place is not None or "epoch" not in self.saved:
+        if not is_stream or self.place is not None or not self.saved:
             return None
         # as many rows in all as the processes of the checkpoint have read
         batches = self.saved["batches"] * len(self.saved["losses"]) // world_size
@@ -218,16 +161,15 @@ class RunState:
         self.epoch, self.batches = epoch, passed_over
         if self.noted is None:
             return
-        # a stream is read again, and collated, to be passed over
+        # a stream is read again, and collated, to be passed over; of numbered rows
+        # accelerate passes over the numbers, and the collator is not called
         self.noted.calls = 0 if is_stream else passed_over
-        self.noted.around = {}
-        # at the begin of an epoch transformers restores them before it reads
-        if passed_over and self.saved:
-            self.noted.around[passed_over] = self._numbers_of_checkpoint(load)
-            self.random = RandomNumbers.AT_COLLATOR
+        # at the beginning of an epoch transformers restores them before it reads
+        resumes = passed_over and self.saved
+        self.noted.around = {passed_over: self._numbers(load)} if resumes else {}
 
     @contextmanager
-    def _numbers_of_checkpoint(self, load: Callable) -> Iterator[None]:
+    def _numbers(self, load: Callable) -> Iterator[None]:
         "Around the first batch: the numbers before it, and those that were saved."
         ahead = os.path.join(self.checkpoint, AHEAD)
         was_ahead = os.path.isdir(ahead) # the batch had been read at the checkpoint
@@ -235,17 +177,18 @@ class RunState:
         yield
         if was_ahead:
             load(self.checkpoint)
-        self.random = RandomNumbers.RESTORED
+        self.has_numbers = True
 
     def place_file(self, accelerator: Accelerator, losses: dict) -> str:
         "What `data_place.json` says of all processes; the losses are of this one."
         state = None if self.place is None else self.place.state_dict()
-        states = from_all(accelerator, (state, losses))
+        # when all have come here, all have written
+        places, all_losses = zip(*gather_object([(state, losses)]))
         epoch, batches = self.epoch, self.batches
+        # after the last batch of an epoch a resumed run begins with the next one
         if accelerator.gradient_state.end_of_dataloader:
             epoch, batches = epoch + 1, 0
-        return json.dumps({"places": [place for place, _ in states],
-                           "losses": [losses for _, losses in states],
+        return json.dumps({"places": places, "losses": all_losses,
                            "epoch": epoch, "batches": batches})
 
 # %% ../../nbs/trainer/resume.ipynb #8ef634b6
@@ -259,18 +202,18 @@ class _WholeCheckpointMixin:
         if run.open_step == step: # half a step cannot be resumed
             run.saves_after_step = True
             return
+        # transformers puts the state of a callback where the checkpoint had one, and
+        # fails for a callback that is new in this run: a place for each, empty
         callbacks = [*self.callback_handler.callbacks, self.control]
+        self.state.stateful_callbacks |= {name: [] for name in _by_class(callbacks)}
+        losses = {"unlogged": float(self._tr_loss), "logged": self._total_loss_scalar,
+                  "logged at": self._globalstep_last_logged}
         with run.output.writing(step):
-            self.state.stateful_callbacks |= _empty_states(callbacks)
             super()._save_checkpoint(model, trial)
-            place = run.place_file(self.accelerator, self._trained_losses())
-            run.output.put_in_place(self.state, place)
+            run.output.put_in_place(
+                self.state, run.place_file(self.accelerator, losses))
         if self.args.push_to_hub: # it was aside when transformers did
             super()._push_from_checkpoint(str(run.output.path(step)))
-
-    def _trained_losses(self):
-        return {"unlogged": float(self._tr_loss), "logged": self._total_loss_scalar,
-                "logged at": self._globalstep_last_logged}
 
     def _get_output_dir(self, trial):
         "Where transformers writes a checkpoint."
@@ -282,8 +225,10 @@ class _WholeCheckpointMixin:
         "Also the numbers before a batch that was read ahead."
         super()._save_rng_state(output_dir)
         noted = self._run_state.noted
+        # accelerate's loader reads one batch ahead, whose numbers were drawn before
         if noted is not None and noted.calls > self._run_state.batches:
-            with random_numbers(noted.before):
+            with seeded(): # afterwards the numbers are as before
+                set_random_state(noted.state)
                 super()._save_rng_state(os.path.join(output_dir, AHEAD))
 
     def _push_from_checkpoint(self, checkpoint_folder):
@@ -303,13 +248,16 @@ class ExactResumeMixin(_WholeCheckpointMixin):
 
     The moments of a run, in order:
 
-    * once: `train`, `set_initial_training_values`, `_init_training_state`, which calls
-      `_load_callback_state`;
-    * an epoch: `_run_epoch`, which calls `_load_rng_state` in a resumed epoch;
-    * a step: `get_batch_samples`, `_maybe_log_save_evaluate`;
-    * a checkpoint: `_save_checkpoint`, which calls `_get_output_dir`,
-      `_save_rng_state` and `_push_from_checkpoint`;
-    * once: `_finalize_training`."""
+    1. once: `train` (owns the folder, finds the checkpoint),
+       `set_initial_training_values` (a stream goes on where it was),
+       `_init_training_state` (epoch and batch), which calls `_load_callback_state`;
+    2. an epoch: `_run_epoch` (before its batches are read), which calls
+       `_load_rng_state` in a resumed epoch;
+    3. a step: `get_batch_samples` (before its batches are read), and at its end
+       `_maybe_log_save_evaluate` (seals a new checkpoint);
+    4. a checkpoint: `_save_checkpoint`, which calls `_get_output_dir`,
+       `_save_rng_state` and `_push_from_checkpoint`;
+    5. once: `_finalize_training` (`train_loss` of all starts)."""
 
     def __init__(self, *args, **kwargs):
         self._run_state = RunState()
@@ -318,40 +266,41 @@ class ExactResumeMixin(_WholeCheckpointMixin):
         # it for its last checkpoint fails on another process that comes there first
         os.makedirs(self.args.output_dir, exist_ok=True)
 
-    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+    def train(self, resume_from_checkpoint=None, trial=None, *args, **kwargs):
         "Owns the output folder until training ends; finds and verifies the checkpoint."
         run = self._run_state = RunState()
-        folder = self._get_output_dir(kwargs.get("trial", args[0] if args else None))
         saves = self.args.save_strategy != "no" or self.args.enable_jit_checkpoint
-        with owned_output(self.accelerator, folder, self.args.save_total_limit,
-                          locks=saves) as output, set_for_now(run, output=output):
+        with owned_output(self.accelerator, self._get_output_dir(trial),
+                          self.args.save_total_limit, locks=saves) as output, \
+                set_for_now(run, output=output):
             checkpoint = find_checkpoint(
                 self.accelerator, self.args.output_dir, resume_from_checkpoint)
-            run.take_over(checkpoint, self.args, self.callback_handler.callbacks)
-            return super().train(checkpoint, *args, **kwargs)
+            run.take_over(checkpoint, self.args)
+            return super().train(checkpoint, trial, *args, **kwargs)
 
     def set_initial_training_values(self, args, dataloader, *rest):
         "A stream goes on where it was."
-        values = super().set_initial_training_values(args, dataloader, *rest)
-        run = self._run_state
-        run.place = getattr(self, "_data_place", None) # of `TokenBudgetMixin`
-        if run.checkpoint is None or run.place is None or args.ignore_data_skip:
-            return values
+        run, data = self._run_state, getattr(dataloader, "dataset", None)
         places = run.saved.get("places", [None])
-        if None not in places: # otherwise transformers counts batches off
-            run.place.load_state_dict(places, args.process_index, args.world_size)
-        run.random = RandomNumbers.BEFORE_READING
-        return values
+        if isinstance(data, StreamPlace):
+            run.place = data
+            # of a checkpoint of rows: transformers counts batches off
+            if None not in places and not args.ignore_data_skip:
+                data.load_state_dict(places, args.process_index, args.world_size)
+        return super().set_initial_training_values(args, dataloader, *rest)
 
     def _init_training_state(self, *args, **kwargs):
         "Epoch and batch that the run begins with."
         run = self._run_state
         begin = super()._init_training_state(*args, **kwargs)
-        _warn_of_other_run(run.output, self.state.global_step, self.args)
+        if self.args.save_strategy != "no": # else nobody resumes this run
+            _warn_of_other_run(run.output, self.state.global_step)
         if run.checkpoint is None:
             return begin
         if _has_ended(self.state, self.callback_handler.callbacks):
-            return sys.maxsize, 0 # no epoch is left; transformers trains a stream on
+            # no epoch is left; otherwise transformers trains a stream on, and rows by
+            # one step more where max_steps lies within an epoch
+            return sys.maxsize, 0
         if self.args.ignore_data_skip:
             return begin
         return run.place_in_passes(self.train_dataset, self.args.world_size) or begin
@@ -384,16 +333,16 @@ class ExactResumeMixin(_WholeCheckpointMixin):
 
     def _load_rng_state(self, checkpoint):
         "transformers' attempt, after it has read the first batches of a resumed epoch."
-        if self._run_state.random in (RandomNumbers.BY_TRANSFORMERS,
-                                RandomNumbers.AT_COLLATOR): # which got no batch
+        if not self._run_state.has_numbers:
             super()._load_rng_state(checkpoint)
 
     def get_batch_samples(self, *args, **kwargs):
         "Before the batches of a step are read."
         run = self._run_state
-        if run.random is RandomNumbers.BEFORE_READING:
+        # a stream of ours reads no batch ahead: here the checkpoint was made
+        if run.place is not None and run.checkpoint and not run.has_numbers:
             super()._load_rng_state(run.checkpoint)
-            run.random = RandomNumbers.RESTORED
+            run.has_numbers = True
         # it stays the open one until callbacks have had `on_pre_optimizer_step`
         run.open_step = self.state.global_step
         batches, items = super().get_batch_samples(*args, **kwargs)
@@ -404,16 +353,13 @@ class ExactResumeMixin(_WholeCheckpointMixin):
         "After a step; callbacks have had a new checkpoint in `on_save` at its end."
         run = self._run_state
         run.open_step = None
-        if run.saves_after_step:
+        if run.saves_after_step: # wanted before the optimizer had stepped
             self.control.should_save, run.saves_after_step = True, False
         super()._maybe_log_save_evaluate(*args, **kwargs)
-        if run.output.state is Writing.IN_PLACE:
-            run.output.seal(self.state.best_global_step)
+        run.output.seal()
 
     def _finalize_training(self, *args, **kwargs):
         "`train_loss` becomes that of all starts of the run."
-        self._run_state.output.seal(self.state.best_global_step)
-        self._run_state.output.wait()
         if self._run_state.saved:
             self._restore_losses() # where no step was left to train
             # transformers divides by the steps of this start, after adding `_tr_loss`;

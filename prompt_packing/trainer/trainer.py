@@ -6,134 +6,47 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 import transformers
+from accelerate.utils import send_to_device
 from torch.utils.data import IterableDataset
-from transformers.utils import logging
 
-from ..accumulation_loss.asking import is_sharded, undisturbed
-from ..accumulation_loss.chunks import in_chunks
+from ..accumulation_loss.asking import undisturbed
 from ..accumulation_loss.exact import ExactLossMixin
-from ..bucketing.packing import way_to_pack
+from ..accumulation_loss.facts import Kind
+from ..bucketing.packed_rows import PackingWay, lay_end_to_end
+from ..bucketing.packing import layout_fault, way_to_pack
 from ..foundation.mixins import check_order, set_for_now
 from ..foundation.rows import LazyBatch, StepRows, seeded
 from ..packed_sequence.mixin import PackedSequenceMixin
-from .collators import (
-    CollatorFacts, collator_for, find_collator_facts, padding_where_needed)
 from .cutting import (
-    CutInWorker, StepCutter, measure_pass_cost, rounded_cost, rows_to_time)
-from prompt_packing.trainer.loaders import (
-    leave_on_host, measured_lengths, packed_part, pins_memory, planned_loader,
-    sent_to_device, stream_loader)
-from .memory import measured_budget
-from .place import StreamPlace
+    ONE_PASS, USUAL_PASS_COST, StepCut, packed_parts, padded_batches, padded_parts)
+from .loaders import (
+    PaddingWhereNeeded, is_default, measured_lengths, padded_collator, pins_memory,
+    planned_loader, predicts_next_token, stream_loader)
 from .predictions import PartPredictions
 from .resume import ExactResumeMixin
 
 # %% auto #0
-__all__ = ['USUAL_PASS_COST', 'StepCut', 'TokenBudgetMixin', 'Trainer', 'Seq2SeqTrainer']
-
-# %% ../../nbs/trainer/trainer.ipynb #bd24350e
-_logger = logging.get_logger(__name__)
-
-# %% ../../nbs/trainer/trainer.ipynb #163f7493
-USUAL_PASS_COST = 256 # tokens
-
-class StepCut:
-    "The token budget and the cost of a pass of one training, found out when they matter."
-    def __init__(self,
-        args, # with `token_budget`, `pack`, `pass_cost`
-        run: Callable, # batch -> forward and backward of it, waited for
-        processes, # `AllProcesses`
-        model: torch.nn.Module, # without wrappers
-        say: Callable, # takes a message, once each
-    ):
-        self.args, self.run, self.processes = args, run, processes
-        self.model, self.say = model, say
-        self.token_budget = args.token_budget if args.token_budget != "auto" else None
-        self.pass_cost = getattr(args, "pass_cost", None) # None: not known so far
-        self.cutter: StepCutter | None = None
-
-    def __call__(self, rows: StepRows, lengths: np.ndarray) -> list: # of `Part`
-        "How these rows are parted."
-        if self.cutter is None:
-            self._find_budget(rows, lengths)
-            most_passes = None
-            if is_sharded(self.model): # its processes compute their passes together
-                most_passes = lambda passes: max(self.processes.numbers(passes))
-            self.cutter = StepCutter(
-                token_budget=self.token_budget, pack=self.args.pack,
-                pass_cost=lambda: self.cost, say=self.say, most_passes=most_passes)
-            # processes measure together, so before any of them cuts
-            if self.processes.number > 1 or not self.args.pack:
-                self.find_cost(rows, lengths)
-        self._rows = rows, lengths # of the step, if the cost is to be measured now
-        return self.cutter(lengths)
-
-    @property
-    def cost(self) -> int:
-        if self.pass_cost is None:
-            self.find_cost(*self._rows)
-        return self.pass_cost
-
-    def _find_budget(self, rows: StepRows, lengths: np.ndarray):
-        if self.token_budget is not None:
-            return
-        if self.args.token_budget != "auto": # of packed rows, as many as a batch has
-            self.token_budget = self.args.pack * max(self.args.train_batch_size, 1)
-            return
-        with seeded():
-            budget = measured_budget(rows, lengths, self.run, self.model, self.args.device)
-        # one budget for all processes: what the fullest device can hold
-        self.token_budget = min(self.processes.numbers(budget))
-
-    def find_cost(self, rows: StepRows, lengths: np.ndarray):
-        "Measured, and the same on all processes."
-        if self.pass_cost is not None:
-            return
-        clock = time.process_time if self.args.device.type == "cpu" else time.perf_counter
-        small, large = rows_to_time(lengths, self.token_budget)
-        try:
-            with seeded():
-                cost = measure_pass_cost(
-                    lambda numbers: self.run(rows.take(numbers)), small, large,
-                    lambda numbers: len(numbers) * int(lengths[numbers].max()), clock)
-        # the cost only chooses the cut, so a model that fails here may still train, and
-        # other processes wait in the sum below
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            cost = USUAL_PASS_COST
-            self.say("what a pass costs could not be measured "
-                     f"({type(error).__name__}: {error}); {cost} tokens are assumed")
-        total, = self.processes.sum(float(cost))
-        self.pass_cost = rounded_cost(float(total) / self.processes.number)
-
-    def state_dict(self) -> dict: # JSON-safe
-        return {"pass_cost": self.pass_cost, "token_budget": self.token_budget}
-
-    def load_state_dict(self, state: dict):
-        "What the arguments do not say is as it was in the checkpoint."
-        if self.pass_cost is None:
-            self.pass_cost = state.get("pass_cost")
-        if self.token_budget is None:
-            self.token_budget = state.get("token_budget")
+__all__ = ['TokenBudgetMixin', 'Trainer', 'Seq2SeqTrainer']
 
 # %% ../../nbs/trainer/trainer.ipynb #45c00b8d
 class _StepLoaderMixin:
-    "Once a loader `_get_dataloader`, once a run `set_initial_training_values`."
-    _planned = None # the loader of planned steps
-    _data_place = None # a `StreamPlace`, which checkpoints hold
-    collator_facts: CollatorFacts | None = None # of the last loader of rows
-    _collators_found = {} # kind of data set, columns -> `CollatorFacts`
+    """Once `_validate_args`, once a loader `_get_dataloader`, once an epoch
+    `cut_in_worker`."""
+    _planned_rows: int | None = None # of a planned step, on average
+
+    def plans_steps(self) -> bool:
+        sizes = "rows_per_step", "tokens_per_step"
+        return any(getattr(self.args, size, None) for size in sizes)
 
     def _validate_args(self):
         stream = self.train_dataset
-        if self.args.max_steps <= 0 and getattr(stream, "finite", False) and \
-                hasattr(stream, "count_batches"):
+        if self.args.max_steps <= 0 and getattr(stream, "finite", False):
             # transformers refuses data without a length where max_steps is not set:
             # one read of the stream counts its batches
             stream.count_batches()
@@ -142,46 +55,36 @@ class _StepLoaderMixin:
     def _get_dataloader(self, dataset, description, *args, is_training=False, **kwargs):
         if getattr(dataset, "batch_size", 0) is None: # torch's sign for ready batches
             return stream_loader(dataset, self.args, is_training)
-        if is_training and getattr(self.args, "plans_steps", False):
-            return self._planned_loader(dataset, description)
-        collate = self._collator_of(dataset)
+        if is_training and self.plans_steps():
+            loader = self._planned_loader(dataset, description)
+            self._planned_rows = max(1, round(len(dataset) / len(loader)))
+            return loader
         # only CPU tensors can be pinned, and a `TextCache` may keep its rows on the GPU
         pin = pins_memory(self.args) and not getattr(dataset, "on_device", False)
-        with set_for_now(self, data_collator=collate), \
+        with set_for_now(self, data_collator=self._collator_of(dataset)), \
                 set_for_now(self.args, dataloader_pin_memory=pin):
-            loader = super()._get_dataloader(
+            return super()._get_dataloader(
                 dataset, description, *args, is_training=is_training, **kwargs)
-        if self.cuts_steps(): # on the CPU; parts are sent afterwards
-            leave_on_host(loader)
-        return loader
 
     def _collator_of(self, dataset):
-        "The Trainer's collator, or one for rows of different lengths where those are cut."
-        brings_own = getattr(dataset, "data_collator", None) is not None
-        makes_steps = self.cuts_steps() or getattr(self.args, "plans_steps", False)
-        if not makes_steps and not brings_own:
-            return padding_where_needed(
-                self.data_collator, self.model, self.processing_class)
-        is_stream = isinstance(dataset, IterableDataset)
-        first = None if is_stream or not len(dataset) else dataset[0]
-        names = list(first) if hasattr(first, "keys") else None
-        kind = type(dataset), tuple(names or ())
-        if kind not in self._collators_found: # it runs the model
-            facts = find_collator_facts(self.data_collator, dataset, self.model,
-                                        self.processing_class, names, is_stream)
-            # a new dict: the one of the class is shared by all Trainers
-            self._collators_found = self._collators_found | {kind: facts}
-        self.collator_facts = self._collators_found[kind]
-        return collator_for(self.collator_facts, self.data_collator, dataset)
+        "The collator that somebody chose, or one that pads rows of different lengths."
+        if not is_default(self.data_collator):
+            return self.data_collator
+        if getattr(dataset, "data_collator", None) is not None:
+            return dataset.data_collator
+        makes_steps = self.cuts_steps() or self.plans_steps()
+        from_ids = makes_steps and predicts_next_token(self.model)
+        pad = padded_collator(self.model, self.processing_class, from_ids)
+        return pad if makes_steps else PaddingWhereNeeded(self.data_collator, pad)
 
     def _planned_loader(self, dataset, description):
         if isinstance(dataset, IterableDataset):
-            raise ValueError("rows_per_step and tokens_per_step plan steps from lengths, "
-                             "and an IterableDataset has none: leave them out, or use "
-                             "tokenize_corpus")
+            raise ValueError("rows_per_step and tokens_per_step need lengths, and an "
+                             "IterableDataset has none: leave them out")
         args, collate = self.args, self._collator_of(dataset)
-        lengths = measured_lengths(dataset, getattr(args, "length_column_name", "length"),
-                                   collate, self.model, self.row_length)
+        column = getattr(args, "length_column_name", "length")
+        lengths = measured_lengths(
+            dataset, column, collate, self.model, self.row_length)
         if hasattr(dataset, "remove_columns"):
             dataset = self._remove_unused_columns(dataset, description)
         else:
@@ -189,17 +92,24 @@ class _StepLoaderMixin:
         return planned_loader(dataset, lengths, collate, args, self.token_budget)
 
     def get_total_train_batch_size(self, args) -> int:
-        if not getattr(args, "plans_steps", False):
-            return super().get_total_train_batch_size(args)
-        # with tokens_per_step a mean, for the log alone
-        steps = max(len(self._planned) if self._planned is not None else 1, 1)
-        return args.rows_per_step or max(1, round(len(self.train_dataset) / steps))
+        return self._planned_rows or super().get_total_train_batch_size(args)
 
-    def set_initial_training_values(self, args, dataloader, *rest):
-        self._planned = dataloader if getattr(args, "plans_steps", False) else None
-        data = getattr(dataloader, "dataset", None)
-        self._data_place = data if isinstance(data, StreamPlace) else None
-        return super().set_initial_training_values(args, dataloader, *rest)
+    def cut_in_worker(self, dataloader) -> Callable | None: # `StepRows` -> batches
+        "Where a loader's batch is the step, its workers cut and collate."
+        cut, has_workers = self._known_cut(), getattr(dataloader, "num_workers", 0)
+        is_step = self.args.gradient_accumulation_steps == 1 and not cut.meets
+        if self.args.pack or cut.token_budget is None or not has_workers or not is_step:
+            return None
+        data = dataloader.dataset
+        # workers cannot measure, so this process does before they start
+        if cut.pass_cost is None and not isinstance(data, IterableDataset):
+            with seeded(): # what reading a row draws
+                size = min(len(data), self.args.train_batch_size)
+                few = StepRows([data[i] for i in range(size)], self.row_lengths.collate)
+            cut.find_cost(few, self.row_lengths(few.rows))
+        return None if cut.pass_cost is None else partial(
+            padded_batches, lengths=self.row_lengths, token_budget=cut.token_budget,
+            pass_cost=cut.pass_cost)
 
 # %% ../../nbs/trainer/trainer.ipynb #49661e04
 class _PartPredictionMixin:
@@ -216,51 +126,49 @@ class _PartPredictionMixin:
         if loader.rows is None: # rows are ready-made batches
             return predict(inputs.data)
         if evaluation.predictions is None:
-            evaluation.predictions = self._part_predictions()
-        predictions = evaluation.predictions
-        lengths = loader.lengths(loader.rows.rows)
-        parts = predictions.parts(lengths)
-        if len(parts) == 1:
-            return predict(inputs.data)
-        bare, facts = self._steps.passes.bare(model), self.loss_facts
-        if facts.way == "chunks": # head and loss see the whole batch, as in training
-            with in_chunks(bare, list(facts.chunked), self.token_budget, trims=facts.trims,
-                           longest=int(lengths.max())):
-                return predict(inputs.data)
-        if predictions.why_whole is None:
-            with undisturbed(bare), set_for_now(self, is_asking=True), \
-                    set_for_now(mean, paused=True):
+            evaluation.predictions = PartPredictions(
+                say=partial(self.findings.say, kind=Kind.EXACT))
+        predictions, cut = evaluation.predictions, self._known_cut()
+        # sharded processes would wait for passes that others lack
+        cost = ONE_PASS if cut.meets else cut.pass_cost
+        parts = [part.numbers for part in padded_parts(
+            loader.lengths(loader.rows.rows), self.token_budget,
+            USUAL_PASS_COST if cost is None else cost)]
+        if predictions.why_whole is None and len(parts) > 1: # before the first cut
+            with undisturbed(self._steps.passes.bare(model)), \
+                    set_for_now(self, is_asking=True), set_for_now(mean, paused=True):
                 predictions.try_parts(predict, loader.few(self.token_budget),
                                       bool(evaluation.known.ways))
-        if predictions.why_whole:
+        if predictions.why_whole or len(parts) == 1:
             return predict(inputs.data)
         return predictions(predict, loader.rows, parts, mean)
 
-    def _part_predictions(self) -> PartPredictions:
-        cost = getattr(self._cut, "pass_cost", None)
-        cost = USUAL_PASS_COST if cost is None else cost
-        if is_sharded(self.model): # processes would wait for passes that others lack
-            cost = 2 ** 40
-        return PartPredictions(self.token_budget, cost, self._say_once)
-
 # %% ../../nbs/trainer/trainer.ipynb #430fad6c
 class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
-    """Steps by `args.rows_per_step` or `args.tokens_per_step`, cut by `args.token_budget`
-    and `args.pack`; streams of rows.
+    """Steps by `args.rows_per_step` or `args.tokens_per_step`, cut by
+    `args.token_budget` and `args.pack`; streams of rows.
 
-    List it before the Trainer class and after `ExactLossMixin`, which makes the gradient
-    of a cut step that of the uncut one:
+    List it before the Trainer class and after `ExactLossMixin`, which makes the
+    gradient of a cut step that of the uncut one:
     `class T(ExactLossMixin, TokenBudgetMixin, Trainer)`.
-    Raises `TypeError` for another order, `ValueError` for a model that cannot be trained
-    on packed rows, and for arguments that contradict each other.
+    Raises `TypeError` for another order, `ValueError` for a model that cannot be
+    trained on packed rows, and for arguments that contradict each other.
 
-    In the order of a run: `_get_dataloader` once a loader, `_prepare_for_training` and
-    `set_initial_training_values` once, `cut_step` and `make_part` once a step,
-    `prediction_step` once an evaluation batch."""
-    _packing_way = None # how the model keeps packed rows apart, once training begins
+    The moments of a run, in order:
+
+    1. once: `_validate_args` (batches of a stream that ends are counted);
+    2. a loader, of training or evaluation: `_get_dataloader` (the collator, planned
+       steps, streams);
+    3. once a training: `_prepare_for_training` (how the model is packed), which calls
+       `_load_optimizer_and_scheduler` (budget and cost of a pass of a checkpoint);
+    4. an epoch: `cut_in_worker` (may workers cut?);
+    5. a step: `cut_step` (its parts), and `make_part` where the loss is looked at;
+       `run_without_trace` where memory or the cost of a pass is measured, once;
+    6. a checkpoint: `_save_optimizer_and_scheduler`;
+    7. an evaluation batch: `prediction_step` (in parts)."""
+    _packing_way: PackingWay | None = None # once training begins
     _cut: StepCut | None = None # of a training
-    _cut_state: dict | None = None # from a checkpoint
-    _said = ()
+    _layout_is_known = False # no batch of others' packing was looked at
 
     def __init__(self,
         *args,
@@ -273,8 +181,11 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         check_order(cls, TokenBudgetMixin)
-        if issubclass(cls, transformers.Trainer):
-            _check_exact_comes_first(cls)
+        before = cls.__mro__[:cls.__mro__.index(TokenBudgetMixin)]
+        if issubclass(cls, transformers.Trainer) and ExactLossMixin not in before:
+            raise TypeError(
+                f"{cls.__name__}: ExactLossMixin keeps the gradient of cut steps: "
+                f"write class {cls.__name__}(ExactLossMixin, TokenBudgetMixin, ...)")
 
     def cuts_steps(self) -> bool:
         args = self.args
@@ -289,22 +200,29 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
         return budget if isinstance(budget, int) else getattr(
             self._cut, "token_budget", None)
 
-    def _say_once(self, text: str):
-        if text not in self._said:
-            self._said = (*self._said, text)
-            _logger.warning(text)
-
     def _prepare_for_training(self, *args, **kwargs):
-        "A model that cannot be trained on packed rows is refused before the first step."
-        prepared = super()._prepare_for_training(*args, **kwargs)
-        model = self.accelerator.unwrap_model(self.model)
-        if getattr(self.args, "pack", None):
-            mixed = dict(bf16=torch.bfloat16, fp16=torch.float16)
-            self._packing_way = way_to_pack(
-                model, autocast=mixed.get(self.accelerator.mixed_precision))
-            _logger.info(str(self._packing_way))
+        "A model that cannot be trained on packed rows is refused before a step."
         self._cut = None # what is known of another training does not hold for this
+        prepared = super()._prepare_for_training(*args, **kwargs)
+        if getattr(self.args, "pack", None):
+            self._packing_way = way_to_pack(
+                self.accelerator.unwrap_model(self.model), self._autocast)
         return prepared
+
+    def training_step(self, model, inputs, *args, **kwargs):
+        "Of a part; the first of a training shows whether others laid rows end to end."
+        if not self._layout_is_known and not getattr(self.args, "pack", None):
+            fault = layout_fault(self._steps.passes.bare(model),
+                                 self._prepare_inputs(inputs), self._autocast)
+            if fault:
+                self.findings.say(_not_apart.format(fault))
+        self._layout_is_known = True
+        return super().training_step(model, inputs, *args, **kwargs)
+
+    @property
+    def _autocast(self) -> torch.dtype | None:
+        mixed = dict(bf16=torch.bfloat16, fp16=torch.float16)
+        return mixed.get(self.accelerator.mixed_precision)
 
     def run_without_trace(self, batch):
         "Forward and backward of a batch; no gradient, no random number is left."
@@ -315,78 +233,62 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
         if self.args.device.type != "cpu": # time or memory is measured: wait for it
             torch.accelerator.synchronize()
 
-    def cut_in_worker(self, dataloader) -> CutInWorker | None:
-        "Where a loader's batch is the step, its workers cut and collate."
-        args, budget = self.args, self.args.token_budget
-        is_step = args.gradient_accumulation_steps == 1 and not is_sharded(self.model)
-        if args.pack or not isinstance(budget, int) or not is_step or \
-                not getattr(dataloader, "num_workers", 0):
-            return None
-        cut, data = self._known_cut(), dataloader.dataset
-        # workers cannot measure
-        if cut.pass_cost is None and not isinstance(data, IterableDataset):
-            with seeded(): # what reading a row draws
-                few = [data[i] for i in range(min(len(data), args.train_batch_size))]
-            cut.find_cost(StepRows(few, self.row_lengths.collate), self.row_lengths(few))
-        if cut.pass_cost is None:
-            return None
-        return CutInWorker(self.row_lengths, budget, cut.pass_cost)
-
     def _known_cut(self) -> StepCut:
         if self._cut is None:
             self._cut = StepCut(
                 self.args, self.run_without_trace, self._steps.processes,
-                self._steps.passes.bare(self.model), self._say_once)
-            self._cut.load_state_dict(self._cut_state or {})
+                self._steps.passes.bare(self.model),
+                say=partial(self.findings.say, kind=Kind.EXACT))
         return self._cut
 
     def cut_step(self, rows: StepRows) -> tuple[list, list]:
-        """The parts in which these rows are computed, and the batches to count items of.
+        """The parts of a step of these rows, and the batches to count items of.
 
         These are the collator's. Packed rows have fewer labels: the first of a sequence
         is no target there, and for a loss that is not known to shift transformers
         counts it."""
         parts, counted = [], []
         for part in self._known_cut()(rows, self.row_lengths(rows.rows)):
-            if part.layout is None:
-                batch = rows.take(part.numbers)
-                counted.append(batch)
-            else:
-                batch, singles = packed_part(rows, part, self._packing_way)
-                counted += singles
-            parts.append(sent_to_device(batch, self.args, self.accelerator.non_blocking))
+            batch, collated = self._batch_of(rows, part)
+            parts.append(batch)
+            counted += collated
+        # all of them now: later a copy would wait for what the device computes
+        if self.args.device.type != "cpu":
+            parts = send_to_device(parts, self.args.device)
         return parts, counted
 
     def make_part(self, rows: StepRows, numbers):
         "A few rows as a part of a step has them: packed where steps are."
-        pack = getattr(self.args, "pack", None)
-        few = rows.some(numbers)
+        pack, few = getattr(self.args, "pack", None), rows.some(numbers)
         if not pack:
             return few.take()
-        cutter = StepCutter(None, lambda: 0, pack, lambda text: None)
-        part, = cutter(self.row_lengths(few.rows))
-        batch, _ = packed_part(few, part, self._packing_way)
-        return batch
+        part, = packed_parts(self.row_lengths(few.rows), pack, None, ONE_PASS)
+        return self._batch_of(few, part)[0]
+
+    def _batch_of(self, rows: StepRows, part) -> tuple[dict, list]:
+        "The batch of a part, and the batches that the collator made for it."
+        if part.layout is None:
+            batch = rows.take(part.numbers)
+            return batch, [batch]
+        singles = [rows.take([number]) for number in part.numbers] # of one row each
+        return lay_end_to_end(singles, part.layout, self._packing_way), singles
 
     def _save_optimizer_and_scheduler(self, output_dir):
         super()._save_optimizer_and_scheduler(output_dir)
         if self.args.should_save and self._cut is not None:
-            Path(output_dir, "step_cut.json").write_text(json.dumps(self._cut.state_dict()))
+            state = json.dumps(self._cut.state_dict())
+            Path(output_dir, "step_cut.json").write_text(state)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         file = Path(checkpoint or "", "step_cut.json")
-        if checkpoint is not None and file.is_file():
-            self._cut_state = json.loads(file.read_text())
+        if self.cuts_steps() and checkpoint is not None and file.is_file():
+            self._known_cut().load_state_dict(json.loads(file.read_text()))
 
-# %% ../../nbs/trainer/trainer.ipynb #bfbfcf95
-def _check_exact_comes_first(cls: type):
-    order = cls.__mro__
-    if ExactLossMixin in order and order.index(ExactLossMixin) < order.index(TokenBudgetMixin):
-        return
-    raise TypeError(
-        f"{cls.__name__}: token_budget cuts steps, and ExactLossMixin keeps their gradient: "
-        f"write class {cls.__name__}(ExactLossMixin, TokenBudgetMixin, ...)")
+_not_apart = (
+    "rows come packed from their collator, and this model does not keep their sequences "
+    "apart ({}): use pack= with a collator that pads, or another attn_implementation")
+
 
 # %% ../../nbs/trainer/trainer.ipynb #0660f8bf
 class Trainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin, ExactResumeMixin,
@@ -395,8 +297,8 @@ class Trainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin, ExactResume
 
     With none of `token_budget`, `pack`, `rows_per_step` and `tokens_per_step` set it
     makes the batches that transformers makes. Data sets may bring their own collator
-    (attribute `data_collator`) and streams their batches (attribute `batch_size = None`);
-    batches may hold `PackedSequence`s."""
+    (attribute `data_collator`) and streams their batches (attribute
+    `batch_size = None`); batches may hold `PackedSequence`s."""
 
 class Seq2SeqTrainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin,
                      ExactResumeMixin, transformers.Seq2SeqTrainer):
