@@ -15,8 +15,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from scipy import stats
-from transformers import (
-    AutoModelForSequenceClassification, AutoTokenizer, Pipeline, pipeline)
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from .methods import METHODS
 from ..prompt_tuning import PromptForSequenceClassification
@@ -224,7 +223,7 @@ def _best(records):
 # %% ../../nbs/compare/results.ipynb #2995992b
 def load_model(
     folder:str|Path, # of a saved model, or of a comparison, whose best model is taken
-)->PromptForSequenceClassification|Pipeline: # both have `predict(texts)`
+)->PromptForSequenceClassification|TextClassifier: # both have `predict(texts)`
     """The model in a folder, ready to predict.
 
     Raises `FileNotFoundError` for a folder with neither a model nor a comparison,
@@ -243,9 +242,7 @@ def load_model(
     if missing := sorted(loading["missing_keys"]): # they would be random numbers
         raise ValueError(f"the model in {folder} is no classifier: it has no weights "
                          f"{', '.join(missing[:3])}")
-    return pipeline("text-classification", model=model, truncation=True,
-                    tokenizer=tokenizer, pipeline_class=TextClassifier,
-                    trust_remote_code=False)
+    return TextClassifier(model=model, tokenizer=tokenizer, truncation=True)
 
 # %% ../../nbs/compare/results.ipynb #8483a699
 class Comparison:
@@ -329,6 +326,6 @@ class Comparison:
         self,
         method:str|None=None, # None: the one with the highest mean
         **settings:object, # further settings, e.g. prompt_tokens=5
-    )->PromptForSequenceClassification|Pipeline: # has `predict(texts)`
+    )->PromptForSequenceClassification|TextClassifier: # has `predict(texts)`
         "The best run's model, to predict with. Raises `ValueError` if none was kept."
         return load_model(self.best_path(method, **settings))

@@ -190,9 +190,10 @@ class FrozenWeightsCallback(TrainerCallback):
     def on_train_end(self, args, state, control, model, **others):
         self._check(model, state)
         self.unmoved = self.trained.unmoved(model)
-        moved = f"all {len(self.trained)} trainable tensors moved"
+        trainable = len(self.trained.hashes)
+        moved = f"all {trainable} trainable tensors moved"
         if self.unmoved:
-            moved = (f"{len(self.unmoved)} of {len(self.trained)} trainable tensors "
+            moved = (f"{len(self.unmoved)} of {trainable} trainable tensors "
                      f"never moved: {_first_three(self.unmoved)}")
             warnings.warn(moved)
         self.statement = (

@@ -20,6 +20,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from .fingerprints import Fingerprint, named_tensors, tensor_bytes, tensor_lines
 
 # %% ../../nbs/frozen_weights/differences.ipynb #74b3c46d
+@torch.no_grad()
 def largest_difference(a: torch.Tensor, b: torch.Tensor) -> float:
     "Largest absolute difference of two values; NaN where a value became NaN."
     wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64

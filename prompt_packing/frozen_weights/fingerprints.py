@@ -103,12 +103,11 @@ class Fingerprint:
         try:
             content = json.loads(Path(path).read_text())
             prints = cls(content["tensors"])
-            fits = prints.digest == content["digest"]
+            if prints.digest != content["digest"]:
+                raise ValueError("another digest")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is not a fingerprint: {error!r}") from error
-        if not fits:
-            raise ValueError(f"{path} is damaged, or of another version: its digest "
-                             "does not fit its tensors")
+            raise ValueError(f"{path} is not a fingerprint of this version, or a damaged "
+                             "one: it needs tensors and their digest") from error
         return prints
 
     def __len__(self) -> int:

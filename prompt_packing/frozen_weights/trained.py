@@ -67,6 +67,3 @@ class TrainedWeights:
         kind = str(dtype).removeprefix("torch.")
         return (f"had gradients, but a step with learning rate {self.rates[name]:g} is "
                 f"below the rounding of {kind}")
-
-    def __len__(self) -> int:
-        return len(self.hashes)

@@ -25,7 +25,7 @@ from .frozen import (
     FrozenBackbone, unpack_states, values_are_near)
 from .saving import (
     PromptTuningConfig, check_arguments, check_backbone, check_unchanged,
-    named_labels, read_tensors, read_tokenizer, saved_config)
+    read_tensors, read_tokenizer, saved_config)
 from .solved_head import PromptHead, TextClassifier, label_loss
 from ..tasks.backbones import as_dtype, load_backbone
 
@@ -179,7 +179,11 @@ def _from_backbone(
         raise ValueError(facts.refusal)
     tokenizer = own_tokenizer if tokenizer is None else tokenizer
     pooling = pooling or ("last" if facts.causal else "mean")
-    names = named_labels(id2label, num_labels)
+    if id2label is None:
+        id2label = [f"LABEL_{i}" for i in range(num_labels)]
+    if not isinstance(id2label, dict):
+        id2label = dict(enumerate(id2label))
+    names = {int(i): str(name) for i, name in id2label.items()}
     config = cls.config_class(
         backbone_name=facts.source, backbone_fingerprint=facts.digest,
         backbone_dtype=str(facts.dtype).removeprefix("torch."),
