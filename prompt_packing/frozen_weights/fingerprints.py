@@ -106,8 +106,8 @@ class Fingerprint:
             if prints.digest != content["digest"]:
                 raise ValueError("another digest")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is not a fingerprint of this version, or a damaged "
-                             "one: it needs tensors and their digest") from error
+            raise ValueError(f"{path} is not a fingerprint of this version, or a "
+                             "damaged one: its digest must fit its tensors") from error
         return prints
 
     def __len__(self) -> int:

@@ -250,12 +250,12 @@ class TextCache(Dataset):
         if refusal := facts.why_not(placement):
             return refusal
         if placement == Placement.PREFIX:
-            return "the prompt stands before the text, so the text's states change with it"
+            return "the prompt is before the text, so the text's states change with it"
         if pooling != Pooling.LAST:
-            return f"pooling={pooling!r} reads positions of the text, not the last alone"
+            return f"pooling={pooling!r} reads more of the text than its last position"
         if not facts.text_is_constant:
-            return (f"{facts.name} is no decoder that continues exactly from a text's keys "
-                    "and values")
+            return (f"{facts.name} is no decoder that continues exactly from a text's "
+                    "keys and values")
         return None
 
     def select(
