@@ -27,6 +27,7 @@ import pandas as pd
 import torch
 import transformers
 from tqdm import tqdm
+from test_trainer import StepReader
 from tiny_models import (
     WIDTH, CannotBuild, collate_rows, head_classes, head_kind, learnable_rows, reason,
     tiny_model)
@@ -34,8 +35,7 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from prompt_packing.accumulation_loss import ExactLossMixin, LossFacts
-from prompt_packing.accumulation_loss.audit import (
-    StepReader, compare_gradients, taken_gradient)
+from prompt_packing.accumulation_loss.audit import compare_gradients, taken_gradient
 from prompt_packing.foundation.foreign import BatchNorm, set_sync, tree_map
 from prompt_packing.foundation.mixins import set_for_now
 

@@ -13,9 +13,10 @@ import torch
 from torch import multiprocessing
 from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.nn.utils.rnn import pad_sequence
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from prompt_packing.accumulation_loss.audit import StepReader, compare_gradients
+from prompt_packing.accumulation_loss.audit import compare_gradients
 
 @dataclass(frozen=True)
 class Setting:
@@ -68,6 +69,33 @@ def run(make_trainer, setting: Setting) -> dict: # gradients of the steps, logge
             run_in_group, (make_trainer, setting, get_free_port(), file.name),
             setting.processes, start_method="fork")
         return torch.load(file.name, weights_only=True)
+
+class StepReader:
+    """Copies the gradient of a model at every optimizer step, whatever loop takes it.
+
+    After the step: Lightning computes the gradient in a closure within the step, and no
+    optimizer of torch changes `.grad`."""
+    def __init__(self, model: torch.nn.Module): # the model that is trained, not wrapped
+        # ids and not names: a wrapper renames parameters, and keeps the objects
+        self.names = {id(p): name for name, p in model.named_parameters()}
+        self.gradients = [] # by step, then by name
+
+    def __enter__(self):
+        self.handle = register_optimizer_step_post_hook(self.read)
+        return self
+
+    def __exit__(self, *error):
+        self.handle.remove()
+
+    def read(self, optimizer, args, kwargs): # by torch, after each step of each optimizer
+        gradient = {}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                name = self.names.get(id(parameter))
+                if name is not None and parameter.grad is not None:
+                    gradient[name] = parameter.grad.detach().cpu().clone()
+        if gradient:
+            self.gradients.append(gradient)
 
 def run_here(make_trainer, setting: Setting) -> dict:
     trainer = make_trainer(setting)

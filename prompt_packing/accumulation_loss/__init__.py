@@ -6,9 +6,7 @@
 __all__ = ['ExactLossMixin', 'LossFacts', 'audit_loss', 'audit_checkpoint', 'register_loss']
 
 # %% ../../nbs/accumulation_loss/index.ipynb #c2a6d485
-from prompt_packing.accumulation_loss.audit import (
-    HEADS, audit_checkpoint, audit_head, audit_loss, # noqa: F401 (the command line's)
-    random_batch) # noqa: F401
+from .audit import audit_checkpoint, audit_loss
 from .custom import register_loss
 from .exact import ExactLossMixin
 from .facts import LossFacts

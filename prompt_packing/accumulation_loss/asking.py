@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import nn
@@ -15,11 +15,12 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..foundation.foreign import write_count
+from ..foundation.foreign import tree_map, write_count
+from ..foundation.mixins import set_for_now
 from ..foundation.rows import seeded
 
 # %% auto #0
-__all__ = ['NoDropout', 'Watch', 'versions', 'undisturbed', 'is_sharded', 'thin_graph']
+__all__ = ['NoDropout', 'no_checkpoints', 'Watch', 'versions', 'undisturbed', 'is_sharded', 'thin_graph']
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #f372316f
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
@@ -29,16 +30,6 @@ class NoDropout(TorchFunctionMode):
     """While it lasts, dropout gives its input back, wherever it is called.
 
     No module's `training` is touched, since losses may look at it."""
-    active = 0 # how many are entered
-
-    def __enter__(self):
-        NoDropout.active += 1
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        NoDropout.active -= 1
-        return super().__exit__(*error)
-
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
@@ -47,6 +38,16 @@ class NoDropout(TorchFunctionMode):
         if name == "scaled_dot_product_attention":
             kwargs["dropout_p"] = 0.0
         return func(*args, **kwargs)
+
+# %% ../../nbs/accumulation_loss/asking.ipynb #9d298f71
+@contextmanager
+def no_checkpoints(model: nn.Module) -> Iterator[None]:
+    "While it lasts, transformers' layers keep what their backward pass needs."
+    with ExitStack() as layers:
+        for module in model.modules():
+            if getattr(module, "gradient_checkpointing", False):
+                layers.enter_context(set_for_now(module, gradient_checkpointing=False))
+        yield
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #911059ce
 class Watch(TorchDispatchMode):
@@ -57,6 +58,7 @@ class Watch(TorchDispatchMode):
     def __init__(self, model: nn.Module):
         super().__init__()
         self.collectives = 0
+        # a DTensor is a view of a shard, and has no storage by which it could be found
         parameters = [p for p in model.parameters() if not isinstance(p, DTensor)]
         self._parameters = {p.untyped_storage().data_ptr(): p for p in parameters}
         self._data = [(p, p.data) for p in parameters] # to see `p.data = x`
@@ -72,19 +74,18 @@ class Watch(TorchDispatchMode):
         if func.namespace in ("c10d", "_c10d_functional"):
             self.collectives += 1
         for argument, value in zip(func._schema.arguments, args):
-            is_written = argument.alias_info is not None and argument.alias_info.is_write
-            if is_written:
-                self._keep(value if isinstance(value, (list, tuple)) else [value])
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                tree_map(self._keep, value) # a tensor, or a list of them
         return func(*args, **(kwargs or {}))
 
-    def _keep(self, tensors):
-        for tensor in tensors:
-            address = torch.is_tensor(tensor) and tensor.untyped_storage().data_ptr()
-            if address in self._parameters and address not in self._before:
-                self._before[address] = self._parameters[address].detach().clone()
+    def _keep(self, tensor):
+        address = torch.is_tensor(tensor) and tensor.untyped_storage().data_ptr()
+        if address in self._parameters and address not in self._before:
+            self._before[address] = self._parameters[address].detach().clone()
 
     def put_back(self):
         with torch.no_grad():
+            # first the tensors that were there, then what was in them
             for parameter, data in self._data:
                 if parameter.data_ptr() != data.data_ptr():
                     parameter.data, self._given_back = data, self._given_back + 1
@@ -110,17 +111,18 @@ def undisturbed(
     for parameter, _ in gradients:
         parameter.grad = None
     device = next(model.parameters(), torch.empty(0)).device
-    several = [] if device.type == "cpu" else [device.index or 0]
-    kind = {} if device.type == "cpu" else dict(device_type=device.type)
+    devices = [] if device.type == "cpu" else [device.index or 0]
     try:
-        with seeded(seed), torch.random.fork_rng(several, **kind), NoDropout():
-            torch.manual_seed(seed) # of the device, too
+        with seeded(seed), torch.random.fork_rng(devices, device_type=device.type), \
+                NoDropout():
+            torch.manual_seed(seed) # of the device, too, which `seeded` leaves alone
             yield
     finally:
         if watch is not None:
             watch.put_back()
         with torch.no_grad():
             for name, buffer in model.named_buffers():
+                # one that has another shape now was made for the batch
                 if name in buffers and buffers[name].shape == buffer.shape:
                     buffer.copy_(buffers[name])
         for parameter, gradient in gradients:
@@ -136,10 +138,9 @@ def thin_graph(model: nn.Module) -> Iterator[None]:
     """While it lasts, losses have their graph, also of a frozen model, and it holds sizes
     and single numbers alone: enough to be read, and no memory."""
     def packed(tensor):
-        is_number = tensor.numel() == 1
-        return tensor.detach() if is_number else tensor.to("meta")
+        return tensor.detach() if tensor.numel() == 1 else tensor.to("meta")
     frozen = [p for p in model.parameters() if p.is_floating_point()]
-    if any(p.requires_grad for p in frozen):
+    if any(p.requires_grad for p in frozen): # then there is a graph anyway
         frozen = []
     for parameter in frozen:
         parameter.requires_grad_(True)

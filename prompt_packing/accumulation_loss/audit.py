@@ -9,7 +9,7 @@ import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -17,9 +17,9 @@ import pandas as pd
 import torch
 import transformers
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 from transformers import AutoConfig, PretrainedConfig, TrainingArguments
+from transformers.utils import find_labels
 
 from .asking import undisturbed
 from .exact import ExactLossMixin
@@ -28,34 +28,8 @@ from ..foundation.mixins import in_eval_mode
 from ..foundation.rows import IndexedRows, first_size
 
 # %% auto #0
-__all__ = ['HEADS', 'StepReader', 'compare_gradients', 'cut_batch', 'taken_gradient', 'step_in_parts', 'step_at_once',
-           'audit_loss', 'audited', 'audit_head', 'random_batch', 'reads_count', 'CheckpointAudit', 'audit_checkpoint']
-
-# %% ../../nbs/accumulation_loss/audit.ipynb #fd5e7c08
-class StepReader:
-    "Copies the gradient of a model at every optimizer step, whatever loop takes it."
-    def __init__(self, model: nn.Module): # the model that is trained, not wrapped
-        # ids and not names: a wrapper renames parameters, and keeps the objects
-        self.names = {id(p): name for name, p in model.named_parameters()}
-        self.gradients: list[dict[str, torch.Tensor]] = [] # by step, then by name
-
-    def __enter__(self) -> "StepReader":
-        self.handle = register_optimizer_step_post_hook(self.read)
-        return self
-
-    def __exit__(self, *error):
-        self.handle.remove()
-
-    def read(self, optimizer: torch.optim.Optimizer, args, kwargs):
-        "Called by torch after each step of each optimizer."
-        gradient = {}
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                name = self.names.get(id(parameter))
-                if name is not None and parameter.grad is not None:
-                    gradient[name] = parameter.grad.detach().cpu().clone()
-        if gradient:
-            self.gradients.append(gradient)
+__all__ = ['HEADS', 'compare_gradients', 'cut_batch', 'taken_gradient', 'step_in_parts', 'step_at_once', 'audit_loss', 'audited',
+           'reads_count', 'CheckpointAudit', 'audit_checkpoint']
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #20da50ff
 def compare_gradients(
@@ -63,14 +37,13 @@ def compare_gradients(
     other: dict[str, torch.Tensor], # the gradient that is
 ) -> dict[str, float]: # ratio of lengths, cosine, length of the difference
     "Two gradients compared; a parameter that one of them lacks counts as zero."
-    right_square = other_square = product = gap_square = 0.0
-    for name, tensor in {**right, **other}.items():
-        none = tensor.new_zeros(())
-        a, b = (gradient.get(name, none).cpu().double() for gradient in (right, other))
-        right_square += float(a.square().sum())
-        other_square += float(b.square().sum())
-        product += float((a * b).sum())
-        gap_square += float((a - b).square().sum())
+    sums = torch.zeros(4, dtype=torch.float64)
+    for name, tensor in {**right, **other}.items(): # one at a time: there is no room for all
+        none = torch.zeros_like(tensor)
+        a, b = (gradient.get(name, none).flatten().cpu().double()
+                for gradient in (right, other))
+        sums += torch.stack([a @ a, b @ b, a @ b, (a - b) @ (a - b)])
+    right_square, other_square, product, gap_square = sums.tolist()
     length = math.sqrt(right_square) or 1.0 # there may be no gradient at all
     return dict(
         ratio=math.sqrt(other_square) / length,
@@ -117,7 +90,7 @@ def step_in_parts(
     "One optimizer step of a Trainer, without its optimizer."
     accelerator, loss = trainer.accelerator, 0.0
     if isinstance(trainer, ExactLossMixin):
-        trainer.begin_steps(batches)
+        trainer.begin_steps(batches) # which its own loaders do
     taken, items = trainer.get_batch_samples(
         iter(batches), len(batches), trainer.args.device)
     trainer.current_gradient_accumulation_steps = len(taken)
@@ -130,11 +103,10 @@ def step_in_parts(
 def step_at_once(
     trainer: transformers.Trainer,
     batch: Mapping, # all rows of the step
-) -> tuple: # loss, gradient by parameter, whether a count is given, and used
+) -> tuple: # loss, gradient by parameter, whether it uses the count (None: there is none)
     "The loss of one batch, as the Trainer computes it. `ValueError`: it has no target."
     items = trainer._get_num_items_in_batch([batch], trainer.args.device)
-    has_count = items is not None
-    if has_count: # a loss that uses it gives it a gradient
+    if items is not None: # a loss that uses it gives it a gradient
         items = torch.tensor(float(items), device=trainer.args.device, requires_grad=True)
     trainer.model.train()
     with trainer.compute_loss_context_manager():
@@ -147,7 +119,7 @@ def step_at_once(
         raise ValueError(
             f"{type(trainer.model).__name__}: no batch has a target (labels that are "
             "-100 are ignored), or the loss does not depend on the model")
-    return loss.item(), gradient, has_count, has_count and items.grad is not None
+    return loss.item(), gradient, None if items is None else items.grad is not None
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #4c0aa647
 def audit_loss(
@@ -175,7 +147,7 @@ def audit_loss(
     with in_eval_mode(trainer.model), undisturbed(trainer.model):
         if isinstance(batches, DataLoader):
             number = parts * (batches.batch_size or 4)
-            # datasets and streams can be iterated, whatever their sampler is
+            # data sets and streams can be iterated, whatever their sampler is
             batches = batches.collate_fn(list(islice(iter(batches.dataset), number)))
         if isinstance(batches, Mapping) or not batches:
             batches = [batches]
@@ -184,7 +156,7 @@ def audit_loss(
 
 def audited(trainer: transformers.Trainer, batch: Mapping, parts: DataLoader) -> dict:
     "A row of the table."
-    right_loss, right, has_count, uses_count = step_at_once(trainer, batch)
+    right_loss, right, uses_count = step_at_once(trainer, batch)
     loss, gradient = step_in_parts(trainer, parts)
     found = compare_gradients(right, gradient)
     ratio, cause = found["ratio"], "right"
@@ -194,7 +166,7 @@ def audited(trainer: transformers.Trainer, batch: Mapping, parts: DataLoader) ->
         cause += " and point elsewhere" if found["cosine"] < 0.99 else ""
         if isinstance(trainer, ExactLossMixin):
             cause = "; ".join(map(str, trainer.loss_facts.messages)) or cause
-        elif not has_count:
+        elif uses_count is None:
             cause = f"no num_items_in_batch, so each micro-batch weighs the same: {cause}"
         elif not uses_count:
             cause = f"the loss ignores num_items_in_batch: {cause}"
@@ -202,78 +174,54 @@ def audited(trainer: transformers.Trainer, batch: Mapping, parts: DataLoader) ->
                 cosine=found["cosine"], relative_error=found["error"],
                 loss_ratio=loss / right_loss, cause=cause)
 
-# %% ../../nbs/accumulation_loss/audit.ipynb #38fc5203
-HEADS = {head.replace(" ", "-").lower(): "".join(head.split()) for head in (
-    "Causal LM", "Masked LM", "Seq2Seq LM", "Sequence Classification",
-    "Token Classification", "Question Answering", "Multiple Choice",
-    "Next Sentence Prediction")} # a head's name -> that of its Auto class
-
-def audit_head(
-    model, # a name on the hub, a folder, a config, or a model with this head
-    head: str, # one of `HEADS`
-    gradient_accumulation_steps: int = 4, # micro-batches a step, of 4 random rows each
-) -> pd.DataFrame: # as `audit_loss` returns it
-    "What transformers' own Trainer makes of a model's head. `ValueError`: no such head."
-    if head not in HEADS:
-        raise ValueError(f"head {head!r} is not known: choose one of {', '.join(HEADS)}")
-    auto = getattr(transformers, f"AutoModelFor{HEADS[head]}")
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        if isinstance(model, PretrainedConfig):
-            model = auto.from_config(model)
-        elif not isinstance(model, nn.Module):
-            model = auto.from_pretrained(model)
-        batch = random_batch(model.config, head, 4 * gradient_accumulation_steps)
-    return audit_loss(model, batch, gradient_accumulation_steps)
-
-# %% ../../nbs/accumulation_loss/audit.ipynb #ec9175b5
-def random_batch(
-    config: PretrainedConfig,
-    head: str, # one of `HEADS`
-    rows: int = 4,
-    tokens: int = 12, # in each row
-) -> dict: # of tensors
-    "A batch of random tokens and targets for a model with this head."
-    shape = (rows, 2, tokens) if head == "multiple-choice" else (rows, tokens)
-    vocab_size = config.get_text_config().vocab_size
-    ids = torch.randint(min(3, vocab_size - 1), vocab_size, shape)
-    batch = dict(input_ids=ids, attention_mask=torch.ones(shape, dtype=torch.long))
-    if head == "question-answering":
-        places = ("start_positions", "end_positions")
-        return batch | {key: torch.randint(tokens, (rows,)) for key in places}
-    if head.endswith("-lm"):
-        return batch | dict(labels=ids.clone())
-    two = head in ("multiple-choice", "next-sentence-prediction")
-    size = (rows, tokens) if head == "token-classification" else (rows,)
-    return batch | dict(labels=torch.randint(2 if two else config.num_labels, size))
-
 # %% ../../nbs/accumulation_loss/audit.ipynb #d1e0a011
+_SHAPES = ( # of tokens, and of their targets
+    ((1, 12), (1, 12)),
+    ((1, 12), (1,)),
+    ((1, 2, 12), (1,)),
+)
+
 def reads_count(
     model_class: type, # of transformers
-    config: PretrainedConfig, # of any size: its model gets no weights
-    head: str, # one of `HEADS`
-    device: str = "meta", # and "cpu" for models whose code needs numbers
+    config: PretrainedConfig, # of any size: as a rule its model gets no weights
 ) -> bool | None: # None: it is handed none
-    "Whether the loss of a model uses `num_items_in_batch`."
+    """Whether the loss of a model uses `num_items_in_batch`.
+
+    `ValueError`: it gives no loss for a row of tokens alone."""
     parameters = inspect.signature(model_class.forward).parameters.values()
     takes_any = any(each.kind == each.VAR_KEYWORD for each in parameters)
-    try:
-        with torch.random.fork_rng(), torch.device(device):
-            batch = random_batch(config, head, rows=1)
-            if not getattr(model_class, "accepts_loss_kwargs", takes_any) or (
-                    "labels" not in batch):
-                return None
-            del batch["attention_mask"] # models look at its values
-            count = torch.ones((), requires_grad=True)
-            model = model_class(config).eval()
-            loss = model(**batch, num_items_in_batch=count)["loss"]
-    except Exception: # code of hundreds of authors, on tensors that it has never seen
-        if device == "cpu":
-            raise
-        return reads_count(model_class, config, head, device="cpu")
-    return torch.autograd.grad(loss, count, allow_unused=True)[0] is not None
+    # batches of questions have positions, and no `labels` that a Trainer would count
+    if "labels" not in find_labels(model_class) or not getattr(
+            model_class, "accepts_loss_kwargs", takes_any):
+        return None
+    takes_several = config.problem_type == "multi_label_classification"
+    shapes = [((1, 12), (1, config.num_labels))] if takes_several else _SHAPES
+    # on the CPU, with weights, for models whose code needs numbers
+    for device, (of_tokens, of_targets) in product(("meta", "cpu"), shapes):
+        try:
+            with torch.random.fork_rng(), torch.device(device):
+                ids, labels = torch.full(of_tokens, 3), torch.zeros(of_targets)
+                labels = labels if takes_several else labels.long()
+                # heads of BART and T5 classify by the state of the last token
+                end = getattr(config, "eos_token_id", None)
+                ids[..., -1] = end if isinstance(end, int) else 3
+                count = torch.ones((), requires_grad=True)
+                model = model_class(config).eval()
+                loss = model(input_ids=ids, labels=labels, num_items_in_batch=count)["loss"]
+                gradient, = torch.autograd.grad(loss, count, allow_unused=True)
+        except Exception as error: # code of hundreds of authors, on what it has never seen
+            reason = error
+        else:
+            return gradient is not None
+    raise ValueError(f"{model_class.__name__} gives no loss for a row of tokens ({reason}): "
+                     "use audit_loss(trainer)")
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #d1e0a014
+HEADS = {head.replace(" ", "-").lower(): "AutoModelFor" + "".join(head.split())
+         for head in ("Causal LM", "Masked LM", "Seq2Seq LM", "Sequence Classification",
+                      "Token Classification", "Question Answering", "Multiple Choice",
+                      "Next Sentence Prediction")}
+
 @dataclass(frozen=True)
 class CheckpointAudit:
     "By what factor the gradients of a run were too long; print it."
@@ -286,32 +234,40 @@ class CheckpointAudit:
                 "own, are measured by audit_loss(trainer).")
 
 def audit_checkpoint(
-    folder: str | Path, # a checkpoint of transformers' Trainer
+    checkpoint: str | Path | PretrainedConfig, # of transformers' Trainer, or any model
     gradient_accumulation_steps: int | None = None, # of the run; None: not known
     processes: int | None = None, # of the run; None: by the random states in the folder
+    head: str | None = None, # one of `HEADS`; None: that of the checkpoint
 ) -> CheckpointAudit: # print it
-    """By what factor the gradients of a finished run were too long.
+    """By what factor transformers' Trainer makes the gradients of a model too long.
 
-    `FileNotFoundError`: no config.json; `ValueError`: its model is none of transformers'
-    with one of `HEADS`; `OSError`: it is damaged."""
-    folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(
-            f"{folder} holds no config.json: give a checkpoint of transformers' Trainer, "
-            "such as runs/mine/checkpoint-500; of an adapter, use audit_loss(trainer)")
-    config = AutoConfig.from_pretrained(folder)
+    `FileNotFoundError`: a folder without config.json; `ValueError`: no model of
+    transformers, or none with a loss; `OSError`: it is damaged, or not known."""
+    if head is not None and head not in HEADS:
+        raise ValueError(f"head {head!r} is not known: choose one of {', '.join(HEADS)}")
+    config, files = checkpoint, []
+    if not isinstance(checkpoint, PretrainedConfig):
+        files = [file.name for file in Path(checkpoint).glob("*")]
+        if Path(checkpoint).is_dir() and "config.json" not in files:
+            raise FileNotFoundError(
+                f"{checkpoint} holds no config.json: give a checkpoint of transformers' "
+                "Trainer, such as runs/mine/checkpoint-500; of an adapter, use "
+                "audit_loss(trainer)")
+        config = AutoConfig.from_pretrained(checkpoint)
     name = (config.architectures or ["no class"])[0]
-    usual = name.replace("LMHeadModel", "ForCausalLM")
-    usual = usual.replace("ForConditionalGeneration", "ForSeq2SeqLM")
-    heads = [head for head in HEADS if usual.endswith(f"For{HEADS[head]}")]
-    if not heads or not hasattr(transformers, name):
-        raise ValueError(f"{folder} holds a {name}, which is no model of transformers for "
-                         f"{', '.join(HEADS)}: use audit_loss(trainer)")
-    processes = processes or len(list(folder.glob("rng_state*.pth"))) or 1
+    if head is not None:
+        with torch.device("meta"): # no weights
+            name = type(getattr(transformers, HEADS[head]).from_config(config)).__name__
+    model_class = getattr(transformers, name, None)
+    if model_class is None or not find_labels(model_class):
+        raise ValueError(
+            f"the configuration names {name}, which is no model of transformers with a "
+            "loss: choose a head, as by head='causal-lm', or use audit_loss(trainer)")
+    processes = processes or sum(file.startswith("rng_state") for file in files) or 1
     steps = gradient_accumulation_steps
-    is_exact = (folder / "loss_facts.json").is_file() # `ExactLossMixin` left its facts
+    is_exact = "loss_facts.json" in files # `ExactLossMixin` left its facts
     if is_exact or steps == processes == 1 or (
-            reads_count(getattr(transformers, name), config, heads[0]) is not False):
+            reads_count(model_class, config) is not False):
         return CheckpointAudit(name, 1, "had gradients of the right length")
     return CheckpointAudit(
         name, steps and steps * processes, "ignores num_items_in_batch: gradients and the "

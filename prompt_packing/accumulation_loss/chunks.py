@@ -5,9 +5,9 @@
 # %% ../../nbs/accumulation_loss/chunks.ipynb #0de43b3d
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from inspect import signature
 
 import torch
 import torch.distributed as dist
@@ -15,12 +15,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from .asking import NoDropout
-from ..foundation.foreign import (
-    BatchNorm, tree_flatten, tree_map, tree_unflatten)
+from ..foundation.foreign import BatchNorm, tree_flatten, tree_map
 from ..foundation.mixins import set_for_now
+from ..foundation.rows import indexed
 
 # %% auto #0
-__all__ = ['chunked_modules', 'wide_arguments', 'in_chunks', 'RowsOfAll']
+__all__ = ['chunked_modules', 'in_chunks', 'RowsOfAll']
 
 # %% ../../nbs/accumulation_loss/chunks.ipynb #056541af
 def _rows_in(nest) -> int | None:
@@ -30,14 +30,15 @@ def _rows_in(nest) -> int | None:
 
 def _gives_rows(inputs, outputs, batch_rows: int) -> bool:
     rows = _rows_in(inputs)
-    if not rows or rows % batch_rows: # as (1, rows, size), where rows attend to rows
+    # in (1, rows, size) rows attend to rows; (2 * rows, size) has two entries of each
+    if not rows or rows % batch_rows:
         return False
     tensors = [leaf for leaf in tree_flatten(outputs)[0] if torch.is_tensor(leaf)]
     return bool(tensors) and all(
         tensor.dim() and len(tensor) and len(tensor) % rows == 0 for tensor in tensors)
 
 def _topmost(module: nn.Module, name: str, cuttable: dict, without) -> list[str]:
-    if not any(True for _ in module.parameters()):
+    if not any(True for _ in module.parameters()): # a loss, an activation: no memory
         return []
     couples = any(isinstance(part, BatchNorm) for part in module.modules())
     if cuttable.get(module) and not couples and name not in without:
@@ -54,6 +55,7 @@ def chunked_modules(
     "The topmost modules that can take the rows of a batch in chunks."
     cuttable = {}
     def note(module, args, kwargs, outputs):
+        # a module may run several times, once with rows and once with something else
         before = cuttable.get(module, True)
         cuttable[module] = before and _gives_rows((args, kwargs), outputs, batch_rows)
     with ExitStack() as hooks:
@@ -62,176 +64,68 @@ def chunked_modules(
         run()
     return _topmost(model, "", cuttable, without)
 
-# %% ../../nbs/accumulation_loss/chunks.ipynb #289a36a9
-def _named_arguments(forward: Callable, args: tuple, kwargs: dict) -> dict:
-    "Arguments by name, so that rows and masks are found."
-    signature = inspect.signature(forward)
-    named = dict(signature.bind(*args, **kwargs).arguments)
-    for name, parameter in signature.parameters.items():
-        if parameter.kind == inspect.Parameter.VAR_KEYWORD:
-            named |= named.pop(name, {})
-        if parameter.kind == inspect.Parameter.VAR_POSITIONAL and named.get(name):
-            raise TypeError("a module that takes any number of arguments")
-    return named
-
-def _has_rows(value, rows: int) -> bool:
-    "Whether all tensors of an argument have an entry for each row."
-    tensors = [leaf for leaf in tree_flatten(value)[0] if torch.is_tensor(leaf)]
-    return bool(tensors) and all(leaf.dim() and len(leaf) == rows for leaf in tensors)
-
-def _taken(values: dict, rows: torch.Tensor, width: int = 0, trims: Collection = ()) -> dict:
-    "Some rows of all arguments; only so many columns of those that are named."
-    def of(leaf):
-        return leaf[rows.to(leaf.device)] if torch.is_tensor(leaf) else leaf
-    def narrow(leaf):
-        return leaf[:, :width] if torch.is_tensor(leaf) and leaf.dim() > 1 else leaf
-    taken = tree_map(of, values)
-    return taken | {name: tree_map(narrow, taken[name]) for name in trims if name in taken}
-
-def _lengths(mask: torch.Tensor) -> torch.Tensor: # (rows,), on the CPU
-    "Columns of each row up to its last one that the mask does not hide."
-    columns = torch.arange(1, mask.shape[1] + 1, device=mask.device)
-    return ((mask != 0) * columns).amax(1).clamp(min=1).cpu()
-
-def wide_arguments(
-    model: nn.Module,
-    names: list[str], # of submodules
-    runs: Callable, # computes losses of batches of different widths
-) -> tuple[str, ...]: # names of arguments
-    """Arguments of these modules that have a column for each token, as the mask has.
-
-    Twelve features of a row are as wide as a mask of twelve tokens, and not as the next."""
-    seen = [] # (width of the mask, name of an argument, widths of its tensors)
-    def note(module, args, kwargs):
-        values = _named_arguments(module.forward, args, kwargs)
-        mask = values.get("attention_mask")
-        for name, value in values.items() if torch.is_tensor(mask) else ():
-            leaves = [leaf for leaf in tree_flatten(value)[0] if torch.is_tensor(leaf)]
-            widths = {leaf.shape[1] for leaf in leaves if leaf.dim() > 1}
-            seen.append((mask.shape[-1], name, widths or {mask.shape[-1]}))
-    with ExitStack() as hooks:
-        for module in map(model.get_submodule, names):
-            hooks.enter_context(module.register_forward_pre_hook(note, with_kwargs=True))
-        runs()
-    if len({width for width, _, _ in seen}) < 2:
-        return ()
-    others = {name for width, name, widths in seen if widths != {width}}
-    return tuple(sorted({name for _, name, _ in seen} - others))
-
-# %% ../../nbs/accumulation_loss/chunks.ipynb #ca9e19c2
-def _chunks_of(lengths: torch.Tensor, tokens: int) -> list[torch.Tensor]:
-    "Row numbers of each chunk, of one row or of at most so many tokens."
-    order = lengths.argsort(descending=True, stable=True)
-    chunks, start = [], 0
-    while start < len(order):
-        stop = start + max(1, tokens // int(lengths[order[start]]))
-        chunks.append(order[start:stop])
-        start = stop
-    return chunks
-
-def _put_back(parts: tuple, order: torch.Tensor, widths: list[int], width: int):
-    "Outputs of all chunks as one tensor, in the order of the rows, as wide as untrimmed."
-    if not torch.is_tensor(parts[0]) or not parts[0].dim():
-        return parts[0]
-    if parts[0].dim() > 1 and [part.shape[1] for part in parts] == widths:
-        parts = [nn.functional.pad(p, [0, 0] * (p.dim() - 2) + [0, width - p.shape[1]])
-                 for p in parts]
-    by_row = torch.cat(tuple(parts)).unflatten(0, (len(order), -1))
-    return by_row[order.to(by_row.device)].flatten(0, 1)
-
 # %% ../../nbs/accumulation_loss/chunks.ipynb #3766c9f4
-def _has_one_entry_a_row(outputs, chunks: list) -> bool:
-    "Whether every output of a chunk has as many entries as the chunk has rows."
-    return all(len(leaf) == len(chunk) for flat, chunk in zip(outputs, chunks)
-               for leaf in flat if torch.is_tensor(leaf) and leaf.dim())
-
-def _width(values: dict) -> int:
-    "Columns of the widest argument."
-    return max((leaf.shape[1] for leaf in tree_flatten(values)[0]
-                if torch.is_tensor(leaf) and leaf.dim() > 1), default=1)
-
 class _InChunks:
     "The `forward` of one module while it runs in chunks."
-    def __init__(self, usual: Callable, tokens: int, gather, trims: Collection[str],
-                 longest: int):
-        self.usual, self.tokens, self.gather, self.trims = usual, tokens, gather, trims
-        self.longest = longest
-        self.__signature__ = inspect.signature(usual)
+    def __init__(self, usual: Callable, rows_each: int, gather):
+        self.usual, self.rows_each, self.gather = usual, rows_each, gather
+        self.__signature__ = signature(usual) # which a Trainer looks at
 
     def __call__(self, *args, **kwargs):
-        arguments = _named_arguments(self.usual, args, kwargs)
-        rows = _rows_in(arguments)
-        values = {k: v for k, v in arguments.items() if _has_rows(v, rows)}
-        self.shared = {k: v for k, v in arguments.items() if k not in values}
+        given = args, kwargs
+        rows = _rows_in(given)
         # with fewer rows than processes, each of them runs all
         if not self.gather or rows < self.gather.number:
-            return self._run(values, rows)
+            return self._run(given, range(rows), rows)
         own = self.gather.own_rows(rows)
-        return self.gather.joined(self._run(_taken(values, own), len(own)), rows)
+        return self.gather.joined(self._run(given, own, rows), rows)
 
-    def _run(self, values, rows: int):
-        mask = values.get("attention_mask")
-        trims = bool(self.trims) and torch.is_tensor(mask) and mask.dim() == 2
-        # untrimmed rows are all as wide as the batch
-        width = mask.shape[1] if trims else _width(values)
-        lengths = _lengths(mask) if trims else torch.full((rows,), width)
-        lengths[lengths.argmax()] = width # so outputs of a column for each token are known
-        # of images the width says nothing
-        least = 1 if trims else self.longest
-        chunks = _chunks_of(lengths.clamp(min=least), self.tokens)
-        widths = [int(lengths[chunk].max()) for chunk in chunks]
-        taken = [_taken(values, chunk, most, self.trims if trims else ())
-                 for chunk, most in zip(chunks, widths)]
-        outputs, shape = zip(*map(tree_flatten, map(self._run_chunk, taken)))
-        if trims and not _has_one_entry_a_row(outputs, chunks):
-            self.trims = () # entries of tokens cannot be put back in their places
-            return self._run(values, rows)
-        order = torch.cat(chunks).argsort()
-        whole = [_put_back(parts, order, widths, width) for parts in zip(*outputs)]
-        return tree_unflatten(whole, shape[0])
+    def _run(self, given: tuple, numbers: range, rows: int):
+        outputs = []
+        for start in range(0, len(numbers), self.rows_each):
+            chunk = list(numbers[start:start + self.rows_each])
+            args, kwargs = indexed(given, chunk, rows)
+            if torch.is_grad_enabled():
+                outputs.append(checkpoint(self.usual, *args, use_reentrant=False,
+                                          context_fn=_same_dropout, **kwargs))
+            else:
+                outputs.append(self.usual(*args, **kwargs))
+        return tree_map(_joined, *outputs)
 
-    def _run_chunk(self, values):
-        if not torch.is_grad_enabled():
-            return self.usual(**values, **self.shared)
-        return checkpoint(self.usual, use_reentrant=False, context_fn=_same_dropout,
-                          **values, **self.shared)
+def _joined(*parts):
+    "What all chunks gave in one place: a number or a flag is the same in all."
+    is_tensor = torch.is_tensor(parts[0]) and parts[0].dim()
+    return torch.cat(parts) if is_tensor else parts[0]
 
-# %% ../../nbs/accumulation_loss/chunks.ipynb #a5709a4e
 def _same_dropout() -> tuple:
     "Contexts of the forward pass and of its repetition: dropout is off in both or none."
-    return nullcontext(), NoDropout() if NoDropout.active else nullcontext()
+    is_off = bool(nn.functional.dropout(torch.ones(1), p=1.0)) # or all would be dropped
+    return nullcontext(), NoDropout() if is_off else nullcontext()
 
 @contextmanager
 def in_chunks(
     model: nn.Module,
     names: list[str], # of submodules, from `chunked_modules`
-    tokens: int, # most in a chunk: rows x longest row
+    tokens: int, # most in a chunk, unless one row has more
+    longest: int, # row of the batch, in tokens, as which all rows count
     gather=None, # a `RowsOfAll`: outputs of all processes are put together
-    trims: Collection[str] = (), # arguments only as wide as a chunk's longest row
-    longest: int = 1, # row of the batch, in tokens: no row without a mask counts for less
 ) -> Iterator[None]:
     "While it lasts, these modules run their rows in chunks, and again in backward."
     with ExitStack() as modules:
         for module in map(model.get_submodule, names):
-            cut = _InChunks(module.forward, tokens, gather, trims, longest)
+            cut = _InChunks(module.forward, max(1, tokens // longest), gather)
             modules.enter_context(set_for_now(module, forward=cut))
         yield
 
 # %% ../../nbs/accumulation_loss/chunks.ipynb #ea372d02
-class _Gather(torch.autograd.Function):
-    "Rows of all processes; backward: the sum of all gradients of one's own rows."
+class _AllGather(torch.autograd.Function):
+    "Tensors of one size, of all processes; backward: the sum of their gradients."
     @staticmethod
-    def forward(ctx, tensor, places, rank, rows_of_all):
-        ctx.rows_of_all, ctx.own = rows_of_all, places[rank]
-        sizes = list(map(len, places))
-        missing = tensor.new_zeros(max(sizes) - len(tensor), *tensor.shape[1:])
-        padded = torch.cat([tensor, missing])
-        parts = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(parts, padded.contiguous())
-        everyones = tensor.new_empty(sum(sizes), *tensor.shape[1:])
-        for part, size, place in zip(parts, sizes, places):
-            everyones[place.to(tensor.device)] = part[:size]
-        return everyones
+    def forward(ctx, tensor, rows_of_all):
+        ctx.rows_of_all = rows_of_all
+        parts = [torch.empty_like(tensor) for _ in range(rows_of_all.number)]
+        dist.all_gather(parts, tensor)
+        return torch.stack(parts)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -240,7 +134,7 @@ class _Gather(torch.autograd.Function):
                                "several processes")
         gradient = gradient.clone(memory_format=torch.contiguous_format) # others read it
         dist.all_reduce(gradient)
-        return gradient[ctx.own.to(gradient.device)], None, None, None
+        return gradient[ctx.rows_of_all.rank], None
 
 class RowsOfAll:
     """Gathers the outputs of a module that has run this process's share of the rows.
@@ -253,25 +147,25 @@ class RowsOfAll:
         self.number, self.rank = number, rank
         self.loss_is_known = False # before, no gradient may come back through it
 
-    def _places(self, rows: int, each: int = 1) -> list[torch.Tensor]:
-        "Where the entries of each process are, with `each` entries for a row."
-        owners = (torch.arange(rows) % self.number).repeat_interleave(each)
-        return [(owners == process).nonzero().flatten() for process in range(self.number)]
-
     def own_rows(self,
         rows: int, # of the batch
-    ) -> torch.Tensor: # int64, numbers of this process's rows
-        return self._places(rows)[self.rank]
+    ) -> range: # numbers of this process's rows
+        return range(self.rank, rows, self.number)
 
     def joined(self,
         outputs, # of this process's rows, in any nest
         rows: int, # of the batch
     ): # the same of all rows
         own = len(self.own_rows(rows))
+        most = -(-rows // self.number) # rows of one process
 
         def of(leaf):
             if not torch.is_tensor(leaf) or not leaf.dim():
                 return leaf
-            places = self._places(rows, len(leaf) // own)
-            return _Gather.apply(leaf, places, self.rank, self)
+            each = len(leaf) // own # entries of a row
+            missing = leaf.new_zeros((most - own) * each, *leaf.shape[1:])
+            parts = _AllGather.apply(torch.cat([leaf, missing]), self)
+            # the first row of each process, then the second of each ...
+            by_row = parts.unflatten(1, (most, each)).transpose(0, 1)
+            return by_row.flatten(0, 2)[:rows * each]
         return tree_map(of, outputs)

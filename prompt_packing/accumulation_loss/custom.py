@@ -47,7 +47,12 @@ def register_loss(
     transformers' own."""
     if name in LOSS_MAPPING and not hasattr(LOSS_MAPPING[name], "calls"):
         raise ValueError(f"{name!r} is a loss of transformers: choose another name")
-    _check_signature(name, fn)
+    keywords = ["logits", "labels", "vocab_size", "config", "num_items_in_batch"]
+    try:
+        signature(fn).bind(**dict.fromkeys(keywords))
+    except TypeError as error:
+        raise TypeError(f"register_loss({name!r}): models call it with {', '.join(keywords)} "
+                        f"and more: end its arguments with **kwargs ({error})") from error
     LOSS_MAPPING[name] = NamedLoss(name, fn)
     return fn
 
@@ -65,18 +70,6 @@ def use_named_loss(
     model.loss_type = name
     loss = LOSS_MAPPING[name]
     return loss if hasattr(loss, "calls") else None # else transformers' own
-
-# %% ../../nbs/accumulation_loss/custom.ipynb #5e04a55e
-def _check_signature(name: str, fn: Callable):
-    keywords = ["vocab_size", "config", "pooled_logits", "num_items_in_batch"]
-    try:
-        signature(fn).bind(**dict.fromkeys(["logits", "labels", *keywords]))
-    except TypeError as error:
-        raise TypeError(
-            f"register_loss({name!r}): models call it with logits=, labels= and more "
-            f"keywords ({', '.join(keywords)}), and {getattr(fn, '__name__', fn)}"
-            f"{signature(fn)} does not take them ({error}): end them with **kwargs"
-        ) from error
 
 # %% ../../nbs/accumulation_loss/custom.ipynb #15edda61
 def check_was_called(

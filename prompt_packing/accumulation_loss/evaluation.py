@@ -13,62 +13,154 @@ import torch
 from accelerate import Accelerator
 
 from .asking import thin_graph
-from .facts import Findings, LossFacts, Way, numbers
+from .facts import Findings, Way, numbers
 from .looks import (
     FAILURES, Asker, joins_rows, rows_to_see, ways_of_parts)
 from .processes import AllProcesses
 from .reading import Unreadable, WeightReader
 from ..foundation.foreign import tree_map
-from ..foundation.mixins import set_for_now
 from ..foundation.rows import (
     IndexedRows, LazyBatch, RowLengths, Rows, StepRows, first_size, hand_over_rows, indexed,
     same_numbers, seeded, take_back)
 
 # %% auto #0
-__all__ = ['EvaluationMean', 'EvaluationRows', 'ways_of_evaluation', 'EvaluationFacts', 'ExactEvaluation']
+__all__ = ['EvaluationRows', 'ways_of_evaluation', 'EvaluationFacts', 'ExactEvaluation']
+
+# %% ../../nbs/accumulation_loss/evaluation.ipynb #51ebd6ab
+@dataclass
+class EvaluationRows:
+    "The loader of an evaluation, whose batches know their rows."
+    loader: object
+    lazily: bool # batches are cut under a budget: collated only if somebody reads them
+    main_input: str
+    row_length: Callable | None = None # row -> tokens, where the user knows better
+
+    def __post_init__(self):
+        self.collate = hand_over_rows(self.loader, makes_batches=not self.lazily)
+        self.lengths = RowLengths(self.collate, self.main_input, self.row_length)
+        self.rows: StepRows | None = None # of the batch under way
+        self.seen = StepRows([], self.collate) # of several batches, where they are small
+
+    def __getattr__(self, name: str):
+        if name.startswith("__") or name == "loader":
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator:
+        for each in self.loader:
+            self.rows = None
+            if isinstance(each, Rows):
+                self.rows = StepRows(each.rows, self.collate)
+                if len(self.seen) < 64:
+                    self.seen.rows = self.seen.rows + each.rows
+                each = LazyBatch(each, self.collate) if self.lazily else each.batch
+            yield each
+
+    def close(self):
+        "Let the loader hand over batches again."
+        take_back(self.loader)
+
+    def few(self, budget: int | None = None, short: bool = False) -> StepRows:
+        "Rows to look at, of those that have been seen: of all lengths, or many short ones."
+        most = min(512, budget or 512)
+        lengths = self.lengths(self.seen.rows)
+        return self.seen.some(rows_to_see(lengths, 0, most, short))
+
+    def real_rows(self, inputs, accelerator: Accelerator) -> tuple:
+        """Whether a batch ends with rows that accelerate copied, and the rows before them.
+
+        It fills the last batch with rows from the start of the data set, whose
+        predictions are dropped later; the loss has to do without them."""
+        rows, state = self.rows, accelerator.gradient_state
+        size = first_size(inputs) if rows is None else len(rows)
+        # `remainder`: real rows of the last batch of all processes, dealt by rank
+        is_last = accelerator.num_processes > 1 and state.end_of_dataloader
+        if not is_last or not size or state.remainder <= 0:
+            return False, None
+        real = min(max(state.remainder - accelerator.process_index * size, 0), size)
+        if real in (0, size):
+            return real == 0, None
+        numbers = list(range(real))
+        return True, indexed(inputs, numbers, size) if rows is None else rows.take(numbers)
+
+# %% ../../nbs/accumulation_loss/evaluation.ipynb #919d8e09
+def ways_of_evaluation(asker: Asker, sample: StepRows) -> list[Way]:
+    "How the losses of parts of a few rows make that of all."
+    if not joins_rows(sample): # they are ready-made batches, which nothing can join
+        return [Way.WEIGHS]
+    asker.part = lambda rows, numbers: rows.take(numbers) # nothing is packed
+    try:
+        whole = asker.whole(sample)
+        with seeded(1):
+            draws = not same_numbers(whole, asker.prepare(sample.take()))
+        uncut, = asker.run([whole])
+    except FAILURES: # without labels there is no loss that a cut could change
+        return [Way.ADDS, Way.WEIGHS]
+    if draws and first_size(whole) == len(sample):
+        sample = IndexedRows(whole, len(sample))
+    return ways_of_parts(asker, sample, 0, whole, uncut).ways
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #162780c5
-class EvaluationMean:
-    "Sums of the losses of an evaluation and of their weights."
-    def __init__(self,
-        facts: LossFacts,
-        filters: bool = True, # losses that are not finite are left out
-        reads: bool = True, # False for sharded models, whose parameters are elsewhere
-    ):
-        self.reads = reads and facts.way not in (Way.CHUNKS, Way.ROWS)
-        self.takes_count = facts.takes_count
-        self.filters = filters
-        self.reader = WeightReader()
-        self.parts = [] # (loss, weight, rows), where they were computed
-        self.signatures = set() # of the terms of these losses
-        self.by_rows = False # transformers' mean over batches
-        self.is_sum = False # the losses of batches add up
-        self.is_thin = True # graphs are read without their tensors
-        self.is_settled = False # a look has said how losses go together
-        self.paused = False # rows that are copies of others do not count
+@dataclass
+class EvaluationFacts:
+    "What evaluations of one Trainer have found out."
+    ways: list[Way] | None = None # in which losses of batches make that of all
+    verified: set[str] = field(default_factory=set) # signatures of terms
 
-    def make_by(self, ways: list[Way]):
+class ExactEvaluation:
+    "The losses of one evaluation, and what each weighs in the loss of the data set."
+    def __init__(self,
+        findings: Findings,
+        loader: EvaluationRows,
+        ask: Callable, # (short rows alone) -> ways, of some rows
+        known: EvaluationFacts, # from evaluations before
+        reads: bool = True, # False for sharded models, whose parameters are elsewhere
+        filters: bool = True, # losses that are not finite are left out
+    ):
+        self.findings, self.loader, self.filters = findings, loader, filters
+        self.ask, self.known = ask, known
+        self.reads = reads and findings.facts.way not in (Way.CHUNKS, Way.ROWS)
+        self.reader, self.signatures = WeightReader(), set() # of the terms of the losses
+        self.parts = [] # (loss, weight, rows), where they were computed
+        self.by_rows = False # transformers' mean over batches
+        self.is_thin = True # graphs are read without their tensors
+        self.paused = False # rows that are copies of others do not count
+        self.predictions = None # how a budget's parts are predicted, once that matters
+
+    def settle(self):
+        "Find out how the losses of batches make that of all, once there are two rows."
+        if self.loader.rows is None or len(self.loader.seen) < 2:
+            return
+        if self.known.ways is None:
+            self.known.ways = self.ask()
+        self._make_by(self.known.ways)
+
+    def _make_by(self, ways: list[Way]):
         "As a look at some rows allows: weights as read, or transformers' mean."
-        self.is_settled = True
         if Way.WEIGHS not in ways:
-            self.reads, self.by_rows, self.is_sum = False, True, Way.ADDS in ways
+            self.reads, self.by_rows = False, True
 
     def noted(self, compute_loss: Callable) -> Callable:
-        "`compute_loss` of a Trainer, whose losses are added here."
+        "`compute_loss` of a Trainer, whose losses are noted here."
         def compute_and_note(model, inputs, *args, **kwargs):
             if self.paused:
                 return compute_loss(model, inputs, *args, **kwargs)
-            rows = first_size(inputs) # compute_loss may take the labels out
+            rows = first_size(inputs) or 1 # compute_loss may take the labels out
             reads = self.reads and not torch.is_inference_mode_enabled()
-            compute = self._with_graph if reads else _as_it_is
-            made = compute(compute_loss, model, inputs, *args, **kwargs)
+            if reads:
+                made = self._with_graph(compute_loss, model, inputs, *args, **kwargs)
+            else:
+                made = compute_loss(model, inputs, *args, **kwargs)
             loss = made[0] if isinstance(made, tuple) else made
             weight = self._weight_of(loss) if reads else None
-            if weight is None and self.takes_count:
+            if weight is None and self.findings.facts.takes_count:
                 weight = kwargs.get("num_items_in_batch")
             if weight is None:
                 self.by_rows, weight = True, 1.0
-            self.parts.append((loss.detach(), weight, rows or 1))
+            self.parts.append((loss.detach(), weight, rows))
             return tree_map(_detached, made)
         return compute_and_note
 
@@ -87,174 +179,38 @@ class EvaluationMean:
         try:
             weight = self.reader(loss)
             self.signatures.add(self.reader.signature)
-            # a sum is larger for more rows, and compares with nothing
-            self.is_sum = self.is_sum or self.reader.is_sum
-            if not self.is_sum:
+            if not self.reader.is_sum: # larger for more rows, so it compares with nothing
                 return weight
         except Unreadable:
             pass
         self.reads = False
         return None
 
-    def has_doubt(self) -> bool:
-        "Whether a weight may be a bound: of `total / count.clamp(min=1)` without a target."
-        return self.reads and any(weight and not loss for loss, weight, _ in self._read())
-
-    def _read(self) -> list[tuple]: # (loss, weight, rows) as numbers, in one transfer
-        flat = numbers([each for part in self.parts for each in part])
-        return list(zip(flat[::3], flat[1::3], flat[2::3]))
-
-    def sums(self) -> tuple[float, float]:
-        "Losses times weights, and weights, in float64."
-        read = torch.tensor(self._read(), dtype=torch.float64)
-        losses, weights, rows = read.view(-1, 3).T
-        weights = rows if self.by_rows else weights
+    def loss(self, processes: AllProcesses) -> float | None: # None: there is none
+        "The loss of the data set, in float64; if it is a mean over batches, that is said."
+        is_new = not self.signatures <= self.known.verified
+        if self.reads and is_new and len(self.loader.seen) > 1 and len(self.parts) > 1:
+            self.known.verified |= self.signatures
+            self._make_by(self.ask(short=True))
+        read = numbers([each for part in self.parts for each in part]) # in one transfer
+        losses, weights, rows = torch.tensor(read, dtype=torch.float64).view(-1, 3).T
+        # a loss of 0 may have a bound for its weight: `total / count.clamp(min=1)`
+        if self.reads and ((losses == 0) & (weights != 0)).any():
+            self._make_by([])
+        by_rows, batches = processes.sum(float(self.by_rows), float(len(self.parts)))
+        weights = rows if by_rows else weights
         used = weights != 0
         if self.filters:
             used &= losses.isfinite()
-        return float((losses * weights)[used].sum()), float(weights[used].sum())
-
-    def mean(self, sum_over_processes: Callable) -> float | None:
-        "The loss of the whole data set; None where nothing was added."
-        value, weight = map(float, sum_over_processes(*self.sums()))
+        value, weight = map(float, processes.sum(
+            float((losses * weights)[used].sum()), float(weights[used].sum())))
+        if by_rows and batches > 1:
+            self.findings.say(_mean_of_batches)
         return value / weight if weight else None
-
-def _as_it_is(compute_loss: Callable, *args, **kwargs):
-    return compute_loss(*args, **kwargs)
 
 def _detached(leaf):
     return leaf.detach() if torch.is_tensor(leaf) else leaf
 
-# %% ../../nbs/accumulation_loss/evaluation.ipynb #51ebd6ab
-@dataclass
-class EvaluationRows:
-    "The loader of an evaluation, whose batches know their rows."
-    loader: object
-    lazily: bool # batches are cut under a budget: collated only if somebody reads them
-    main_input: str
-    row_length: Callable | None = None # row -> tokens, where the user knows better
-
-    def __post_init__(self):
-        self.collate = hand_over_rows(self.loader, makes_batches=not self.lazily)
-        self.lengths = RowLengths(self.collate, self.main_input, self.row_length)
-        self.rows: StepRows | None = None # of the batch under way
-        self.seen = StepRows([], self.collate) # of several batches, where they are small
-        self.joins: bool | None = None # the collator makes a batch of several rows
-
-    def __getattr__(self, name: str):
-        if name.startswith("__") or name == "loader":
-            raise AttributeError(name)
-        return getattr(self.loader, name)
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator:
-        for each in self.loader:
-            self.rows = None
-            if isinstance(each, Rows):
-                if len(self.seen) < 64:
-                    self.seen.rows = self.seen.rows + each.rows
-                if self.joins is None and len(self.seen) > 1:
-                    self.joins = joins_rows(self.seen)
-                if self.joins is not False: # else rows are ready-made batches
-                    self.rows = StepRows(each.rows, self.collate)
-                each = LazyBatch(each, self.collate) if self.lazily else each.batch
-            yield each
-
-    def close(self):
-        "Let the loader hand over batches again."
-        take_back(self.loader)
-
-    def few(self, budget: int | None = None, short: bool = False) -> StepRows:
-        "Rows to look at, of those that have been seen: of all lengths, or many short ones."
-        most = min(512, budget or 512)
-        lengths = self.lengths(self.seen.rows)
-        return self.seen.some(rows_to_see(lengths, 0, most, short))
-
-# %% ../../nbs/accumulation_loss/evaluation.ipynb #919d8e09
-def ways_of_evaluation(asker: Asker, sample: StepRows) -> list[Way]:
-    "How the losses of parts of a few rows make that of all."
-    asker.part = lambda rows, numbers: rows.take(numbers) # nothing is packed
-    try:
-        whole = asker.whole(sample)
-        with seeded(1):
-            draws = not same_numbers(whole, asker.prepare(sample.take()))
-        uncut, = asker.run([whole])
-    except FAILURES: # without labels there is no loss that a cut could change
-        return [Way.ADDS, Way.WEIGHS]
-    if draws and first_size(whole) == len(sample):
-        sample = IndexedRows(whole, len(sample))
-    return ways_of_parts(asker, sample, 0, whole, uncut).ways
-
-# %% ../../nbs/accumulation_loss/evaluation.ipynb #35135502
-@dataclass
-class EvaluationFacts:
-    "What evaluations of one Trainer have found out."
-    ways: list[Way] | None = None # in which losses of batches make that of all
-    verified: set[str] = field(default_factory=set) # signatures of terms
-
-class ExactEvaluation:
-    "One evaluation: what its batches weigh, found out before the first of them."
-    def __init__(self, findings: Findings, loader, mean: EvaluationMean,
-                 known: EvaluationFacts | None = None):
-        self.findings, self.loader, self.mean = findings, loader, mean
-        self.known = known or EvaluationFacts()
-        self.predictions = None # how a budget's parts are predicted, once that matters
-
-    def settle(self,
-        ask: Callable, # some rows -> ways
-        budget: int | None, # most tokens computed at once
-    ):
-        "Find out how the losses of batches make that of all, once there are two rows."
-        if self.mean.is_settled or self.loader.rows is None or len(self.loader.seen) < 2:
-            return
-        if self.known.ways is None:
-            with set_for_now(self.mean, paused=True):
-                self.known.ways = ask(self.loader.few(budget))
-        self.mean.make_by(self.known.ways)
-
-    def loss(self,
-        ask: Callable, # some rows -> ways
-        budget: int | None, # most tokens computed at once
-        processes: AllProcesses,
-    ) -> float | None: # None: there is none
-        "The loss of the data set; where it is a mean over batches, that is said."
-        mean = self.mean
-        is_new = not mean.signatures <= self.known.verified
-        if mean.reads and is_new and len(self.loader.seen) > 1 and len(mean.parts) > 1:
-            self.known.verified |= mean.signatures
-            mean.make_by(ask(self.loader.few(budget, short=True)))
-        if mean.has_doubt():
-            mean.make_by([])
-        by_rows, batches = processes.sum(float(mean.by_rows), float(len(mean.parts)))
-        mean.by_rows = bool(by_rows)
-        value = mean.mean(processes.sum)
-        if mean.by_rows and batches > 1:
-            self.findings.say(_sum_of_batches if mean.is_sum else _mean_of_batches)
-        return value
-
-    def real_rows(self, inputs, accelerator: Accelerator) -> tuple:
-        """Whether a batch ends with rows that accelerate copied, and the rows before them.
-
-        It fills the last batch with rows from the start of the data set, whose
-        predictions are dropped later; the loss has to do without them."""
-        rows, state = self.loader.rows, accelerator.gradient_state
-        size = first_size(inputs) if rows is None else len(rows)
-        # `remainder`: real rows of the last batch of all processes, dealt by rank
-        is_last = accelerator.num_processes > 1 and state.end_of_dataloader
-        if not is_last or not size or state.remainder <= 0:
-            return False, None
-        real = min(max(state.remainder - accelerator.process_index * size, 0), size)
-        if real in (0, size):
-            return real == 0, None
-        numbers = list(range(real))
-        return True, indexed(inputs, numbers, size) if rows is None else rows.take(numbers)
-
 _mean_of_batches = (
     "what an evaluation batch weighs cannot be read from its loss, so batches are weighted "
     "by their rows, as in transformers: the evaluation loss depends on the batch size")
-
-_sum_of_batches = (
-    "the loss is a sum, which is larger for more rows: the evaluation loss is a mean over "
-    "batches, as in transformers, and depends on the batch size")

@@ -9,51 +9,44 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from .asking import is_sharded
 from .custom import check_was_called, use_named_loss
-from prompt_packing.accumulation_loss.evaluation import (
-    EvaluationFacts, EvaluationMean, EvaluationRows, ExactEvaluation,
-    ways_of_evaluation)
+from .evaluation import (
+    EvaluationFacts, EvaluationRows, ExactEvaluation, ways_of_evaluation)
 from .facts import Findings, Kind, LossFacts, Way
 from .looks import joins_rows
 from .passes import TrainerPasses, why_not_exact
 from .processes import AllProcesses
-from .step import Step, filled_up, is_filler
+from .step import Step, filler_like
 from .steps import Steps
 from ..foundation.mixins import check_order, set_for_now
 from ..foundation.rows import (
-    LazyBatch, RowLengths, Rows, StepRows, hand_over_rows, take_back)
+    LazyBatch, RowLengths, Rows, StepRows, hand_over_rows, state_of, take_back)
 
 # %% auto #0
-__all__ = ['RowSource', 'OneStep', 'ExactLossMixin']
+__all__ = ['RowSource', 'ExactLossMixin']
 
 # %% ../../nbs/accumulation_loss/exact.ipynb #a5929258
 class RowSource:
-    "The training loader as a source of rows, and the steps that are made of them."
-    def __init__(self, findings: Findings, processes: AllProcesses, main_input: str):
-        self.findings, self.processes, self.main_input = findings, processes, main_input
-        self.loader = None # of training
-        self.collate = None # the user's, where rows are handed over
-        self.cut: Callable | None = None # `StepRows` -> parts
-        self.ended = None # the iterator that has ended on all processes
-        self.last_batch = None # of this process
-        self.has_fillers = False # among the batches of the step
+    """Makes steps of the rows that a loader gives, hands out their micro-batches, and
+    takes them back as `training_step` is called with them."""
+    def __init__(self, findings: Findings, passes: TrainerPasses, processes: AllProcesses):
+        self.findings, self.passes, self.processes = findings, passes, processes
+        self.loader = self.collate = None # of training; the user's, where it gives rows
+        self.cut_step: Callable | None = None # `StepRows` -> parts, batches to count
         self.joins: bool | None = None # the collator makes a batch of several rows
+        self.step: Step | None = None # under way
+        self.handed, self.taken = [], [] # its micro-batches, and what came back of them
+        self.ended = None # the iterator that has ended on all processes
 
     def open(self,
         loader, # of training
-        # `StepRows` -> parts, and batches to count items of; None: steps are not cut
-        cut_step: Callable | None,
-        at_once: bool, # each micro-batch is computed when it comes
+        cut_step: Callable | None, # None: steps are not cut
     ) -> Callable | None: # the user's collator; None: batches come ready-made
         "From here on the loader hands over rows."
-        def cut(rows: StepRows) -> tuple: # no parts: computed whole, or as they come
-            facts = self.findings.facts
-            is_whole = facts.way is Way.CHUNKS or facts.communicates or facts.ordered
-            return (None, None) if is_whole or at_once else cut_step(rows)
-
-        self.loader, self.joins = loader, None
-        self.cut = None if cut_step is None else cut
+        self.loader, self.cut_step, self.joins = loader, cut_step, None
         # without a budget the loader makes its batches as ever, and rows come along
         self.collate = hand_over_rows(loader, makes_batches=cut_step is None)
         return self.collate
@@ -63,120 +56,92 @@ class RowSource:
             take_back(self.loader)
         self.loader = self.collate = None
 
-    def step(self, taken: list, width: int, count_of: Callable, count) -> tuple:
-        """The step of what a loader gave, and the batches for transformers' loop.
-
-        No step: no process has a batch left. Processes with fewer get fillers."""
-        rows, parts, batches = None, None, taken
-        counted = None # the collator's batches, where parts are others: packed
-        has_rows = bool(taken) and all(isinstance(batch, Rows) for batch in taken)
-        if has_rows:
-            rows = self._joined(StepRows.of(taken, self.collate))
-            batches = [each.batch for each in taken]
-            if self.cut is not None:
-                batches = [LazyBatch(each, self.collate) for each in taken]
-        if rows is not None and self.cut is not None:
-            in_worker = taken[0].parts if len(taken) == 1 else None
-            parts, counted = (in_worker, in_worker) if in_worker else self.cut(rows)
-        elif taken and self.cut is not None:
+    def begin(self, given: list, width: int, count) -> tuple | None:
+        """Of what a loader gave: the micro-batches for transformers' loop, and the count
+        of the step. None: no process has a batch left."""
+        if self.step is not None and not self.taken:
+            self.findings.say(_not_super)
+        step = Step(given, count)
+        if self.collate is not None and all(isinstance(batch, Rows) for batch in given):
+            step = self._of_rows(given)
+        if given and self.cut_step is not None and step.rows is None:
             self.findings.say(_not_cut, Kind.EXACT)
-        if has_rows:
-            count = count_of(counted or batches)
-        has_any = bool(batches)
+        step.is_real = has_any = bool(given)
+        # transformers sums only where a process has a batch, and others would wait
         if self.processes.number > 1:
+            is_counted = step.count is not None
             counted, total, some = self.processes.sum(
-                float(count is not None), 0 if count is None else count, float(len(batches)))
-            count, has_any = (total.float() if counted else None), bool(some)
+                float(is_counted), step.count if is_counted else 0, float(has_any))
+            step.count, has_any = (total.float() if counted else None), bool(some)
+        self.step, self.taken = (step if has_any else None), []
         if not has_any:
-            return None, []
-        filled = filled_up(batches, width, self.last_batch, self.main_input)
-        self.last_batch = filled[-1]
-        self.has_fillers = len(batches) < len(filled)
-        step = Step(filled[-max(len(batches), 1):], count, is_of_loop=True, rows=rows,
-                    parts=parts)
-        return step, filled
+            return None
+        if not given: # others have a batch: compute the last one again, with weight 0
+            if not self.handed:
+                raise RuntimeError("this process has no batch and others have")
+            step.batches = self.handed[-1:]
+        # fillers come first: transformers steps with the last micro-batch, a real one
+        self.missing = width - len(step.batches)
+        self.handed = step.batches
+        if self.missing: # else a `LazyBatch` is not read
+            filler = filler_like(step.batches[0], self.passes.main_input)
+            self.handed = [filler] * self.missing + step.batches
+        self.states = self._states(self.handed)
+        return self.handed, step.count
 
-    def _joined(self, rows: StepRows) -> StepRows | None:
-        "The rows, if the collator makes a batch of several; None: rows are batches."
+    def _of_rows(self, given: list[Rows]) -> Step:
+        rows, parts, counted = StepRows.of(given, self.collate), None, None
         if self.joins is None and len(rows) > 1:
             self.joins = joins_rows(rows)
-        return None if self.joins is False else rows
+        rows = None if self.joins is False else rows # they are ready-made batches
+        if self.cut_step is None:
+            batches = [each.batch for each in given]
+        else:
+            batches = [LazyBatch(each, self.collate) for each in given]
+            parts, counted = self._parts(given, rows)
+        return Step(batches, self.passes.count(counted or batches), rows, parts)
+
+    def _parts(self, given: list[Rows], rows: StepRows | None) -> tuple:
+        "Parts of the step, and the batches to count items of; None: it is not cut."
+        if rows is not None and len(given) == 1 and given[0].parts: # made by a worker
+            return given[0].parts, given[0].parts
+        facts = self.findings.facts
+        is_whole = facts.way is Way.CHUNKS or facts.communicates or facts.ordered
+        return (None, None) if is_whole or not rows else self.cut_step(rows)
+
+    def take(self, inputs, count):
+        "A micro-batch comes back: of the step under way, or of a loop of your own."
+        if self.step is None:
+            self.step, self.taken, self.missing = Step([], count), [], 0
+        self.taken.append(inputs)
+
+    def end(self) -> Step:
+        "The step, after its last micro-batch: of its rows, if they came back unchanged."
+        step, self.step = self.step, None
+        if len(self.taken) > 1 and "training_step" in self.passes.overrides:
+            self.findings.say(_gradients_come_last, Kind.EXACT)
+        # nothing was handed out to a loop of your own
+        if step.batches and self._states(self.taken) == self.states:
+            return step
+        return Step(self.taken[self.missing:], step.count, is_real=step.is_real)
+
+    def _states(self, batches: list) -> list:
+        "What is another where somebody has replaced or changed a batch."
+        return [state_of(batch) if self.passes.overrides else id(batch)
+                for batch in batches]
 
 _not_cut = (
     "batches come ready-made from their loader, so token_budget and pack do not cut them: "
     "let the loader collate rows")
 
-# %% ../../nbs/accumulation_loss/exact.ipynb #2913c548
-class OneStep:
-    "The step under way, from transformers' loop or from a loop of your own."
-    def __init__(self, steps: Steps, source: RowSource):
-        self.steps, self.source, self.findings = steps, source, steps.findings
-        self.step: Step | None = None
-        self.has_ended = False # and the next one of transformers' loop has not begun
+_not_super = (
+    "training_step of this Trainer does not call super().training_step, so its gradients "
+    "are not corrected")
 
-    def start(self, step: Step | None):
-        "A step whose micro-batches come next."
-        if self.step is not None and not self.step.was_seen:
-            self.findings.say("training_step of this Trainer does not call "
-                              "super().training_step, so its gradients are not corrected")
-        self.step, self.has_ended = step, False
-
-    def take(self, model, inputs, count, is_last: bool, accumulates: bool):
-        "A micro-batch: its loss for the log, 0 for all but the last of a step."
-        passes = self.steps.passes
-        if self.source.has_fillers and is_filler(inputs):
-            return passes.nothing()
-        step = self._step_of(inputs, count, accumulates)
-        step.was_seen = True
-        if step.way is None and is_last and self._is_one_batch(step):
-            self._end(step)
-            return passes.stock_step(model, inputs, count, alone=True)
-        if step.way is None and not self.findings.facts.communicates:
-            self.steps.begin(model, step)
-        if self.findings.facts.communicates:
-            if is_last:
-                self._end(step)
-            return passes.stock_step(model, inputs, count, alone=False)
-        if not step.waits_for_last:
-            self.steps.computer.compute_parts(model, step, self._parts_of(step, inputs))
-        elif is_last:
-            self.steps.computer.compute(model, step)
-        if not is_last:
-            return passes.nothing()
-        loss = self.steps.end(model, step)
-        self._end(step)
-        return passes.nothing() + loss
-
-    def _step_of(self, inputs, count, accumulates: bool) -> Step:
-        "The step that a batch belongs to: all calls up to the one that synchronizes."
-        if self.step is None: # a loop of your own, or one call more than micro-batches
-            if self.has_ended and accumulates:
-                self.findings.say(_called_again)
-            self.step = Step([inputs], count)
-        elif not self.step.holds(inputs):
-            self.step.take(inputs)
-        elif self.step.rows is not None and self.step.has_changed(inputs):
-            self.step.rows = None # its batches are what is computed
-        return self.step
-
-    def _is_one_batch(self, step: Step) -> bool:
-        "Whether transformers computes this step exactly."
-        alone = self.steps.processes.number == 1 and len(step.batches) == 1
-        return alone and not self.steps.passes.cuts
-
-    def _parts_of(self, step: Step, inputs) -> list:
-        "Of a micro-batch that is computed at once."
-        if not isinstance(inputs, LazyBatch) or inputs.was_changed or step.rows is None:
-            return [inputs]
-        parts, _ = self.source.cut(StepRows(inputs.rows.rows, step.rows.collate))
-        return parts or [inputs]
-
-    def _end(self, step: Step):
-        self.step, self.has_ended = None, step.is_of_loop
-
-_called_again = (
-    "training_step is called again after the last micro-batch of a step: the gradient of "
-    "that call is added as that of one batch")
+_gradients_come_last = (
+    "your training_step runs once for each micro-batch, and gradients exist only after the "
+    "last one of a step: code that reads gradients earlier finds none, and what a second "
+    "call of super().training_step gives then is added as it is")
 
 # %% ../../nbs/accumulation_loss/exact.ipynb #0735486d
 class _AroundStepsMixin:
@@ -187,44 +152,41 @@ class _AroundStepsMixin:
             return super().evaluation_loop(
                 dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         # transformers generates for a whole batch, and pads what comes out
-        lazily = self.cuts_steps() and not getattr(
-            self.args, "predict_with_generate", False)
-        loader = EvaluationRows(
-            dataloader, lazily, self._source.main_input, self.row_length)
-        mean = EvaluationMean(self.loss_facts, self.args.logging_nan_inf_filter,
-                              not is_sharded(self.model))
-        evaluation = ExactEvaluation(self.findings, loader, mean, self._of_evaluations)
+        generates = getattr(self.args, "predict_with_generate", False)
+        passes, looks = self._steps.passes, self._steps.looks
+        loader = EvaluationRows(dataloader, self.cuts_steps() and not generates,
+                                passes.main_input, self.row_length)
+
+        def ask(short=False):
+            few = loader.few(passes.token_budget, short)
+            return ways_of_evaluation(looks.asker(self.model_wrapped, None), few)
+        evaluation = ExactEvaluation(
+            self.findings, loader, ask, self._of_evaluations, not is_sharded(self.model),
+            self.args.logging_nan_inf_filter)
         try:
             with set_for_now(self, _exact_evaluation=evaluation):
                 output = super().evaluation_loop(
                     loader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         finally:
             loader.close()
-        loss = evaluation.loss(self._ask_of_evaluation, self._steps.passes.token_budget,
-                               self._steps.processes)
+        loss = evaluation.loss(self._steps.processes)
         if f"{metric_key_prefix}_loss" in output.metrics and loss is not None:
             output.metrics[f"{metric_key_prefix}_loss"] = loss
         return output
 
-    def _ask_of_evaluation(self, rows: StepRows) -> list:
-        asker = self._steps.looks.asker(self.model_wrapped, None)
-        return ways_of_evaluation(asker, rows)
-
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
         "As transformers'; the loss and what it is a mean over are noted."
-        evaluation, passes = self._exact_evaluation, self._steps.passes
+        evaluation = self._exact_evaluation
         if evaluation is None:
             return super().prediction_step(
                 model, inputs, prediction_loss_only, *args, **kwargs)
-        evaluation.settle(self._ask_of_evaluation, passes.token_budget)
-        mean = evaluation.mean
-        mean.paused, real = evaluation.real_rows(inputs, self.accelerator)
-        with passes.as_one_step(), set_for_now(
-                self, compute_loss=mean.noted(self.compute_loss)):
+        evaluation.settle()
+        evaluation.paused, real = evaluation.loader.real_rows(inputs, self.accelerator)
+        with self._steps.passes.as_one_step(evaluation.noted):
             made = super().prediction_step(
                 model, inputs, prediction_loss_only, *args, **kwargs)
             if real is not None:
-                mean.paused = False
+                evaluation.paused = False
                 super().prediction_step(model, real, True, *args, **kwargs)
         return made
 
@@ -244,8 +206,7 @@ class _AroundStepsMixin:
         if not isinstance(inputs, LazyBatch) or inputs.rows.batch is not None:
             return super().floating_point_ops(inputs)
         # of the parts of a step, with its last micro-batch; nobody collates for it
-        computer = self._steps.computer
-        made, computer.made_parts = computer.made_parts, []
+        made, self._steps.made_parts = self._steps.made_parts, []
         return sum(super(_AroundStepsMixin, self).floating_point_ops(part) for part in made)
 
 # %% ../../nbs/accumulation_loss/exact.ipynb #af84ef83
@@ -260,8 +221,8 @@ class ExactLossMixin(_AroundStepsMixin):
     loss cannot be exact a message says so, once; with `strict_loss = True` in your class
     that is a `ValueError`.
 
-    In the order of a run: `set_initial_training_values` once (the loader hands over
-    rows), `get_batch_samples` once a step (rows become micro-batches and parts),
+    In the order of a run: `_run_epoch` once an epoch (its loader hands over rows),
+    `get_batch_samples` once a step (rows become micro-batches and parts),
     `training_step` once a micro-batch (the last one ends the step), `prediction_step`
     once an evaluation batch, `_save_optimizer_and_scheduler` once a checkpoint."""
     strict_loss = False
@@ -289,12 +250,12 @@ class ExactLossMixin(_AroundStepsMixin):
     def _begin_run(self):
         order = type(self).__mro__
         own = order[:order.index(ExactLossMixin)] # of the user, and mixins before this one
-        overridden = any("training_step" in vars(base) for base in own)
-        passes = TrainerPasses(self, super().training_step, overridden)
+        seen = {"training_step", "get_batch_samples"} # methods through which batches pass
+        passes = TrainerPasses(self, super().training_step,
+                               {name for base in own for name in seen & {*vars(base)}})
         processes = AllProcesses(self.accelerator)
         self._steps = Steps(self.findings, passes, processes)
-        self._source = RowSource(self.findings, processes, passes.main_input)
-        self._one_step = OneStep(self._steps, self._source)
+        self._source = RowSource(self.findings, passes, processes)
 
     @property
     def loss_facts(self) -> LossFacts:
@@ -312,18 +273,22 @@ class ExactLossMixin(_AroundStepsMixin):
 
     def begin_steps(self, dataloader):
         "From here on steps are made of this loader's rows."
-        cut = self.cut_step if self.cuts_steps() else None
-        at_once = self._steps.passes.overridden
-        collate = self._source.open(dataloader, cut, at_once)
-        self.row_lengths = RowLengths(collate, self._source.main_input, self.row_length)
-        self._steps.looks.lengths = self._steps.computer.lengths = self.row_lengths
+        cuts = self.cuts_steps()
+        collate = self._source.open(dataloader, self.cut_step if cuts else None)
+        self.row_lengths = RowLengths(
+            collate, self._steps.passes.main_input, self.row_length)
+        self._steps.looks.lengths = self.row_lengths
+        if cuts and collate: # before its workers start
+            hand_over_rows(dataloader, makes_batches=False,
+                           cut=self.cut_in_worker(dataloader))
 
-    def set_initial_training_values(self, args, dataloader, *rest):
-        needs_rows = self.cuts_steps() or args.gradient_accumulation_steps > 1 or \
+    def _run_epoch(self, *args, **kwargs):
+        "As transformers'; the loader hands over rows, unless each batch is a step."
+        needs_rows = self.cuts_steps() or self.args.gradient_accumulation_steps > 1 or \
             self.accelerator.num_processes > 1
         if needs_rows and not self._exact_off:
-            self.begin_steps(dataloader)
-        return super().set_initial_training_values(args, dataloader, *rest)
+            self.begin_steps(kwargs["train_dataloader"])
+        return super()._run_epoch(*args, **kwargs)
 
     def get_batch_samples(self, epoch_iterator, num_batches, *args, **kwargs):
         "The micro-batches of this process, as many as the step has."
@@ -337,13 +302,10 @@ class ExactLossMixin(_AroundStepsMixin):
         with set_for_now(self.args, average_tokens_across_devices=False):
             taken, count = super().get_batch_samples(
                 epoch_iterator, num_batches, *args, **kwargs)
-            step, batches = self._source.step(
-                taken, num_batches, self._steps.passes.count, count)
-        self._one_step.start(step)
-        if step is None:
+            begun = self._source.begin(taken, num_batches, count)
+        if begun is None:
             self._source.ended = epoch_iterator
-            return [], None
-        return batches, step.count
+        return begun or ([], None)
 
     def _get_num_items_in_batch(self, batches, *args, **kwargs):
         "As transformers', of batches; of rows nothing is known yet."
@@ -352,25 +314,18 @@ class ExactLossMixin(_AroundStepsMixin):
         return super()._get_num_items_in_batch(batches, *args, **kwargs)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        "Forward and backward of a micro-batch, or of the whole step with its last one."
+        "The loss of a step, all computed with its last micro-batch; before it 0."
         if self._exact_off:
             return super().training_step(model, inputs, num_items_in_batch)
+        self._source.take(inputs, num_items_in_batch)
+        if not self.accelerator.sync_gradients:
+            return torch.zeros((), device=self.args.device)
         named = self._named_loss if self.compute_loss_func is None else None
         calls = named.calls if named else 0
-        is_last = self.accelerator.sync_gradients
-        loss = self._one_step.take(model, inputs, num_items_in_batch, is_last,
-                                   self.args.gradient_accumulation_steps > 1)
-        if named and is_last: # the last micro-batch is no filler
+        loss = self._steps.compute(model, self._source.end())
+        if named:
             check_was_called(self.model, named, calls)
-        return loss
-
-    def _run_epoch(self, *args, **kwargs):
-        # a callback may have stopped the epoch before in the middle of a step
-        self.model_wrapped.zero_grad()
-        loader = self._source.loader
-        if self._source.cut and self._source.collate: # before its workers start
-            hand_over_rows(loader, makes_batches=False, cut=self.cut_in_worker(loader))
-        return super()._run_epoch(*args, **kwargs)
+        return loss.to(self.args.device)
 
     def _inner_training_loop(self, *args, **kwargs):
         self._begin_run()

@@ -15,7 +15,7 @@ from transformers.utils import logging
 from ..foundation.rows import entries, first_size
 
 # %% auto #0
-__all__ = ['Way', 'Kind', 'Message', 'LossFacts', 'Findings', 'target_counts', 'numbers', 'counted_targets']
+__all__ = ['Way', 'Kind', 'Message', 'LossFacts', 'Findings', 'numbers', 'counted_targets']
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #b70e75ed
 class Way(str, Enum):
@@ -76,7 +76,6 @@ class LossFacts:
     mean_over: str = "" # in words, where a count of the batch is what was read
     per_count: float = 0.0 # weight for each thing of `mean_over`
     chunked: tuple[str, ...] | None = None # modules that run in chunks; None: not tried
-    trims: tuple[str, ...] = () # arguments that chunks get only as wide as their rows
     checks: int = 0 # looks that said something
     messages: tuple[Message, ...] = () # once each
 
@@ -85,9 +84,7 @@ class LossFacts:
         if self.mean_over:
             lines.append(f"mean over {self.mean_over}")
         if self.way is Way.CHUNKS:
-            shown = [name or "the model" for name in self.chunked[:4]]
-            if len(self.chunked) > 4:
-                shown.append(f"{len(self.chunked) - 4} more")
+            shown = [name or "the model" for name in self.chunked]
             lines.append("in chunks: " + ", ".join(shown))
         lines += [f"{name} = {getattr(self, name)}" for name in (
             "takes_count", "draws", "collator_draws", "checks")]
@@ -149,11 +146,6 @@ class Findings:
 _logger = logging.get_logger(__name__)
 
 # %% ../../nbs/accumulation_loss/facts.ipynb #43be37df
-def target_counts(batch: Mapping) -> dict[str, float]:
-    "Things in a batch that losses are means over, by their names."
-    counts = counted_targets(batch)
-    return dict(zip(counts, numbers(counts.values())))
-
 def numbers(counts: Iterable) -> list[float]:
     "Counts of a device and of the CPU as numbers, in one transfer."
     counts = list(counts)
@@ -161,8 +153,8 @@ def numbers(counts: Iterable) -> list[float]:
     read = iter(torch.stack(of_device).tolist() if of_device else [])
     return [float(next(read) if torch.is_tensor(each) else each) for each in counts]
 
-def counted_targets(batch: Mapping) -> dict: # of tensors where they were counted
-    "As `target_counts`, and not read yet."
+def counted_targets(batch: Mapping) -> dict: # of numbers, or of tensors: not read yet
+    "Things in a batch that losses are means over, by their names."
     # of tokens first: in a few parts rows may be in proportion to them by chance
     of_tokens, counts = {}, {"rows": first_size(batch) or 1}
     batch = entries(batch)
@@ -174,9 +166,10 @@ def counted_targets(batch: Mapping) -> dict: # of tensors where they were counte
             continue
         if labels.is_floating_point():
             counts[f"numbers in {key}"] = torch.isfinite(labels).sum()
-        elif labels.dim() < 2:
+        elif labels.dim() < 2: # of rows, beside others that may be of tokens
             counts[f"{key} that are not -100"] = (labels != -100).sum()
         else:
+            # causal models shift their labels: nothing predicts a row's first token
             targets = labels != -100
             of_tokens[f"{key} that are not -100"] = targets.sum()
             of_tokens[f"{key} that are not -100, but each row's first"] = \

@@ -14,16 +14,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from .asking import Watch, is_sharded, undisturbed, versions
-from .chunks import chunked_modules, in_chunks, wide_arguments
-from .facts import Findings, Kind, Way, target_counts
+from .asking import (
+    Watch, is_sharded, no_checkpoints, undisturbed, versions)
+from .chunks import chunked_modules, in_chunks
+from .facts import Findings, Kind, Way, counted_targets, numbers
 from .reading import Unreadable, WeightReader, ratio_of
 from ..foundation.rows import (
     IndexedRows, StepRows, entries, first_size, numbers_drawn, same_numbers, seeded)
 
 # %% auto #0
 __all__ = ['FAILURES', 'SEEDS', 'short', 'look_is_due', 'Made', 'together', 'Asker', 'shuffled', 'rows_to_see', 'deals_of',
-           'joins_rows', 'Compared', 'ways_of_parts', 'look', 'can_be_whole']
+           'joins_rows', 'Compared', 'ways_of_parts', 'look', 'trust', 'whole_from_here', 'can_be_whole']
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #9828552e
 # what a batch may raise that a loss, a model or a collator cannot take
@@ -101,7 +102,8 @@ class Asker:
         if self.writes and watch is None:
             watch = Watch(self.model)
         reader = WeightReader()
-        with undisturbed(self.model, watch=watch), torch.enable_grad():
+        with undisturbed(self.model, watch=watch), no_checkpoints(self.model), \
+                torch.enable_grad():
             return [self._made(batch, reader, watch or nullcontext()) for batch in batches]
 
     def _made(self, batch, reader: WeightReader, watch) -> Made:
@@ -136,7 +138,8 @@ class Asker:
     def value(self, batch, count=None, seed: int = 0) -> float:
         # with a graph: some losses compute gradients themselves, or are others without
         watch = Watch(self.model) if self.writes else None
-        with undisturbed(self.model, seed, watch), torch.enable_grad():
+        with undisturbed(self.model, seed, watch), no_checkpoints(self.model), \
+                torch.enable_grad():
             before = numbers_drawn()
             with watch or nullcontext():
                 loss = self.loss_of(batch, self.count if count is None else count)
@@ -238,10 +241,10 @@ def joins_rows(
 
     `lambda rows: rows[0]` takes batches out of a data set whose items are batches."""
     made = []
-    for numbers in ([0], [0, 1]):
+    for few in ([0], [0, 1]):
         try:
             with seeded(0):
-                made.append(sample.take(numbers))
+                made.append(sample.take(few))
         except FAILURES: # as of a collator that needs two rows
             return True
     return not same_numbers(*made)
@@ -314,8 +317,8 @@ def _set_parts(findings: Findings, way: Way, found: Compared, uncut: Made):
         largest = max(map(abs, weights)) or 1.0
         findings.set(unit=2.0 ** round(log2(largest)))
     if differ or not facts.uneven:
-        counts = [target_counts(part) for part in found.parts]
-        ratios = {name: ratio_of(weights, [count[name] for count in counts])
+        counts = [counted_targets(part) for part in found.parts]
+        ratios = {name: ratio_of(weights, numbers(count[name] for count in counts))
                   for name in counts[0]}
         fitting = [name for name in ratios if ratios[name]]
         # one that was right before is no chance
@@ -328,7 +331,6 @@ def look(
     asker: Asker,
     findings: Findings, # what is known, and what will be
     sample: StepRows, # rows of the step that begins, the same on all processes
-    can_join: bool = True, # the collator can make one batch of the rows of a step
     processes: int = 1,
 ) -> bool: # it said something
     """Find out, or verify, how the losses of parts make the loss of the whole.
@@ -374,21 +376,20 @@ def look(
             return False
         _ask_for_reasons(asker, findings, whole, uncut, found.ways)
     if findings.facts.draws:
-        _trust(findings)
+        trust(findings, _draws)
     elif found.ways:
         way = facts.way if facts.way in found.ways else found.ways[0]
         _set_parts(findings, way, found, uncut)
     else:
-        _whole_from_here(asker, findings, whole, sample, can_join, found)
+        _whole_or_not(asker, findings, whole, sample, found)
     return True
 
-def _trust(findings: Findings):
+def trust(findings: Findings, reason: str):
     "Parts that cannot be compared with a whole are weighed as read, and that is said."
     if findings.facts.way is Way.UNKNOWN:
         findings.set(way=Way.ADDS if findings.facts.takes_count else Way.WEIGHS)
     findings.set(uneven=True, chunked=())
-    findings.say(_draws, Kind.NOT_CHECKED)
-
+    findings.say(reason, Kind.NOT_CHECKED)
 
 _draws = (
     "the weights of the parts are read, and cannot be checked, since the loss draws random "
@@ -407,11 +408,11 @@ _moves = (
     "at the loss changes is put back, and steps in parts would write more often")
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #a1a09836
-def _whole_from_here(asker: Asker, findings: Findings, whole, sample: StepRows,
-                     can_join: bool, found: Compared):
-    "From this step on the loss sees all rows, where that can be."
+def _whole_or_not(asker: Asker, findings: Findings, whole, sample: StepRows,
+                  found: Compared):
+    "No way fits: from this step on the loss sees all rows, where that can be."
     reads = bool(found.made) and not any(made.why_not for made in found.made)
-    if not can_join: # ready-made batches: nothing makes one batch of two of them
+    if isinstance(sample, IndexedRows): # nothing makes one batch of two
         findings.give_up(f"{found.reason}; and batches that come ready-made are kept as "
                          "they are", reads)
         return
@@ -419,8 +420,11 @@ def _whole_from_here(asker: Asker, findings: Findings, whole, sample: StepRows,
     if not findings.facts.chunked:
         findings.give_up(f"{found.reason}; nor can the model be cut", reads)
         return
+    whole_from_here(findings, found.reason)
+
+def whole_from_here(findings: Findings, reason: str):
     findings.set(way=Way.CHUNKS, uneven=True)
-    findings.say(f"{found.reason}: the model runs in chunks of rows, once more in the "
+    findings.say(f"{reason}: the model runs in chunks of rows, once more in the "
                  "backward pass; head and loss see the whole step", Kind.EXACT)
 
 def can_be_whole(
@@ -440,26 +444,16 @@ def can_be_whole(
     try:
         usual, = asker.run([whole])
         for names in _chunkings(asker, whole, rows):
-            for trims in (True, False):
-                try:
-                    trims = _wide_arguments(asker, names, whole, sample) if trims else ()
-                    with in_chunks(asker.model, names, tokens=most, trims=trims):
-                        cut = asker.run([whole])
-                except FAILURES:
-                    continue
-                if asker.same(cut, Way.ADDS, usual):
-                    findings.set(chunked=names, trims=trims)
-                    return
+            try:
+                with in_chunks(asker.model, names, most, width):
+                    cut = asker.run([whole])
+            except FAILURES:
+                continue
+            if asker.same(cut, Way.ADDS, usual):
+                findings.set(chunked=names)
+                return
     except FAILURES: # the whole fails, too
         pass
-
-def _wide_arguments(asker: Asker, names: tuple, whole, sample: StepRows) -> tuple:
-    "Arguments that may be trimmed, as batches of all rows and of two rows each show."
-    def runs():
-        asker.value(whole)
-        for start in range(0, len(sample) - 1, 2):
-            asker.value(asker.whole(sample.some([start, start + 1])))
-    return wide_arguments(asker.model, names, runs)
 
 def _chunkings(asker: Asker, whole, rows: int) -> Iterator[tuple]:
     "Names of modules: the topmost ones first, then those inside."

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
 
 import torch
@@ -23,20 +23,14 @@ __all__ = ['TrainerPasses', 'why_not_exact']
 class TrainerPasses:
     "A Trainer as those see it who decide how steps are computed."
     def __init__(self,
-        trainer, # with `make_part`, `cuts_steps` and `count_targets` of `ExactLossMixin`
+        trainer, # with `make_part` and `count_targets` of `ExactLossMixin`
         training_step: Callable, # transformers'
-        overridden: bool, # a `training_step` of the user's may read gradients in between
+        overrides: set = frozenset(), # methods of the user's that see batches before us
     ):
         self._trainer, self._training_step = trainer, training_step
-        self.overridden, self.cuts = overridden, trainer.cuts_steps()
-        self.part = trainer.make_part
-
-    @property
-    def main_input(self) -> str: # of the model, for example `input_ids`
-        return getattr(self._trainer.model, "main_input_name", "input_ids")
-
-    def nothing(self) -> torch.Tensor: # the loss of a micro-batch before the last
-        return torch.zeros((), device=self._trainer.args.device)
+        self.part, self.prepare = trainer.make_part, trainer._prepare_inputs
+        self.overrides = overrides
+        self.main_input = getattr(trainer.model, "main_input_name", "input_ids")
 
     @property
     def token_budget(self) -> int | None: # most tokens computed at once
@@ -50,24 +44,23 @@ class TrainerPasses:
     def bare(self, model) -> torch.nn.Module: # without wrappers
         return self._trainer.accelerator.unwrap_model(model)
 
-    def prepare(self, batch): # to where the model is
-        return self._trainer._prepare_inputs(batch)
-
     def count(self, batches: list): # `num_items_in_batch` of this process's batches
         return self._trainer._get_num_items_in_batch(batches, self._trainer.args.device)
 
-    def no_sync(self, model): # a context in which processes do not exchange gradients
-        return self._trainer.accelerator.no_sync(model)
-
     @contextmanager
-    def as_one_step(self) -> Iterator[None]:
+    def as_one_step(self,
+        noted: Callable | None = None, # `compute_loss` -> one that notes its losses
+        **attributes, # of the Trainer, meanwhile
+    ) -> Iterator[None]:
         "While it lasts, nothing that a loss can look at says that its step is cut."
+        trainer = self._trainer
+        if noted is not None:
+            attributes["compute_loss"] = noted(trainer.compute_loss)
         # with `average_tokens_across_devices` transformers multiplies a loss by the
         # number of processes; losses of object detection divide by that number
-        trainer = self._trainer
         with set_for_now(trainer.args, gradient_accumulation_steps=1,
                          average_tokens_across_devices=False), \
-                set_for_now(trainer, current_gradient_accumulation_steps=1), \
+                set_for_now(trainer, current_gradient_accumulation_steps=1, **attributes), \
                 set_for_now(PartialState(), num_processes=1,
                             distributed_type=DistributedType.NO):
             yield
@@ -77,29 +70,19 @@ class TrainerPasses:
         # without autocast, which accelerate puts around `forward`: comparisons are exact
         plain = plain_forward(bare)
         forward = {} if plain is None else {"forward": plain}
-        with set_for_now(self._trainer, is_asking=True), self.as_one_step(), \
+        with self.as_one_step(is_asking=True), \
                 self._trainer.compute_loss_context_manager(), set_for_now(bare, **forward):
             made = self._trainer.compute_loss(bare, copy(batch), num_items_in_batch=count)
         return made[0] if isinstance(made, tuple) else made
 
-    def backward(self, model, part, count, weigh: Callable):
-        "Of a part, within `as_one_step`; weigh: its loss -> what is added to the step."
-        compute_loss = self._trainer.compute_loss
-
-        def weighed(*args, **kwargs):
-            made = compute_loss(*args, **kwargs)
-            loss, *rest = made if isinstance(made, tuple) else (made,)
-            return (weigh(loss), *rest) if isinstance(made, tuple) else weigh(loss)
-        with set_for_now(self._trainer, compute_loss=weighed):
-            # a copy, because `compute_loss` may pop labels, and looks read the part again
-            self._training_step(model, copy(part), count)
-
-    def stock_step(self, model, batch, count, alone: bool) -> torch.Tensor:
-        "As transformers computes a batch; alone: where it is the whole step."
-        if not alone:
-            return self._training_step(model, copy(batch), count)
-        with self.as_one_step(): # where others are accumulated
-            return self._training_step(model, copy(batch), count)
+    def backward(self, model, batches: list, count) -> torch.Tensor: # sum of the losses
+        "As transformers computes batches; the last exchanges gradients of processes."
+        accelerator, losses = self._trainer.accelerator, []
+        for number, batch in enumerate(batches, 1):
+            with nullcontext() if number == len(batches) else accelerator.no_sync(model):
+                # a copy: a step in doubt is computed again
+                losses.append(self._training_step(model, copy(batch), count))
+        return sum(losses)
 
 # %% ../../nbs/accumulation_loss/passes.ipynb #da0871da
 def why_not_exact(accelerator: Accelerator, args) -> str:

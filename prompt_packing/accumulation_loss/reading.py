@@ -25,7 +25,6 @@ class Term:
     is_mean: bool # divided by the denominator, or a bare sum
     denominator: float # times a constant that is the same in all parts
     node: object # of the graph, at which the reduction is
-    name: str # of that node
 
 # nodes that pass a number on as it is, or its negative
 _PASSES_ON = {
@@ -62,53 +61,51 @@ def _reduction(node, name: str) -> tuple | None: # (is a mean, over how many)
         return True, math.prod(node._saved_self_sym_sizes)
     if reduction is None:
         return None
+    # `ignore_index` and class weights: the number of targets would be wrong
     if hasattr(node, "_saved_total_weight"): # of cross-entropy: targets or their weights
         return True, float(node._saved_total_weight)
     return True, node._saved_target.numel()
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #9a0a02de
-def _walk(edge: tuple, divisor: float, is_mean: bool, terms: list[Term]):
+def _walk(edge: tuple) -> list[Term]:
     "From an output of a node, by its number, down through what is linear to reductions."
-    node, number = edge
-    while node is not None: # None: a constant
-        name = _name_of(node)
+    terms, todo = [], [(edge, 1.0, False)] # and what was divided by on the way
+    while todo:
+        (node, number), divisor, is_mean = todo.pop()
+        if node is None: # a constant
+            continue
+        name, inputs = _name_of(node), node.next_functions
         if name == "_DDPSink": # around all outputs of a model: an input for each
-            node, number = node.next_functions[number]
-            continue
-        if math.prod(input_shape(node)) != 1:
+            inputs = [inputs[number]]
+        elif math.prod(input_shape(node)) != 1:
             raise Unreadable(node.name())
-        reduction = _reduction(node, name)
-        inputs = node.next_functions
-        if reduction is not None:
-            averages, size = reduction
-            if _is_of_losses(node, name):
-                inputs, divisor = inputs[0][0].next_functions, divisor * size
-            else:
-                terms.append(Term(is_mean or averages, divisor * size, node, name))
-                return
         elif name in ("Mul", "Div"):
-            factor, (node, number) = _divisor(node, name)
-            if math.isinf(factor):
-                return
+            factor, divided = _divisor(node, name)
+            inputs = [] if math.isinf(factor) else [divided]
             divisor, is_mean = divisor * factor, is_mean or name == "Div"
-            continue
+        elif (reduction := _reduction(node, name)) is not None:
+            averages, size = reduction
+            divisor *= size
+            inputs = _losses_in(node, name)
+            if not inputs:
+                terms.append(Term(is_mean or averages, divisor, node))
         elif name not in _PASSES_ON and name not in ("Add", "Sub", "Rsub"):
             raise Unreadable(node.name())
-        for other in inputs[1:]:
-            _walk(other, divisor, is_mean, terms)
-        node, number = inputs[0]
+        for each in inputs:
+            todo.append((each, divisor, is_mean))
+    return terms
 
-def _is_of_losses(node, name: str) -> bool:
-    "Whether a mean or sum is one of several losses of one number each."
+def _losses_in(node, name: str) -> tuple:
+    "What a mean or sum is taken of, if these are several losses of one number each."
     below = node.next_functions[0][0]
     if below is None or name == "NllLoss" or _name_of(below) != "Stack":
-        return False
+        return ()
     try:
         for each in below.next_functions:
-            _walk(each, 1.0, False, [])
+            _walk(each)
     except Unreadable: # a stack of something else: its size is the denominator
-        return False
-    return True
+        return ()
+    return below.next_functions
 
 def read_terms(
     loss: torch.Tensor, # one number, with its graph
@@ -118,9 +115,7 @@ def read_terms(
         raise Unreadable(f"a loss of shape {tuple(loss.shape)}")
     if loss.is_leaf and loss.requires_grad: # its backward pass is a hook
         raise Unreadable("a loss that computes gradients itself")
-    terms = []
-    _walk((loss.grad_fn, loss.output_nr), 1.0, False, terms)
-    return terms
+    return _walk((loss.grad_fn, loss.output_nr))
 
 # %% ../../nbs/accumulation_loss/reading.ipynb #dac3ef40
 def signature_of(terms: list[Term]) -> str: # for example "mean of NllLoss < LogSoftmax"
@@ -147,7 +142,7 @@ class WeightReader:
     One number has to say it for all terms of a loss, in all parts, or the loss of the
     parts together is no weighted mean of theirs."""
     def __init__(self):
-        self.first = None # terms of the first part that had any
+        self.first = None # kinds and denominators of the first part that had any
         self.is_sum = False # of one part at least
         self.signature = "" # of the part that was read last
 
@@ -156,23 +151,20 @@ class WeightReader:
         self.signature = "unreadable"
         terms = read_terms(loss)
         self.signature = signature_of(terms)
-        if not terms:
-            return 0.0
         kinds = {term.is_mean for term in terms}
+        denominators = [term.denominator for term in terms]
         self.is_sum = self.is_sum or False in kinds
         if len(kinds) > 1:
             raise Unreadable("a mean plus a sum")
-        weight = terms[0].denominator
-        if not any(term.denominator for term in terms):
+        if not any(denominators):
             _silence(terms)
             return 0.0
-        self.first = self.first or terms
-        is_one = len(terms) == len(self.first) == 1 # as nearly all losses have
-        same_kind = terms[0].is_mean == self.first[0].is_mean
-        if not weight or not same_kind or not (
-                is_one or _in_proportion(terms, self.first)):
+        self.first = self.first or (kinds, denominators)
+        ratio = ratio_of(denominators, self.first[1])
+        # a first term over nothing, beside others, says nothing of these
+        if not denominators[0] or kinds != self.first[0] or ratio is None:
             raise Unreadable("means over different things")
-        return weight
+        return denominators[0]
 
 def ratio_of(numbers: list[float], others: list[float]) -> float | None:
     "The ratio of numbers to others that are not 0; None where they are not in proportion."
@@ -181,10 +173,6 @@ def ratio_of(numbers: list[float], others: list[float]) -> float | None:
         return None
     most = 1e-5 * max(map(abs, ratios))
     return ratios[0] if max(ratios) - min(ratios) <= most else None
-
-def _in_proportion(terms: list[Term], others: list[Term]) -> bool:
-    return ratio_of([t.denominator for t in terms],
-                    [t.denominator for t in others]) is not None
 
 def _silence(terms: list[Term]):
     "A mean over nothing has a gradient that is not a number: let it be 0."

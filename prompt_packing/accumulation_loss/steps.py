@@ -10,24 +10,28 @@ from copy import copy
 from dataclasses import asdict
 
 import torch
+from accelerate.utils import send_to_device
 
 from .chunks import RowsOfAll, in_chunks
 from .facts import Findings, Kind, LossFacts, Way
-from .looks import (
-    FAILURES, Asker, can_be_whole, look, look_is_due, rows_to_see, short)
+from prompt_packing.accumulation_loss.looks import (
+    FAILURES, Asker, can_be_whole, look, look_is_due, rows_to_see, short, trust,
+    whole_from_here)
 from .passes import TrainerPasses
 from .processes import AllProcesses
-from prompt_packing.accumulation_loss.step import (
-    UNEVEN, Step, Weightless, WeightsSeen, add_back, drop_gradients, multiply_gradients,
-    set_aside)
-from ..foundation.rows import IndexedRows, RowLengths, StepRows, first_size, seeded
+from .step import (
+    UNEVEN, Attempt, Step, WeightsSeen, add_back, multiply_gradients, set_aside)
+from ..foundation.rows import (
+    IndexedRows, RowLengths, StepRows, first_size, seeded)
 
 # %% auto #0
-__all__ = ['Looks', 'StepComputer', 'Steps']
+__all__ = ['Looks', 'Steps']
 
 # %% ../../nbs/accumulation_loss/steps.ipynb #d108f3dd
 class Looks:
-    "Chooses rows of a step, and looks at the loss on them."
+    """Decides in which way a step is computed, the same on all processes.
+
+    For that the loss is looked at on some rows of the step."""
     def __init__(self, findings: Findings, passes: TrainerPasses, processes: AllProcesses):
         self.findings, self.passes, self.processes = findings, passes, processes
         self.lengths: RowLengths | None = None # of the rows of the training loader
@@ -39,7 +43,7 @@ class Looks:
 
     def can_join(self, step: Step) -> bool:
         "Whether one batch can be made of the step, the same on all processes."
-        return not self.processes.any(step.rows is None)
+        return not self.processes.sum(float(step.rows is None))[0]
 
     def sample(self, step: Step, number: int, short: bool = True) -> StepRows | None:
         "Rows to look at, the same on all processes; None: nothing says what a row is."
@@ -47,7 +51,7 @@ class Looks:
             return self._entries(step, number)
         rows, lengths = step.rows.rows, self.lengths(step.rows.rows)
         most = min(512, self.passes.token_budget or 512)
-        if number == 0:
+        if number == 0: # a first look at all short rows, and not at all of a small step
             most = min(most, max(128, int(lengths.sum()) // 4))
         rows = [rows[i] for i in rows_to_see(lengths, number, most, short)]
         if self.processes.number > 1: # all look at the same ones
@@ -57,219 +61,193 @@ class Looks:
 
     def _entries(self, step: Step, number: int) -> IndexedRows | None:
         "Of one ready-made batch, whose rows are entries of its tensors."
-        batches = [b for b in step.batches if not isinstance(b, Weightless)] or step.batches
-        few = sum(self.processes.gathered([copy(batches[number % len(batches)])]), [])
+        mine = copy(step.batches[number % len(step.batches)])
+        if self.processes.number > 1: # others cannot take what lies on this device
+            mine = send_to_device(mine, "cpu")
+        few = self.processes.rows([[mine]])
         few = self.passes.prepare(few[number % len(few)])
         size = first_size(few)
         return None if size is None else IndexedRows(few, size)
 
     def look(self, model, step: Step):
         "Look at rows of this step; where short ones say nothing, at others."
-        can_join = self.can_join(step)
         for of_short_rows in (True, False):
             sample = self.sample(step, self.findings.facts.checks, of_short_rows)
             if sample is None:
-                self._trust_unseen(step)
+                trust(self.findings, _not_rows)
                 return
-            if look(self.asker(model, step.count), self.findings, sample, can_join,
+            if look(self.asker(model, step.count), self.findings, sample,
                     self.processes.number):
                 return
 
-    def _trust_unseen(self, step: Step):
-        if self.findings.facts.way is Way.UNKNOWN:
-            self.findings.set(way=Way.WEIGHS)
-        self.findings.set(uneven=True, chunked=())
-        self.findings.say(_not_rows, Kind.NOT_CHECKED)
-
-    def way_to_be_whole(self, model, step: Step) -> Way:
-        "`CHUNKS` if the loss can see the whole step, else the way that it has."
-        findings = self.findings
+    def why_not_whole(self, model, step: Step) -> str: # '' if it can
+        "Why the loss cannot see the whole step."
         if not self.can_join(step):
-            if findings.facts.way in (Way.UNKNOWN, Way.CHUNKS):
-                findings.give_up(_not_joined, reads=True)
-            return findings.facts.way
-        if findings.facts.chunked is None:
+            return _not_joined
+        if self.findings.facts.chunked is None:
             sample, asker = self.sample(step, 1), self.asker(model, step.count)
-            can_be_whole(asker, findings, asker.whole(sample), sample)
-        if findings.facts.chunked:
+            can_be_whole(asker, self.findings, asker.whole(sample), sample)
+        return "" if self.findings.facts.chunked else _not_in_chunks
+
+    def way(self, model, step: Step) -> Way:
+        "In which a step is computed first: whole while nothing is known."
+        if self.findings.facts.way in (Way.UNKNOWN, Way.CHUNKS):
+            why_not = self.why_not_whole(model, step)
+            if not why_not:
+                return Way.CHUNKS
+            self.findings.give_up(why_not, reads=True)
+        return self.findings.facts.way
+
+    def other_way(self, model, step: Step, attempt: Attempt) -> Way:
+        "Another way for a step that may be wrong; the same on all processes."
+        findings, way, doubt = self.findings, attempt.way, attempt.doubt
+        if way is Way.ROWS or not doubt and not attempt.is_new:
+            return way
+        if way is Way.CHUNKS: # the last resort failed; weights that looks have seen stay
+            findings.give_up(doubt, reads=findings.facts.is_of_parts)
+            return findings.facts.way
+        if doubt in ("", UNEVEN): # look at what no look has seen
+            self.look(model, step)
+            facts = findings.facts
+            is_seen = facts.uneven if doubt else not attempt.has_new_terms(facts)
+            if facts.way is not way or is_seen:
+                return facts.way
+            doubt = doubt or "the loss has terms that no look could verify"
+        is_whole = not self.why_not_whole(model, step)
+        if attempt.has_failed: # so it will in the next step
+            if is_whole:
+                whole_from_here(findings, doubt)
+            else:
+                findings.give_up(doubt, reads=False)
+            return findings.facts.way
+        if is_whole: # this step alone
             return Way.CHUNKS
-        if findings.facts.way is Way.UNKNOWN:
-            findings.give_up("nothing could be found out of the loss, and the model cannot "
-                             "be cut", reads=True)
+        if findings.facts.is_exact: # else it has been said
+            findings.say(f"{doubt}, and the model cannot be cut to verify it",
+                         Kind.NOT_CHECKED)
         return findings.facts.way
 
 _not_rows = (
-    "the weights of the parts are read, and cannot be checked, since the values of a batch "
-    "do not agree on a number of rows, and its loader does not give rows")
+    "the weights of the parts are read, and cannot be checked: batches come ready-made, "
+    "and their values do not agree on a number of rows")
 
 _not_joined = (
-    "the loss has to see the rows of the whole step at once, and these batches came "
-    "ready-made, or an override of training_step has changed them: nothing makes one of them")
+    "the loss has to see the whole step at once, and nothing makes one batch of those that "
+    "come ready-made, or that an override of training_step has changed")
 
-# %% ../../nbs/accumulation_loss/steps.ipynb #3411ea93
-class StepComputer:
-    "Forward and backward of a step that has begun, in its way."
-    def __init__(self, findings: Findings, passes: TrainerPasses, processes: AllProcesses):
-        self.findings, self.passes, self.processes = findings, passes, processes
-        self.lengths: RowLengths | None = None # of the rows of the training loader
-        self.made_parts = [] # of the last step, until transformers has counted them
-
-    def compute(self, model, step: Step):
-        "All of a step that has begun."
-        if step.way is Way.CHUNKS:
-            self._compute_whole(model, step)
-            return
-        if step.parts is not None and self.findings.facts.ordered:
-            self.findings.say(_not_in_parts, Kind.EXACT)
-            step.parts = None
-        self.compute_parts(model, step, step.parts or step.batches)
-
-    def compute_parts(self, model, step: Step, parts: list):
-        "Backward of some parts; only the last one synchronizes processes."
-        self.made_parts = parts
-        with self.passes.as_one_step():
-            for part in parts[:-1]:
-                with self.passes.no_sync(model):
-                    self._compute_part(model, step, part)
-            self._compute_part(model, step, parts[-1])
-
-    def _compute_part(self, model, step: Step, part):
-        facts, passes = self.findings.facts, self.passes
-        passes.backward(model, part, step.count,
-                        lambda loss: step.weighed(loss, part, facts, passes.weight_of))
-
-    def _compute_whole(self, model, step: Step):
-        "The model in chunks of the rows of this process, the loss over the rows of all."
-        facts = self.findings.facts
-        try:
-            rows = self.processes.rows(
-                [[step.rows.rows[i] for i in numbers] for numbers in step.rows.bounds()])
-            several = self.processes.number > 1
-            step.gather = RowsOfAll(
-                self.processes.number, self.processes.rank) if several else None
-            # processes draw the same numbers, since each makes the same batch
-            with seeded(step.number) if several else nullcontext():
-                whole = StepRows(rows, step.rows.collate).take()
-            if facts.collator_draws:
-                step.count = self.passes.count([whole])
-            whole = self.passes.prepare(whole)
-            self.made_parts = [whole]
-            lengths = self.lengths(step.rows.rows)
-            with self.passes.as_one_step(), in_chunks(
-                    self.passes.bare(model), list(facts.chunked),
-                    self._tokens_in_chunk(step, lengths), step.gather, facts.trims,
-                    int(lengths.max(initial=1))):
-                self._compute_part(model, step, whole)
-        except torch.OutOfMemoryError: # no fault of the chunks
-            raise
-        except FAILURES as error:
-            step.failure = f"the whole step cannot be computed ({short(error)})"
-
-    def _tokens_in_chunk(self, step: Step, lengths) -> int:
-        "The budget, or as many as the largest micro-batch holds."
-        if budget := self.passes.token_budget:
-            return budget
-        return max(len(numbers) * int(lengths[list(numbers)].max())
-                   for numbers in step.rows.bounds() if len(numbers))
+_not_in_chunks = "nothing could be found out of the loss, and the model cannot be cut"
 
 # %% ../../nbs/accumulation_loss/steps.ipynb #126a756f
 class Steps:
     """Computes optimizer steps; a training has one of these.
 
-    A step begins with its first micro-batch, perhaps with a look; parts are computed at
-    once or with the last micro-batch; at its end gradients are divided by the weight of
-    the step, and in doubt it is computed again, whole."""
+    A look where one is due; then an attempt in the way that looks have found, and in
+    another one while something speaks against the last; then the gradients are divided
+    by the weight of the step."""
     def __init__(self, findings: Findings, passes: TrainerPasses, processes: AllProcesses):
         self.findings, self.passes, self.processes = findings, passes, processes
         self.looks = Looks(findings, passes, processes)
-        self.computer = StepComputer(findings, passes, processes)
         self.begun, self.weights = 0, WeightsSeen()
         self.is_resumed = False # and the facts of the checkpoint are not yet verified
+        self.made_parts = [] # of the last step, until transformers has counted them
 
-    def begin(self, model, step: Step):
-        "A look where one is due, then the way of this step; none for transformers' own."
-        self.begun += 1
-        step.number = self.begun
-        model.train() # an evaluation may have left eval mode
-        # a loop of your own may bring more micro-batches than this one
-        has_parts = self.processes.number > 1 or not step.is_of_loop or \
-            len(step.parts or step.collated) > 1
-        before, is_due = self.findings.facts, look_is_due(self.begun)
-        if has_parts and (before.way is Way.UNKNOWN or self.is_resumed or is_due):
-            self.looks.look(model, step)
-            # a look that only verifies facts after a resume changes none that hold, so
-            # that the run goes on as if it had not been interrupted
-            if self.is_resumed and not is_due and self.findings.facts.way == before.way:
-                self.findings.set(before)
-            self.is_resumed = False
-        if self.findings.facts.communicates:
+    def compute(self, model, step: Step) -> torch.Tensor:
+        "The loss of a step, whose gradient is added to what the model has."
+        facts, self.begun = self.findings.facts, self.begun + 1
+        self.made_parts = step.parts or step.batches
+        is_alone = self.processes.number == 1 and len(self.made_parts) == 1
+        if is_alone and facts.way is not Way.CHUNKS: # as transformers does, exactly
+            with self.passes.as_one_step():
+                return self.passes.backward(model, self.made_parts, step.count)
+        if not facts.communicates:
+            self._look_if_due(model, step)
+        if self.findings.facts.communicates: # its batches have to meet those of others
             if len(step.batches) > 1:
                 self.findings.say(_communicates_in_parts)
+            return self.passes.backward(model, step.batches, step.count)
+        way, kept = self.looks.way(model, step), set_aside(model)
+        attempt = self._attempt(model, step, way)
+        while (other := self.looks.other_way(model, step, attempt)) is not attempt.way:
+            set_aside(model) # the gradients of this attempt, for good
+            with seeded(): # random numbers go on as if nothing were computed twice
+                attempt = self._attempt(model, step, other)
+        return self._ended(model, attempt, kept)
+
+    def _look_if_due(self, model, step: Step):
+        before, is_due = self.findings.facts, look_is_due(self.begun)
+        if not (is_due or self.is_resumed or before.way is Way.UNKNOWN):
             return
-        if before.uneven and before.is_of_parts and not self.findings.facts.is_of_parts:
-            self.findings.say(_found_late, Kind.NOT_CHECKED)
-        way = self.findings.facts.way
-        if way is Way.CHUNKS and not self.looks.can_join(step):
-            way = self.looks.way_to_be_whole(model, step)
-        if way is Way.UNKNOWN:
-            way = self.looks.way_to_be_whole(model, step) if has_parts else Way.ADDS
-        step.begin(way)
-        step.waits_for_last = way is Way.CHUNKS or step.parts is not None
-        if step.waits_for_last and self.passes.overridden:
-            self.findings.say(_gradients_come_last, Kind.NOT_CHECKED)
-        step.kept = set_aside(model)
-
-    def end(self, model, step: Step) -> torch.Tensor:
-        "Divide the gradients by the weight of the step; the loss of the step."
+        model.train() # an evaluation may have left eval mode
+        self.looks.look(model, step)
         facts = self.findings.facts
-        doubt = step.failure or self.weights.doubt(step, facts)
-        weight, loss, doubts, failures, new = self.processes.sum(
-            step.weight, step.loss, float(bool(doubt)), float(bool(step.failure)),
-            float(step.is_new(facts)))
-        if doubts or new:
-            doubt = doubt or ("on another process" if doubts else "")
-            way = self._other_way(model, step, doubt, bool(failures))
-            if way != step.way:
-                drop_gradients(model)
-                step.begin(way)
-                with seeded(): # random numbers go on as if nothing were computed twice
-                    self.computer.compute(model, step)
-                return self.end(model, step)
-        if step.way is Way.ADDS: # parts add up; transformers averages over processes
-            multiply_gradients(model, float(self.processes.number))
-        else:
-            by = 1 / float(weight) if weight else 0.0 # a step may have no target at all
-            loss = loss * by
-            multiply_gradients(model, self.processes.number * by)
-        add_back(step.kept)
-        return torch.as_tensor(loss, dtype=torch.float32)
+        # a look that only verifies facts after a resume changes none that hold, so that
+        # the run goes on as if it had not been interrupted
+        if self.is_resumed and not is_due and facts.way == before.way:
+            self.findings.set(before)
+        self.is_resumed = False
+        if before.uneven and before.is_of_parts and not facts.is_of_parts:
+            self.findings.say(_found_late, Kind.NOT_CHECKED)
 
-    def _other_way(self, model, step: Step, doubt: str, failed: bool) -> Way:
-        "How to compute a step again that may be wrong; the same on all processes."
-        findings = self.findings
-        if step.way is Way.CHUNKS: # weights that looks have seen are kept
-            findings.give_up(doubt, reads=findings.facts.is_of_parts)
-            return findings.facts.way
-        if step.way is Way.ROWS:
-            return step.way
-        if doubt in ("", UNEVEN): # look at what no look has seen
-            self.looks.look(model, step)
-            is_seen = findings.facts.uneven if doubt else not step.is_new(findings.facts)
-            if findings.facts.way is not step.way or is_seen:
-                return findings.facts.way
-            doubt = doubt or "the loss has terms that no look could verify"
-        way = self.looks.way_to_be_whole(model, step)
-        if way is Way.CHUNKS and failed: # so it will be in the next step
-            findings.set(way=Way.CHUNKS)
-            findings.say(f"{doubt}: the model runs in chunks, head and loss see the whole "
-                         "step", Kind.EXACT)
-        elif failed:
-            findings.give_up(doubt, reads=False)
-            way = findings.facts.way
-        elif way is not Way.CHUNKS and findings.facts.is_exact: # else it has been said
-            findings.say(f"{doubt}, and the model cannot be cut to verify it",
-                         Kind.NOT_CHECKED)
-        return way
+    def _attempt(self, model, step: Step, way: Way) -> Attempt:
+        facts = self.findings.facts
+        attempt = Attempt(way, facts, self.passes.weight_of, step.is_real)
+        if way is Way.CHUNKS:
+            self._whole(model, step, attempt)
+        else:
+            # it was cut before an attempt showed that no parts make the whole
+            if step.parts is not None and facts.ordered:
+                self.findings.say(_not_in_parts, Kind.EXACT)
+                step.parts = None
+            self._in_parts(model, attempt, step.parts or step.batches, step.count)
+        attempt.sum_up(self.processes, self.weights.doubt(attempt))
+        return attempt
+
+    def _in_parts(self, model, attempt: Attempt, parts: list, count):
+        self.made_parts = parts
+        with self.passes.as_one_step(attempt.noted):
+            self.passes.backward(model, parts, count)
+
+    def _whole(self, model, step: Step, attempt: Attempt):
+        "The model in chunks of the rows of this process, the loss over the rows of all."
+        facts, count = attempt.facts, step.count
+        if self.processes.number > 1:
+            attempt.gather = RowsOfAll(self.processes.number, self.processes.rank)
+        try:
+            rows = self.processes.rows(step.rows.micro)
+            # processes draw the same numbers, since each makes the same batch
+            with seeded(self.begun) if attempt.gather else nullcontext():
+                whole = StepRows(rows, step.rows.collate).take()
+            if facts.collator_draws: # other numbers, other targets
+                count = self.passes.count([whole])
+            tokens, longest = self._sizes(step.rows.micro, rows)
+            with in_chunks(self.passes.bare(model), list(facts.chunked), tokens=tokens,
+                           longest=longest, gather=attempt.gather):
+                self._in_parts(model, attempt, [self.passes.prepare(whole)], count)
+        except torch.OutOfMemoryError: # no fault of the chunks
+            raise
+        except FAILURES as error:
+            attempt.failure = f"the whole step cannot be computed ({short(error)})"
+
+    def _sizes(self, micro: list[list], rows: list) -> tuple[int, int]:
+        "Tokens of a chunk: the budget, or what the largest micro-batch holds; longest row."
+        sizes = [(len(each), int(self.looks.lengths(each).max())) for each in micro if each]
+        most = max((number * width for number, width in sizes), default=1)
+        longest = max((width for _, width in sizes), default=1)
+        if self.processes.number > 1: # every process has the rows of all
+            longest = int(self.looks.lengths(rows).max())
+        return self.passes.token_budget or most, longest
+
+    def _ended(self, model, attempt: Attempt, kept: list) -> torch.Tensor:
+        "The loss of a step; its gradients are divided by its weight."
+        loss = attempt.loss
+        factor = float(self.processes.number) # which average their gradients
+        if attempt.way is not Way.ADDS:
+            # a step may have no target at all
+            by = 1 / float(attempt.weight) if attempt.weight else 0.0
+            loss, factor = loss * by, factor * by
+        multiply_gradients(model, factor)
+        add_back(kept)
+        return torch.as_tensor(loss, dtype=torch.float32)
 
     def state_dict(self) -> dict: # JSON-safe
         return {"facts": self.findings.facts.state_dict(), "steps": self.begun,
@@ -279,10 +257,6 @@ class Steps:
         self.findings.set(LossFacts.from_state_dict(state["facts"]))
         self.begun, self.weights = state["steps"], WeightsSeen(**state["weights"])
         self.is_resumed = True
-
-_gradients_come_last = (
-    "your training_step runs once for each micro-batch, and gradients exist only after the "
-    "last one of a step: code in it that reads gradients earlier cannot be exact")
 
 _communicates_in_parts = (
     "the loss communicates between processes, so it sees one micro-batch of each at a time, "

@@ -5,6 +5,7 @@
 # %% ../../nbs/bucketing/packing.ipynb #impopack
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 
@@ -254,14 +255,14 @@ def collator_for_packing(
 # %% ../../nbs/bucketing/packing.ipynb #f1a77e02
 def layout_fault(
     model: torch.nn.Module, # a transformers model
-    batch: dict, # of a collator; sequences of a row begin where `position_ids` do
+    batch, # of a collator; sequences of a row begin where `position_ids` do
     autocast: torch.dtype | None = None, # of the training
     most: int = 4, # sequences to compare
 ) -> str | None: # in words
     """What is wrong with sequences that others laid end to end in one row.
 
     None where nothing is, or where the model has no logits for each token."""
-    places = batch.get("position_ids")
+    places = batch.get("position_ids") if isinstance(batch, Mapping) else None
     if not torch.is_tensor(places) or places.dim() != 2 or len(places) != 1:
         return None
     starts = (places[0] == places[0, 0]).nonzero().flatten().tolist()

@@ -59,24 +59,18 @@ FinishedRun = Annotated[Path, Option(exists=True, file_okay=False)]
 @command("audit --model bert-base-uncased --head token-classification")
 def audit(
     model: Model = None,
-    head: Annotated[HEADS, Option(help="[default: sequence-classification]")] = None,
+    head: Annotated[HEADS, Option(help="[default: that of the model]")] = None,
     checkpoint: FinishedRun = None,
-    gradient_accumulation_steps: whole("[default: 4, or that of the run]") = None,
+    gradient_accumulation_steps: whole("of the run") = None,
     processes: whole("of the run [default: as it says]") = None,
 ):
     "Report by what factor gradients are off with transformers' Trainer, or were."
-    wrong = head if checkpoint else processes
-    if (model is None) == (checkpoint is None) or wrong:
-        raise BadParameter("give --model, perhaps with --head, or else --checkpoint, "
-                           "perhaps with --processes")
-    losses, steps = chapter("accumulation_loss"), gradient_accumulation_steps
-    if checkpoint:
-        found = losses.audit_checkpoint(checkpoint, steps, processes)
-        return str(found), vars(found)
-    config = chapter("tasks.backbones").load_config(model)
-    table = losses.audit_head(config, head or "sequence-classification",
-                              gradient_accumulation_steps=steps or 4)
-    return _table_text(table), table
+    if (model is None) == (checkpoint is None):
+        raise BadParameter("give --model, perhaps with --head, or else --checkpoint")
+    run = checkpoint or chapter("tasks.backbones").load_config(model)
+    found = chapter("accumulation_loss").audit_checkpoint(
+        run, gradient_accumulation_steps, processes, head)
+    return str(found), vars(found)
 
 def _table_text(table):
     if not len(table):

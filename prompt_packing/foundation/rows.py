@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import UserDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -80,7 +80,9 @@ def _copied(value):
     if type(value) is dict:
         made = value.copy()
         for key, each in value.items():
-            if type(each) not in (int, float, str):
+            if type(each) is list and each and type(each[0]) is int: # token ids
+                made[key] = each[:]
+            elif type(each) not in (int, float, str):
                 made[key] = _copied(each)
         return made
     if type(value) in (list, tuple):
@@ -137,6 +139,10 @@ class LazyBatch(UserDict):
 
     The Trainer's loop passes it to `training_step`. What is put into it or taken out
     has no effect on the parts, and `was_changed` says so."""
+    def __new__(cls, rows: Rows | Mapping | None = None, collate: Callable | None = None):
+        # transformers moves values to the device, and makes `type(batch)(values)` of them
+        return dict(rows) if isinstance(rows, Mapping) else super().__new__(cls)
+
     def __init__(self, rows: Rows, collate: Callable):
         self.rows, self._collate, self.was_changed = rows, collate, False
 
@@ -159,7 +165,7 @@ class LazyBatch(UserDict):
 def state_of(batch: Mapping) -> dict:
     "What changes where somebody replaces a value of a batch, or writes into a tensor."
     if isinstance(batch, LazyBatch):
-        return {"": batch.was_changed}
+        return {"": (id(batch), batch.was_changed)}
     return {key: (id(value), getattr(value, "_version", 0))
             for key, value in entries(batch).items()}
 
@@ -169,23 +175,17 @@ class StepRows:
     def __init__(self,
         rows: list,
         collate: Callable, # the user's: rows -> batch
-        sizes: Sequence[int] | None = None, # rows of each micro-batch, in order
+        micro: list[list] | None = None, # of each micro-batch; None: it is one
     ):
-        self.rows, self.collate = rows, collate
-        self.sizes = list(sizes or [len(rows)])
+        self.rows, self.collate, self.micro = rows, collate, micro or [rows]
 
     @classmethod
     def of(cls, micro: list[Rows], collate: Callable) -> StepRows:
         rows = [row for each in micro for row in each.rows]
-        return cls(rows, collate, [len(each.rows) for each in micro])
+        return cls(rows, collate, [each.rows for each in micro])
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    def bounds(self) -> list[range]:
-        "The numbers of the rows of each micro-batch."
-        ends = np.cumsum(self.sizes).tolist()
-        return [range(end - size, end) for end, size in zip(ends, self.sizes)]
 
     def take(self,
         numbers: Iterable[int] | None = None, # of rows, in the order wanted; None: all
@@ -200,7 +200,7 @@ class StepRows:
 class IndexedRows(StepRows):
     "The same for a batch that came ready-made: rows are entries of its first dimension."
     def __init__(self, batch: Mapping, number: int):
-        self.batch, self.rows, self.sizes = batch, range(number), [number]
+        self.batch, self.rows = batch, range(number)
 
     def take(self, numbers=None):
         if numbers is None:
@@ -290,7 +290,7 @@ class RowLengths:
     def __call__(self, rows: list) -> np.ndarray: # int64 (rows,)
         if self.given is not None:
             return np.array([self.given(row) for row in rows], np.int64)
-        if self.keys is None:
+        if self.keys is None and rows:
             self.keys = self._find_keys(rows)
         try:
             if self.keys:

@@ -107,7 +107,7 @@ class PartPredictions:
             self.say(f"evaluation batches are predicted whole: {reason}")
 
     def __call__(self, predict: Callable, rows: StepRows, parts: list, mean) -> tuple:
-        "Loss, logits, labels of all rows; `mean`, an `EvaluationMean`, notes losses."
+        "Loss, logits, labels of all rows; `mean`, an `ExactEvaluation`, notes losses."
         before = len(mean.parts)
         made = [predict(rows.take(part)) for part in parts]
         noted = mean.parts[before:]

@@ -37,7 +37,8 @@ __all__ = ['TokenBudgetMixin', 'Trainer', 'Seq2SeqTrainer']
 # %% ../../nbs/trainer/trainer.ipynb #45c00b8d
 class _StepLoaderMixin:
     """Once `_validate_args`, once a loader `_get_dataloader`, once an epoch
-    `cut_in_worker`."""
+    `cut_in_worker`, once a part `training_step`."""
+    _layout_is_known = False # no batch of others' packing was looked at
     _planned_rows: int | None = None # of a planned step, on average
 
     def plans_steps(self) -> bool:
@@ -111,6 +112,25 @@ class _StepLoaderMixin:
             padded_batches, lengths=self.row_lengths, token_budget=cut.token_budget,
             pass_cost=cut.pass_cost)
 
+    def training_step(self, model, inputs, *args, **kwargs):
+        "Of a part; the first of a training shows whether others laid rows end to end."
+        if not self._layout_is_known and not getattr(self.args, "pack", None):
+            fault = layout_fault(self._steps.passes.bare(model),
+                                 self._prepare_inputs(inputs), self._autocast)
+            if fault:
+                self.findings.say(_not_apart.format(fault))
+        self._layout_is_known = True
+        return super().training_step(model, inputs, *args, **kwargs)
+
+    @property
+    def _autocast(self) -> torch.dtype | None:
+        mixed = dict(bf16=torch.bfloat16, fp16=torch.float16)
+        return mixed.get(self.accelerator.mixed_precision)
+
+_not_apart = (
+    "rows come packed from their collator, and this model does not keep their sequences "
+    "apart ({}): use pack= with a collator that pads, or another attn_implementation")
+
 # %% ../../nbs/trainer/trainer.ipynb #49661e04
 class _PartPredictionMixin:
     "Once an evaluation batch `prediction_step`."
@@ -122,7 +142,7 @@ class _PartPredictionMixin:
         if not isinstance(inputs, LazyBatch):
             return predict(inputs)
         evaluation = self._exact_evaluation
-        loader, mean = evaluation.loader, evaluation.mean
+        loader, mean = evaluation.loader, evaluation
         if loader.rows is None: # rows are ready-made batches
             return predict(inputs.data)
         if evaluation.predictions is None:
@@ -168,7 +188,6 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
     7. an evaluation batch: `prediction_step` (in parts)."""
     _packing_way: PackingWay | None = None # once training begins
     _cut: StepCut | None = None # of a training
-    _layout_is_known = False # no batch of others' packing was looked at
 
     def __init__(self,
         *args,
@@ -208,21 +227,6 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
             self._packing_way = way_to_pack(
                 self.accelerator.unwrap_model(self.model), self._autocast)
         return prepared
-
-    def training_step(self, model, inputs, *args, **kwargs):
-        "Of a part; the first of a training shows whether others laid rows end to end."
-        if not self._layout_is_known and not getattr(self.args, "pack", None):
-            fault = layout_fault(self._steps.passes.bare(model),
-                                 self._prepare_inputs(inputs), self._autocast)
-            if fault:
-                self.findings.say(_not_apart.format(fault))
-        self._layout_is_known = True
-        return super().training_step(model, inputs, *args, **kwargs)
-
-    @property
-    def _autocast(self) -> torch.dtype | None:
-        mixed = dict(bf16=torch.bfloat16, fp16=torch.float16)
-        return mixed.get(self.accelerator.mixed_precision)
 
     def run_without_trace(self, batch):
         "Forward and backward of a batch; no gradient, no random number is left."
@@ -284,11 +288,6 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
         file = Path(checkpoint or "", "step_cut.json")
         if self.cuts_steps() and checkpoint is not None and file.is_file():
             self._known_cut().load_state_dict(json.loads(file.read_text()))
-
-_not_apart = (
-    "rows come packed from their collator, and this model does not keep their sequences "
-    "apart ({}): use pack= with a collator that pads, or another attn_implementation")
-
 
 # %% ../../nbs/trainer/trainer.ipynb #0660f8bf
 class Trainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin, ExactResumeMixin,
