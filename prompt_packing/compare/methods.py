@@ -36,7 +36,6 @@ class Kit:
     text_seconds:float = 0. # that the cache took to compute
     solved:dict = field(default_factory=dict) # heads, by the prompt before them
     loss_facts:dict = field(default_factory=dict) # method -> what its first run found
-    notes:list = field(default_factory=list) # of the present run, for the table
 
     def data(
         self,
@@ -97,15 +96,14 @@ def _yes_or_no(features, answers, fewest=5): # [rows, hidden], zeros and ones [r
 
 # %% ../../nbs/compare/methods.ipynb #e353aec6
 def _best_head(features, labels, problem_type, num_labels=None):
-    "Weight [labels, hidden], bias [labels] and notes on the best linear layer."
+    "Weight [labels, hidden] and bias [labels] of the best linear layer."
     labels = np.asarray(list(labels))
     if problem_type == "regression":
-        return *_ridge(features, labels), ()
+        return _ridge(features, labels)
     if problem_type == "single_label_classification":
-        solved = solve_head(features, labels, num_labels=num_labels)
-        return *solved, getattr(solved, "notes", ())
+        return solve_head(features, labels, num_labels=num_labels)
     heads = [_yes_or_no(features, answers) for answers in labels.T.astype(int)]
-    return *(torch.cat(parts) for parts in zip(*heads)), ()
+    return [torch.cat(parts) for parts in zip(*heads)]
 
 # %% ../../nbs/compare/methods.ipynb #eb8269f7
 def _prompt_model(run, kit, **kwargs):
@@ -124,9 +122,7 @@ def _solved(model, kit):
     if key not in kit.solved:
         read = _features(model, kit)
         kit.solved[key] = _best_head(read, labels, task.problem_type, task.num_labels)
-    *head, notes = kit.solved[key]
-    kit.notes += notes
-    return model.set_head(*head)
+    return model.set_head(*kit.solved[key])
 
 # %% ../../nbs/compare/methods.ipynb #26e3fef8
 def _head(run, kit):

@@ -15,12 +15,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from scipy import stats
-from transformers import (
-    AutoModelForSequenceClassification, AutoTokenizer, Pipeline,
-    TextClassificationPipeline, pipeline)
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from .methods import METHODS
 from ..prompt_tuning import PromptForSequenceClassification
+from ..prompt_tuning.solved_head import TextClassifier
 from ..tasks.task import METRICS
 from ..tasks.backbones import load_from, read_config
 
@@ -104,7 +103,7 @@ def _rows_interval(runs):
 # %% ../../nbs/compare/results.ipynb #26f3f1ff
 def _note(runs, head_score):
     "What a reader should know before taking the mean for the method; else nothing."
-    notes = [] if "notes" not in runs else sorted(set(runs.notes.dropna().sum()))
+    notes = []
     if alike := int(runs.one_class.sum()):
         notes.append(f"{alike} of {len(runs)} give one answer")
     if runs.prompt_tokens.iloc[0] and runs.score.mean() < head_score:
@@ -221,30 +220,10 @@ def _best(records):
     order = runs.assign(mean=mean)[kept].sort_values(["mean", "score"], ascending=False)
     return records[order.index[0]]
 
-# %% ../../nbs/compare/results.ipynb #ca9b23a1
-class _Classifier(TextClassificationPipeline):
-    "transformers' pipeline; it takes pairs as tuples, and predicts as a prompt does."
-    def preprocess(self, inputs, **kwargs):
-        if isinstance(inputs, tuple):
-            inputs = dict(zip(("text", "text_pair"), inputs))
-        return super().preprocess(inputs, **kwargs)
-
-    def predict(self, texts, *, top_k="auto"):
-        "The best label of each text; of several labels all that score above one half."
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        answers = self(texts, top_k=None) if texts else []
-        kind = self.model.config.problem_type
-        if top_k == "auto" and kind == "multi_label_classification":
-            return [[label for label in labels if label["score"] > 0.5]
-                    for labels in answers]
-        if top_k in ("auto", 1):
-            return [labels[0] for labels in answers]
-        return [labels[:top_k] for labels in answers]
-
 # %% ../../nbs/compare/results.ipynb #2995992b
 def load_model(
     folder:str|Path, # of a saved model, or of a comparison, whose best model is taken
-)->PromptForSequenceClassification|Pipeline: # both have `predict(texts)`
+)->PromptForSequenceClassification|TextClassifier: # both have `predict(texts)`
     """The model in a folder, ready to predict.
 
     Raises `FileNotFoundError` for a folder with neither a model nor a comparison,
@@ -263,9 +242,7 @@ def load_model(
     if missing := sorted(loading["missing_keys"]): # they would be random numbers
         raise ValueError(f"the model in {folder} is no classifier: it has no weights "
                          f"{', '.join(missing[:3])}")
-    return pipeline("text-classification", model=model, truncation=True,
-                    tokenizer=tokenizer, pipeline_class=_Classifier,
-                    trust_remote_code=False)
+    return TextClassifier(model=model, tokenizer=tokenizer, truncation=True)
 
 # %% ../../nbs/compare/results.ipynb #8483a699
 class Comparison:
@@ -349,6 +326,6 @@ class Comparison:
         self,
         method:str|None=None, # None: the one with the highest mean
         **settings:object, # further settings, e.g. prompt_tokens=5
-    )->PromptForSequenceClassification|Pipeline: # has `predict(texts)`
+    )->PromptForSequenceClassification|TextClassifier: # has `predict(texts)`
         "The best run's model, to predict with. Raises `ValueError` if none was kept."
         return load_model(self.best_path(method, **settings))

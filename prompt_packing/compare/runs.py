@@ -217,7 +217,6 @@ def run_one(
 
     Raises `ValueError` where the method cannot do this task."""
     set_seed(run.seed)
-    kit = replace(kit, notes=[])
     if run.held_out:
         kit = _hold_out(kit, run.held_out)
     start = time.perf_counter()
@@ -231,7 +230,7 @@ def run_one(
         "name": run.name, **asdict(run), "problem_type": kit.task.problem_type,
         **scores, "metric": kit.task.metrics[0], "metrics": list(kit.task.metrics),
         "majority": one_answer[kit.task.metrics[0]], "majority_scores": one_answer,
-        "one_class": _one_class(predictions, references), "notes": kit.notes,
+        "one_class": _one_class(predictions, references),
         "rows": len(kit.train), "seconds": built + trained, "model": saved,
         **_costs(run, kit, model), **_frozen(run, kit),
         "predictions": predictions, "references": references}

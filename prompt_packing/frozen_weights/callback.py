@@ -17,8 +17,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainerState
 
 from .differences import compare_weights
-from .fingerprints import (
-    Fingerprint, check_algorithm, fingerprint, named_tensors)
+from .fingerprints import Fingerprint, fingerprint, named_tensors
 from .trained import TrainedWeights
 
 # %% ../../nbs/frozen_weights/callback.ipynb #df389e3b
@@ -96,7 +95,7 @@ def changes_since(
     "Which of the tensors in a fingerprint are not what they were."
     if not len(before):
         return {}
-    now = fingerprint(model, before.algorithm, before.tensors)
+    now = fingerprint(model, before.tensors)
     words = {"missing": "is gone", "value": "changed its values"}
     table = compare_weights(before, now)
     return {name: words.get(change, f"changed its {change}")
@@ -120,7 +119,7 @@ def _compare_with(state: TrainerState, model: nn.Module, names: Iterable[str]):
     "`RuntimeError` where a resumed run starts from other frozen weights than `names`."
     if MANIFEST not in state.stateful_callbacks:
         return
-    before = Fingerprint.from_dict(json.loads(state.stateful_callbacks[MANIFEST]))
+    before = Fingerprint(json.loads(state.stateful_callbacks[MANIFEST]))
     changes = changes_since(before, model)
     changes |= {name: "is new" for name in names if name not in before.tensors}
     if changes:
@@ -152,16 +151,13 @@ class FrozenWeightsCallback(TrainerCallback):
         self,
         frozen: str | Sequence[str] | None = None, # should be; None: what is; (): none
         ignore: str | Sequence[str] = (), # not watched, such as a buffer that counts
-        algorithm: str = "crc32", # or "sha256"
         verbose: bool = True, # print the statement when training ends
     ):
-        check_algorithm(algorithm)
-        self.frozen, self.ignore = frozen, ignore
-        self.algorithm, self.verbose = algorithm, verbose
+        self.frozen, self.ignore, self.verbose = frozen, ignore, verbose
         self.statement = "training has not started"
         self.changed: list[str] = [] # names of frozen tensors
         self.unmoved: dict[str, str] = {} # names of trainable tensors -> cause
-        self.prints = Fingerprint({}, algorithm) # of the frozen tensors at the start
+        self.prints = Fingerprint({}) # of the frozen tensors at the start
         self.trained: TrainedWeights | None = None
 
     @property
@@ -173,11 +169,11 @@ class FrozenWeightsCallback(TrainerCallback):
         tensors = frozen_tensors(model, self.frozen, self.ignore)
         _refuse_optimizer(optimizer, tensors)
         _compare_with(state, model, tensors)
-        self.prints = fingerprint(model, self.algorithm, tensors)
+        self.prints = fingerprint(model, tensors)
         self.trained = TrainedWeights(model)
         self.changed, self.unmoved = [], {}
         self.statement = "training has not ended"
-        state.stateful_callbacks[MANIFEST] = json.dumps(self.prints.to_dict())
+        state.stateful_callbacks[MANIFEST] = json.dumps(self.prints.tensors)
 
     def on_pre_optimizer_step(self, args, state, control, model, optimizer, **others):
         self.trained.look(model, optimizer)
@@ -194,14 +190,15 @@ class FrozenWeightsCallback(TrainerCallback):
     def on_train_end(self, args, state, control, model, **others):
         self._check(model, state)
         self.unmoved = self.trained.unmoved(model)
-        moved = f"all {len(self.trained)} trainable tensors moved"
+        trainable = len(self.trained.hashes)
+        moved = f"all {trainable} trainable tensors moved"
         if self.unmoved:
-            moved = (f"{len(self.unmoved)} of {len(self.trained)} trainable tensors "
+            moved = (f"{len(self.unmoved)} of {trainable} trainable tensors "
                      f"never moved: {_first_three(self.unmoved)}")
             warnings.warn(moved)
         self.statement = (
             f"0 of {self.checked} frozen tensors changed ({self.prints.values:,} "
-            f"values, {self.algorithm}); {moved}")
+            f"values); {moved}")
         if self.verbose and state.is_world_process_zero:
             print(self.statement)
 

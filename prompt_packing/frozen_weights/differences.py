@@ -8,22 +8,19 @@ __all__ = ['Weights', 'largest_difference', 'same_bytes', 'compare_weights', 'ch
 # %% ../../nbs/frozen_weights/differences.ipynb #11e8a999
 import json
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
-from transformers.modeling_utils import str_to_torch_dtype
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
-from .fingerprints import (
-    Fingerprint, named_tensors, tensor_bytes, tensor_form, tensor_hash)
+from .fingerprints import Fingerprint, named_tensors, tensor_bytes, tensor_lines
 
 # %% ../../nbs/frozen_weights/differences.ipynb #74b3c46d
+@torch.no_grad()
 def largest_difference(a: torch.Tensor, b: torch.Tensor) -> float:
     "Largest absolute difference of two values; NaN where a value became NaN."
     wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
@@ -40,29 +37,17 @@ def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
 # %% ../../nbs/frozen_weights/differences.ipynb #911ea320
 Weights = nn.Module | Fingerprint | str | Path # a str or path: a file or a folder
 
-@dataclass
-class _Side:
-    "One side of a comparison."
-    lines: dict # name -> {"shape", "dtype", "device", "kind"}; last two None in a file
-    value: Callable | None = None # name -> tensor; None where only hashes are known
-    algorithm: str | None = None # of the hashes in `lines`, where these are known
-
-    def hash(self, name, algorithm):
-        if self.algorithm:
-            return self.lines[name]["hash"]
-        return tensor_hash(self.value(name), algorithm)
-
-def _open_model(model):
-    tensors = named_tensors(model)
-    lines = {n: tensor_form(t) | {"kind": kind} for n, (t, kind) in tensors.items()}
-    return _Side(lines, lambda name: tensors[name][0].detach())
+def _entries(weights, hashed):
+    "Name -> (tensor, or line of a fingerprint; kind, which is None in a file)."
+    if isinstance(weights, Fingerprint):
+        lines = weights.tensors
+    elif hashed:
+        lines = tensor_lines(weights)
+    else:
+        return weights
+    return {name: (line, line["kind"]) for name, line in lines.items()}
 
 # %% ../../nbs/frozen_weights/differences.ipynb #92082535
-def _refuse_pickle(path):
-    if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
-        raise ValueError(f"{path} is a pickle, which can run code when it is read: "
-                         "save the model as safetensors (`save_pretrained`)")
-
 def _safetensors_files(path):
     "The safetensors files of a checkpoint: those that transformers would load."
     if path.is_file():
@@ -75,64 +60,52 @@ def _safetensors_files(path):
         return [path / name for name in sorted(set(files))]
     if files := sorted(path.glob("*.safetensors")):
         return files
-    for file in path.iterdir():
-        _refuse_pickle(file)
-    raise FileNotFoundError(f"{path} holds no .safetensors file")
+    raise FileNotFoundError(f"{path} holds no .safetensors file; pickles are not read, "
+                            "since they can run code: save it with `save_pretrained`")
 
 # %% ../../nbs/frozen_weights/differences.ipynb #b4722b93
-def _open_files(path, stack):
-    "Tensors of a checkpoint, each read when its value is wanted."
-    owner, lines = {}, {}
+def _read_files(path):
+    "Tensors of a checkpoint in memory-mapped pages, read when they are looked at."
+    tensors = {}
     for file in _safetensors_files(path):
         try:
-            opened = stack.enter_context(safe_open(file, framework="pt"))
+            tensors |= load_file(file)
         except (SafetensorError, OSError) as error:
-            raise ValueError(
-                f"{file} is not a whole safetensors file: {error}") from error
-        for name in opened.keys():
-            part = opened.get_slice(name) # reads no value
-            dtype = part.get_dtype() # "BF16"
-            dtype = str(str_to_torch_dtype.get(dtype, dtype)).removeprefix("torch.")
-            lines[name] = dict(
-                shape=list(part.get_shape()), dtype=dtype, device=None, kind=None)
-            owner[name] = opened
-    return _Side(lines, lambda name: owner[name].get_tensor(name))
+            raise ValueError(f"{file} is not a whole safetensors file: {error}; save "
+                             "the model with `save_pretrained`") from error
+    return {name: (tensor, None) for name, tensor in tensors.items()}
 
 # %% ../../nbs/frozen_weights/differences.ipynb #626d406b
-def _open(source, stack):
-    "Any of the forms as `_Side`."
-    if isinstance(source, nn.Module):
-        return _open_model(source)
-    if isinstance(source, Fingerprint):
-        return _Side(source.tensors, algorithm=source.algorithm)
-    if not isinstance(source, (str, Path)):
+def _opened(weights):
+    "A fingerprint, or tensors by name as `named_tensors` gives them."
+    if isinstance(weights, nn.Module):
+        return named_tensors(weights)
+    if isinstance(weights, Fingerprint):
+        return weights
+    if not isinstance(weights, (str, Path)):
         raise TypeError("weights are a model, a folder, a .safetensors file or a "
-                        f"Fingerprint, not a {type(source).__name__}")
-    path = Path(source)
+                        f"Fingerprint, not a {type(weights).__name__}")
+    path = Path(weights)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: give a folder, a .safetensors "
                                 "file or a fingerprint's .json")
-    _refuse_pickle(path)
-    if path.suffix == ".json":
-        return _open(Fingerprint.load(path), stack)
-    return _open_files(path, stack)
+    return Fingerprint.load(path) if path.suffix == ".json" else _read_files(path)
 
 # %% ../../nbs/frozen_weights/differences.ipynb #1c9589c0
-def _compare_tensor(a, name, b, other):
-    "How tensor `other` of `b` differs from `name` of `a`: a word and a size, or None."
-    x, y = a.lines[name], b.lines[other]
-    if x["shape"] != y["shape"]:
+def _line_difference(x, y):
+    "How two lines of fingerprints differ: a word and no size, or None."
+    for key, change in (("shape", "shape"), ("dtype", "dtype"), ("hash", "value")):
+        if x[key] != y[key]:
+            return change, np.nan
+
+def _tensor_difference(x, y):
+    "How two tensors differ: a word and a size, or None."
+    if x.shape != y.shape:
         return "shape", np.nan
-    casted, size = x["dtype"] != y["dtype"], np.nan
-    if a.value and b.value:
-        values = a.value(name), b.value(other)
-        same = not casted and same_bytes(*values)
-        if not same:
-            size = largest_difference(*values)
-    else: # the hashes of one of them are all that is known
-        algorithm = a.algorithm or b.algorithm
-        same = not casted and a.hash(name, algorithm) == b.hash(other, algorithm)
-    return None if same else ("dtype" if casted else "value", size)
+    if x.dtype != y.dtype:
+        return "dtype", largest_difference(x, y)
+    if not same_bytes(x, y):
+        return "value", largest_difference(x, y)
 
 # %% ../../nbs/frozen_weights/differences.ipynb #13d58abd
 def _prefixes(short, long):
@@ -145,43 +118,31 @@ def _bare(names, prefix): # name without the prefix -> name
             for name in names if name.startswith(prefix)}
 
 def _paired(a, b):
-    "(name of `a`, name of `b`) of all tensors that are compared."
+    "(name of `a`, name of `b`) of all that are compared; `ValueError` if none."
     prefixes = [("", ""), *(("", before) for before in _prefixes(a, b)),
                 *((before, "") for before in _prefixes(b, a))]
     options = [(_bare(a, of_a), _bare(b, of_b)) for of_a, of_b in prefixes]
     of_a, of_b = max(options, key=lambda sides: len(sides[0].keys() & sides[1].keys()))
-    return [(of_a[name], of_b[name]) for name in of_a if name in of_b]
-
-# %% ../../nbs/frozen_weights/differences.ipynb #bb412a7e
-def _place(side, name):
-    "What two names of one tensor have in common: memory or hash; in a file nothing."
-    shape = tuple(side.lines[name]["shape"])
-    if side.algorithm:
-        return side.lines[name]["hash"], *shape
-    return (side.value(name).data_ptr(), *shape) if side.lines[name]["kind"] else name
-
-def _unpaired(side, other, paired):
-    "Names of `side` without a counterpart in `other`."
-    left = [name for name in side.lines if name not in paired]
-    if any(line["kind"] for line in other.lines.values()):
-        return left
-    # a file has no computed buffers, and one name for each tied weight
-    places = {_place(side, name) for name in paired}
-    return [name for name in left if side.lines[name]["kind"] != "computed"
-            and _place(side, name) not in places]
-
-# %% ../../nbs/frozen_weights/differences.ipynb #ca765588
-def _checked_pairs(a, b):
-    "(name of `a`, name of `b`) of all tensors that are compared; `ValueError` if none."
-    if a.algorithm and b.algorithm and a.algorithm != b.algorithm:
-        raise ValueError(f"a {a.algorithm} and a {b.algorithm} fingerprint cannot be "
-                         "compared: make both with one algorithm")
-    pairs = _paired(a.lines, b.lines)
+    pairs = [(of_a[name], of_b[name]) for name in of_a if name in of_b]
     if not pairs:
-        first = [next(iter(side.lines), "none") for side in (a, b)]
+        first = [next(iter(names), "none") for names in (a, b)]
         raise ValueError("no tensor of one has a name in the other (the first: "
                          f"{first[0]} and {first[1]})")
     return pairs
+
+# %% ../../nbs/frozen_weights/differences.ipynb #bb412a7e
+def _identity(entry): # what two names of one tensor have in common
+    return entry["hash"] if isinstance(entry, dict) else id(entry)
+
+def _unpaired(side, other, paired):
+    "Names of `side` without a counterpart in `other`."
+    left = [name for name in side if name not in paired]
+    if any(kind for _, kind in other.values()):
+        return left
+    # a file has no computed buffers, and one name for each tied weight
+    there = {_identity(side[name][0]) for name in paired}
+    return [name for name in left if side[name][1] != "computed"
+            and _identity(side[name][0]) not in there]
 
 # %% ../../nbs/frozen_weights/differences.ipynb #af7f672a
 def compare_weights(
@@ -196,15 +157,16 @@ def compare_weights(
     checkpoint holds are compared where both sides have them. `TypeError`, `ValueError`,
     `FileNotFoundError`: what is given is no weights, a pickle, a damaged file, or has
     no name in common."""
-    rows = []
-    with ExitStack() as stack:
-        a, b = _open(a, stack), _open(b, stack)
-        pairs = dict(_checked_pairs(a, b))
-        for name, other in pairs.items():
-            if change := _compare_tensor(a, name, b, other):
-                rows.append((other, *change))
-        missing = _unpaired(a, b, pairs)
-        added = _unpaired(b, a, set(pairs.values()))
+    a, b = _opened(a), _opened(b)
+    hashed = isinstance(a, Fingerprint) or isinstance(b, Fingerprint)
+    a, b = _entries(a, hashed), _entries(b, hashed)
+    pairs, rows = dict(_paired(a, b)), []
+    difference = _line_difference if hashed else _tensor_difference
+    for name, other in pairs.items():
+        if change := difference(a[name][0], b[other][0]):
+            rows.append((other, *change))
+    missing = _unpaired(a, b, pairs)
+    added = _unpaired(b, a, set(pairs.values()))
     rows += [(name, "missing", np.nan) for name in missing]
     rows += [(name, "added", np.nan) for name in added]
     return pd.DataFrame(rows, columns=["name", "change", "size"])

@@ -14,18 +14,11 @@ from .fingerprints import tensor_hash
 # %% ../../nbs/frozen_weights/trained.ipynb #cb649017
 def trainable_tensors(
     model: nn.Module, # any module
-) -> dict[str, nn.Parameter]: # by name; tied ones have "a (tied to b)"
+) -> dict[str, nn.Parameter]: # by name, tied ones by their first
     "Parameters that require gradients, each once. A shard without values is left out."
-    names = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        # DeepSpeed's third stage leaves an empty tensor where it took the values away
-        if parameter.requires_grad and parameter.numel():
-            names.setdefault(id(parameter), (parameter, []))[1].append(name)
-    tensors = {}
-    for parameter, (first, *others) in names.values():
-        tied = f" (tied to {', '.join(others)})" if others else ""
-        tensors[first + tied] = parameter
-    return tensors
+    # DeepSpeed's third stage leaves an empty tensor where it took the values away
+    return {name: parameter for name, parameter in model.named_parameters()
+            if parameter.requires_grad and parameter.numel()}
 
 # %% ../../nbs/frozen_weights/trained.ipynb #e18f6926
 class TrainedWeights:
@@ -74,6 +67,3 @@ class TrainedWeights:
         kind = str(dtype).removeprefix("torch.")
         return (f"had gradients, but a step with learning rate {self.rates[name]:g} is "
                 f"below the rounding of {kind}")
-
-    def __len__(self) -> int:
-        return len(self.hashes)

@@ -9,26 +9,24 @@ __all__ = ['initial_prompt', 'text_id', 'PromptForSequenceClassification']
 import copy
 import math
 import os
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
-from ..bucketing.plan import plan_batches
 from ..frozen_weights.callback import freeze
 from .facts import (
     BackboneFacts, check_fits, find_facts, text_limit)
 from .frozen import (
-    FrozenBackbone, Placement, Pooling, unpack_states, values_are_near)
+    FrozenBackbone, unpack_states, values_are_near)
 from .saving import (
-    PromptTuningConfig, check_arguments, check_backbone, check_choices, named_labels,
-    read_tensors, read_tokenizer, saved_config, write_prompt)
-from .solved_head import (
-    PromptHead, choose_labels, label_loss, label_scores, named_scores)
+    PromptTuningConfig, check_arguments, check_backbone, check_unchanged,
+    read_tensors, read_tokenizer, saved_config)
+from .solved_head import PromptHead, TextClassifier, label_loss
 from ..tasks.backbones import as_dtype, load_backbone
 
 # %% ../../nbs/prompt_tuning/model.ipynb #8c8941fd
@@ -117,39 +115,6 @@ def _fitted(tokenizer, facts, prompt_tokens):
         tokenizer.model_max_length = limit
     return tokenizer
 
-# %% ../../nbs/prompt_tuning/model.ipynb #738ba190
-def _encode(texts, tokenizer, limit): # -> `input_ids` and the like of each, unpadded
-    "Token ids of texts or pairs. Raises `ValueError` for an empty text."
-    encoded = []
-    for i, text in enumerate(texts):
-        parts = text if isinstance(text, (list, tuple)) else [text]
-        row = tokenizer(*parts, truncation=limit is not None, max_length=limit)
-        if not row["input_ids"]:
-            raise ValueError(f"text {i} has no tokens; leave it out")
-        encoded.append(dict(row))
-    return encoded
-
-@torch.no_grad()
-def _label_scores(model, texts, token_budget): # [rows, labels], float32, on the CPU
-    config, tokenizer = model.config, model.tokenizer
-    if tokenizer is None:
-        raise ValueError("this model has no tokenizer; set model.tokenizer, or give "
-                         "tokenizer=... to from_backbone")
-    scores = torch.empty(len(texts), config.num_labels)
-    if not len(texts):
-        return scores
-    # the model's tokenizer is one that you may have changed since
-    limit = text_limit(model.facts, config.prompt_tokens, tokenizer)
-    encoded = _encode(texts, tokenizer, limit)
-    lengths = np.array([len(row["input_ids"]) for row in encoded])
-    # a text that is longer than the budget is a batch of its own
-    budget = max(token_budget, int(lengths.max()))
-    for rows in plan_batches(lengths, token_budget=budget, shuffle=False):
-        batch = tokenizer.pad([encoded[i] for i in rows], return_tensors="pt")
-        logits = model(**batch.to(model.device)).logits.float()
-        scores[rows] = label_scores(logits, config.problem_type).cpu()
-    return scores
-
 # %% ../../nbs/prompt_tuning/model.ipynb #074d8442
 def text_id(digest:str) -> int:
     "The first 15 digits of a digest as an integer, which travels with cached batches."
@@ -214,19 +179,24 @@ def _from_backbone(
         raise ValueError(facts.refusal)
     tokenizer = own_tokenizer if tokenizer is None else tokenizer
     pooling = pooling or ("last" if facts.causal else "mean")
-    names = named_labels(id2label, num_labels)
-    check_choices(prompt_tokens, placement, pooling, len(names), problem_type)
-    start = initial_prompt(
-        backbone.get_input_embeddings(), init, prompt_tokens, tokenizer, seed)
-    tokenizer = _fitted(tokenizer, facts, len(start)) # there must be some room
+    if id2label is None:
+        id2label = [f"LABEL_{i}" for i in range(num_labels)]
+    if not isinstance(id2label, dict):
+        id2label = dict(enumerate(id2label))
+    names = {int(i): str(name) for i, name in id2label.items()}
     config = cls.config_class(
         backbone_name=facts.source, backbone_fingerprint=facts.digest,
         backbone_dtype=str(facts.dtype).removeprefix("torch."),
         hidden_size=facts.feature_size, id2label=names, problem_type=problem_type,
-        label2id={name: i for i, name in names.items()}, prompt_tokens=len(start),
+        label2id={name: i for i, name in names.items()},
+        prompt_tokens=5 if prompt_tokens is None else prompt_tokens,
         pad_token_id=getattr(backbone.config.get_text_config(), "pad_token_id", None),
-        placement=Placement(placement).value, pooling=Pooling(pooling).value, bias=bias,
+        placement=placement, pooling=pooling, bias=bias,
         init=init if isinstance(init, str) else type(init).__name__)
+    start = initial_prompt(
+        backbone.get_input_embeddings(), init, prompt_tokens, tokenizer, seed)
+    config.prompt_tokens = len(start)
+    tokenizer = _fitted(tokenizer, facts, len(start)) # there must be some room
     model = cls(config, backbone, facts, seed)
     if len(start):
         model.prompt.weight.data.copy_(start)
@@ -328,7 +298,7 @@ class PromptForSequenceClassification(PreTrainedModel):
     ) -> SequenceClassifierOutput:
         """Logits [rows, labels], and their loss where labels are given. Raises
         `ValueError` for too long texts; on a CPU, where looking at values does not wait
-        for the device, also for empty ones and labels out of range."""
+        for the device, also for empty ones."""
         if output_attentions:
             raise ValueError("a prompt model returns no attentions, since its text may "
                              "come from a cache; ask model.backbone for them")
@@ -350,18 +320,21 @@ class PromptForSequenceClassification(PreTrainedModel):
     def predict(
         self,
         texts: str | list, # a text, or a list of texts or of pairs of texts
-        *,
-        top_k:int|str|None="auto", # labels for each text, best first; None: all
-        token_budget:int=4096, # most tokens in a batch, padding included
-    ) -> list: # dicts with `label` and `score`; lists of them as `choose_labels` says
+        **options: Any, # `top_k` and `batch_size`, as `TextClassifier.predict` has them
+    ) -> list: # dicts with `label` and `score`; lists of them for several a text
         """Labels of texts with their scores; long texts are cut to what fits.
 
         Where a text may have several labels, they are all that score above one half.
         Raises `ValueError` for an empty text and for a model without a tokenizer."""
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        scores = _label_scores(self, texts, token_budget)
-        answers = named_scores(scores, self.config.id2label)
-        return choose_labels(answers, self.config.problem_type, top_k)
+        if self.tokenizer is None:
+            raise ValueError("this model has no tokenizer; set model.tokenizer, or "
+                             "give tokenizer=... to from_backbone")
+        # the model's tokenizer is one that you may have changed since
+        limit = text_limit(self.facts, self.config.prompt_tokens, self.tokenizer)
+        classify = TextClassifier(
+            model=self, tokenizer=self.tokenizer, device=self.device,
+            truncation=limit is not None, max_length=limit)
+        return classify.predict(texts, **options)
 
     def set_head(
         self,
@@ -377,14 +350,22 @@ class PromptForSequenceClassification(PreTrainedModel):
         save_directory: str | os.PathLike, # a folder, made if it does not exist
         is_main_process:bool=True, # False: another process writes
         state_dict:dict|None=None, # tensors to save; None: the model's own
-        **kwargs: Any, # further arguments of transformers' method change nothing here
+        **kwargs: Any, # as in transformers' method, which this one calls
     ):
         """Writes prompt, head, configuration and tokenizer.
 
         Raises `ValueError` where the backbone's weights are no longer those that the
         folder would name."""
-        if is_main_process:
-            write_prompt(self, save_directory, state_dict)
+        if not is_main_process:
+            return
+        check_unchanged(self)
+        # a Trainer hands over a `state_dict` which may hold the backbone
+        trained = self.state_dict()
+        tensors = {name: (state_dict or trained)[name] for name in trained}
+        Path(save_directory).mkdir(parents=True, exist_ok=True)
+        super().save_pretrained(save_directory, state_dict=tensors, **kwargs)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(save_directory)
 
 # %% ../../nbs/prompt_tuning/model.ipynb #d127cfcb
 AutoConfig.register("prompt_tuning", PromptTuningConfig)

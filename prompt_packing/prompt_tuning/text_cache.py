@@ -33,11 +33,8 @@ from .model import text_id
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #9a10f11a
 def _read_texts(dataset): # -> token ids without padding, labels or None
-    "Raises `TypeError` for what is no data set, `ValueError` without ids or tokens."
-    columns = getattr(dataset, "column_names", None)
-    if columns is None:
-        raise TypeError(f"a datasets.Dataset is needed, not {type(dataset).__name__} "
-                        "(Dataset.from_list makes one)")
+    "Raises `ValueError` without ids or rows."
+    columns = dataset.column_names
     if "input_ids" not in columns or not len(dataset):
         raise ValueError("a column input_ids is needed, and rows; the data has "
                          f"{columns} and {len(dataset)} rows")
@@ -140,21 +137,6 @@ def _read(file): # -> what it says of itself, tensors by name in memory-mapped p
                             "build again") from None
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #b37d3c19
-def _refusal(model, facts):
-    "Why cached texts would not be exact for this model; None if they are."
-    placement = getattr(model.config, "placement", Placement.SUFFIX)
-    pooling = getattr(model.config, "pooling", Pooling.LAST)
-    if refusal := facts.why_not(placement):
-        return refusal
-    if placement == Placement.PREFIX:
-        return "the prompt stands before the text, so the text's states change with it"
-    if pooling != Pooling.LAST:
-        return f"pooling={pooling!r} reads positions of the text, not the last alone"
-    if not facts.text_is_constant:
-        return (f"{facts.name} is no decoder that continues exactly from a text's keys "
-                "and values")
-    return None
-
 def _facts_of(model):
     """Facts of a prompt model or a backbone. Raises `ValueError` for a prompt model
     whose backbone was changed since it was made, but for its dtype."""
@@ -220,9 +202,9 @@ class TextCache(Dataset):
         with transformers' own Trainer `dataloader_pin_memory=False`, which ours sets.
         Raises `ValueError` where it would not be exact or not fit (`NoRoom`), for a
         text longer than `token_budget` or the backbone's positions, and if `path` holds
-        another cache; `OSError` for a full disk; `TypeError` for no data set."""
+        another cache, and `OSError` for a full disk."""
         facts = _facts_of(model) if facts is None else facts
-        if reason := _refusal(model, facts):
+        if reason := cls.refusal(model, facts):
             raise ValueError(f"no text cache for this model: {reason}; train it on the "
                              "texts themselves")
         texts, labels = _read_texts(dataset)
@@ -262,7 +244,19 @@ class TextCache(Dataset):
         facts:BackboneFacts|None=None, # of the backbone; None: they are found
     ) -> str|None: # the reason in words; None: a cache is exact
         "Why a cache would not be exact for this prompt model or backbone."
-        return _refusal(model, _facts_of(model) if facts is None else facts)
+        facts = _facts_of(model) if facts is None else facts
+        placement = getattr(model.config, "placement", Placement.SUFFIX)
+        pooling = getattr(model.config, "pooling", Pooling.LAST)
+        if refusal := facts.why_not(placement):
+            return refusal
+        if placement == Placement.PREFIX:
+            return "the prompt is before the text, so the text's states change with it"
+        if pooling != Pooling.LAST:
+            return f"pooling={pooling!r} reads more of the text than its last position"
+        if not facts.text_is_constant:
+            return (f"{facts.name} is no decoder that continues exactly from a text's "
+                    "keys and values")
+        return None
 
     def select(
         self,

@@ -7,14 +7,13 @@ __all__ = ['RecurrentEncoderDecoder']
 
 # %% ../../nbs/recurrent/encoder_decoder.ipynb #b87853cf
 import copy
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import BaseModelOutputWithPast, Seq2SeqLMOutput
-from .generation import StateGenerationMixin, state_in, unseen_steps
+from .generation import StateGenerationMixin
 from .heads import token_loss
 from .layers import CELLS, RecurrentLayers
 from .layout import Layout, on_tokens, refuse
@@ -131,12 +130,5 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, StateGenerationMixin):
         start = torch.full_like(labels[:, :1], self.config.decoder_start_token_id)
         late = torch.cat([start, labels[:, :-1]], 1)
         return late.masked_fill(late == -100, self.config.pad_token_id)
-
-    def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any):
-        state = state_in(**kwargs)
-        passed = "attention_mask", "use_cache", "encoder_outputs"
-        return {name: kwargs.get(name) for name in passed} | {
-            "decoder_input_ids": unseen_steps(input_ids, state),
-            "past_key_values": state}
 
 AutoModelForSeq2SeqLM.register(RecurrentConfig, RecurrentEncoderDecoder, exist_ok=True)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 from transformers import initialization as init
 from transformers.configuration_utils import PreTrainedConfig
-from .layout import on_tokens, refuse
+from .layout import on_tokens
 
 # %% ../../nbs/recurrent/layers.ipynb #fa01d73f
 @dataclass(frozen=True)
@@ -42,19 +42,6 @@ CELLS = {"rnn": Cell(nn.RNN, ("h",), uniform_weights),
 
 Hidden = torch.Tensor | tuple | None # a state; a tuple where a cell has several parts
 
-# %% ../../nbs/recurrent/layers.ipynb #4d5621ad
-def _rows_in(x):
-    return int(x.batch_sizes[0]) if isinstance(x, PackedSequence) else x.shape[0]
-
-def _check_hidden(hidden, cell_name, shape):
-    "`ValueError` for a state that does not fit model and batch."
-    given = hidden if isinstance(hidden, tuple) else (hidden,)
-    parts = CELLS[cell_name].parts
-    fits = len(given) == len(parts) and all(tuple(h.shape) == shape for h in given)
-    refuse(not fits, f"The state of this {cell_name} must be ({', '.join(parts)}) of "
-           f"shape {shape} (layers * directions, rows, hidden_size), not "
-           f"{[tuple(h.shape) for h in given]}.")
-
 # %% ../../nbs/recurrent/layers.ipynb #2d254b78
 class RecurrentLayers(nn.Module):
     "Recurrent layers, from embeddings (packed or not) to outputs and state."
@@ -76,10 +63,6 @@ class RecurrentLayers(nn.Module):
 
     def forward(self, embedded: torch.Tensor | PackedSequence, hidden: Hidden = None):
         "Outputs in the form of `embedded`, and the last state."
-        if hidden is not None:
-            layers = self.config.num_layers * self.directions
-            _check_hidden(hidden, self.config.cell,
-                          (layers, _rows_in(embedded), self.config.hidden_size))
         outputs, hidden = self.rnn(on_tokens(self.dropout, embedded), hidden)
         return on_tokens(self.finish, outputs), hidden
 

@@ -9,7 +9,8 @@ __all__ = ['refuse', 'first_row', 'Layout', 'on_tokens']
 from collections.abc import Callable
 
 import torch
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+from torch.nn.utils.rnn import (
+    PackedSequence, pack_padded_sequence, pad_packed_sequence)
 
 # %% ../../nbs/recurrent/layout.ipynb #d5061ed9
 def refuse(
@@ -62,14 +63,6 @@ def _check_width(labels, shape):
            f"{tuple(shape)}: each token needs one label, -100 where none counts.")
 
 # %% ../../nbs/recurrent/layout.ipynb #12f97843
-def _lengths_of(packed):
-    "The length of each row, in the order that the rows had before they were packed."
-    longest = int(packed.batch_sizes[0])
-    lengths = (torch.arange(longest)[:, None] < packed.batch_sizes).sum(1)
-    if packed.unsorted_indices is None:
-        return lengths
-    return lengths[packed.unsorted_indices.cpu()]
-
 def _order_of(packed):
     "Which row comes first, second, ... in the packed tokens."
     if packed.sorted_indices is None:
@@ -78,8 +71,8 @@ def _order_of(packed):
 
 def _check_packed(tokens, labels):
     "Refuse labels that were packed in another way than the tokens."
-    same_lengths = _lengths_of(tokens).tolist() == _lengths_of(labels).tolist()
-    refuse(not same_lengths or _order_of(tokens) != _order_of(labels),
+    same_steps = torch.equal(tokens.batch_sizes, labels.batch_sizes)
+    refuse(not same_steps or _order_of(tokens) != _order_of(labels),
            "Labels and input_ids are packed in different ways: pack both with the same "
            "enforce_sorted and one label for each token, -100 where none counts.")
 
@@ -91,7 +84,7 @@ def _labels_like(packed, labels):
     if isinstance(labels, PackedSequence):
         _check_packed(packed, labels)
         return labels.data
-    lengths = _lengths_of(packed)
+    lengths = pad_packed_sequence(packed)[1] # in the order of the rows
     _check_width(labels, (len(lengths), int(lengths.max())))
     order = _order_of(packed)
     return pack_padded_sequence(labels[order], lengths[order], batch_first=True).data
