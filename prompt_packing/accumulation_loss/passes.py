@@ -75,11 +75,16 @@ class TrainerPasses:
             made = self._trainer.compute_loss(bare, copy(batch), num_items_in_batch=count)
         return made[0] if isinstance(made, tuple) else made
 
-    def backward(self, model, batches: list, count) -> torch.Tensor: # sum of the losses
-        "As transformers computes batches; the last exchanges gradients of processes."
+    def backward(self, model, batches: list, count,
+                 around: Callable = nullcontext) -> torch.Tensor: # sum of the losses
+        """As transformers computes batches; the last exchanges gradients of processes.
+
+        `around` gives a context for each, in which accelerate may think it is alone: so
+        that context is inside of the one without an exchange."""
         accelerator, losses = self._trainer.accelerator, []
         for number, batch in enumerate(batches, 1):
-            with nullcontext() if number == len(batches) else accelerator.no_sync(model):
+            is_last = number == len(batches)
+            with nullcontext() if is_last else accelerator.no_sync(model), around():
                 # a copy: a step in doubt is computed again
                 losses.append(self._training_step(model, copy(batch), count))
         return sum(losses)
