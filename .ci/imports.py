@@ -11,8 +11,7 @@ PACKAGE = "prompt_packing"
 
 def name_of(file):
     "A module's full name by its place."
-    parts = file.relative_to(root).with_suffix("").parts
-    return ".".join(part for part in parts if part != "__init__")
+    return ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 
 @cache
@@ -35,6 +34,10 @@ def users(names):
     return [page for page, (_, code) in pages().items() if names and uses.search(code)]
 
 
+LEDGERS = [root / "nbs" / page for page in (  # of all modules
+    "api.ipynb", "how_it_is_built.ipynb", "foundation/foreign.ipynb")]
+
+
 def affected_pages(changed):
     "The pages that export one of these modules, then those that import one, or its chapter."
     own = [page for page, (module, _) in pages().items() if module in changed]
@@ -49,4 +52,5 @@ def changed_pages(files):
     own = [page for page in pages() if page in paths]
     modules = {pages()[page][0] for page in own} | {
         name_of(path) for path in paths if path.suffix == ".py"}
-    return list(dict.fromkeys(own + affected_pages(modules - {None})))
+    return list(dict.fromkeys(own + affected_pages(modules - {None}) + (
+        LEDGERS if modules - {None} else [])))

@@ -332,7 +332,7 @@ def positions(
     batch, # of one row, as the collator makes it
     main_input: str, # of the model, for example `input_ids`
 ) -> int: # at least 1
-    "Positions that a row takes in the model."
+    "Positions that a batch of one row takes in the model: of ids all elements."
     values = entries(batch)
     packed = [len(v.data) for v in values.values() if isinstance(v, PackedSequence)]
     if packed:
