@@ -106,6 +106,9 @@ def _note(runs, head_score):
     notes = []
     if alike := int(runs.one_class.sum()):
         notes.append(f"{alike} of {len(runs)} give one answer")
+    rare = runs.iloc[0].get("rare_classes", 0) # older records do not say it
+    if rare > 0:
+        notes.append(f"{rare:.0f} classes have fewer than 5 rows to train on")
     if runs.prompt_tokens.iloc[0] and runs.score.mean() < head_score:
         notes.append("below the head alone: set init to a text")
     return "; ".join(notes)

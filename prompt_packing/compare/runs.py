@@ -208,6 +208,13 @@ def _one_class(predicted, references):
     return bool(spread[0] <= 0.01 * spread[1] and spread[1])
 
 # %% ../../nbs/compare/runs.ipynb #0cca30fd
+def _rare_classes(kit):
+    "How many classes have fewer than five rows to train on."
+    if kit.task.problem_type != "single_label_classification":
+        return 0
+    rows = np.bincount(list(kit.train["labels"]), minlength=kit.task.num_labels)
+    return int((rows < 5).sum())
+
 def run_one(
     run:Run, # what to run
     kit:Kit, # what it runs on
@@ -231,6 +238,7 @@ def run_one(
         **scores, "metric": kit.task.metrics[0], "metrics": list(kit.task.metrics),
         "majority": one_answer[kit.task.metrics[0]], "majority_scores": one_answer,
         "one_class": _one_class(predictions, references),
+        "rare_classes": _rare_classes(kit),
         "rows": len(kit.train), "seconds": built + trained, "model": saved,
         **_costs(run, kit, model), **_frozen(run, kit),
         "predictions": predictions, "references": references}

@@ -20,6 +20,7 @@ from ..accumulation_loss.exact import ExactLossMixin
 from ..accumulation_loss.facts import Kind
 from ..bucketing.packed_rows import PackingWay, lay_end_to_end
 from ..bucketing.packing import layout_fault, way_to_pack
+from ..foundation.foreign import pinned
 from ..foundation.mixins import check_order, set_for_now
 from ..foundation.rows import LazyBatch, StepRows, seeded
 from ..packed_sequence.mixin import PackedSequenceMixin
@@ -258,7 +259,9 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
             counted += collated
         # all of them now: later a copy would wait for what the device computes
         if self.args.device.type != "cpu":
-            parts = send_to_device(parts, self.args.device)
+            parts = pinned(parts) if pins_memory(self.args) else parts
+            parts = send_to_device(
+                parts, self.args.device, self.accelerator.non_blocking)
         return parts, counted
 
     def make_part(self, rows: StepRows, numbers):
