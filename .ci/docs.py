@@ -8,10 +8,10 @@ import re
 import shutil
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
-from importlib import import_module
+from inspect import signature
 from urllib.parse import unquote, urldefrag
 
+import fastcore.docments
 import nbdev.doclinks
 import nbdev.serve
 import smalldocs.config
@@ -60,8 +60,8 @@ class Site(smalldocs.site.Site):
 
 def build():
     "The whole site; its folder, and the links that lead to no file."
-    # nbdev evaluates annotations, and torch imports this name for type checkers alone
-    import_module("torch.utils.data.dataloader").Iterable = Iterable
+    # annotations stay text: torch and transformers import names for type checkers alone
+    fastcore.docments.signature = lambda symbol, eval_str=False: signature(symbol)
     nbdev.doclinks._build_modidx()
     proc, docs = nbdev.serve.proc_nbs(n_workers=0, force=True), root / "_docs"
     shutil.copy(root / "CHANGELOG.md", proc / "changelog.md")
