@@ -270,6 +270,12 @@ def error(right, found) -> float:
     return worst
 
 
+def cut_evaluation(run, rows, tokens):
+    "Batches of so many rows, in parts of at most so many tokens."
+    args = dict(per_device_eval_batch_size=rows, token_budget=tokens, pass_cost=0)
+    return run, Trainer, args
+
+
 WAYS = {  # kind of case -> stock, and the ways to compute the same
     "loss": dict(
         stock=(gradients, transformers.Trainer, dict(per_device_train_batch_size=STEP)),
@@ -297,29 +303,13 @@ WAYS = {  # kind of case -> stock, and the ways to compute the same
     "evaluation": dict(
         stock=(metrics, transformers.Trainer, dict(per_device_eval_batch_size=30)),
         batches=(metrics, Exact, dict(per_device_eval_batch_size=7)),
-        budget_26=(
-            metrics,
-            Trainer,
-            dict(per_device_eval_batch_size=8, token_budget=26, pass_cost=0),
-        ),
-        budget_64=(
-            metrics,
-            Trainer,
-            dict(per_device_eval_batch_size=30, token_budget=64, pass_cost=0),
-        ),
+        budget_26=cut_evaluation(metrics, 8, 26),
+        budget_64=cut_evaluation(metrics, 30, 64),
     ),
     "prediction": dict(
         stock=(predictions, transformers.Trainer, dict(per_device_eval_batch_size=30)),
-        budget_26=(
-            predictions,
-            Trainer,
-            dict(per_device_eval_batch_size=30, token_budget=26, pass_cost=0),
-        ),
-        budget_64=(
-            predictions,
-            Trainer,
-            dict(per_device_eval_batch_size=30, token_budget=64, pass_cost=0),
-        ),
+        budget_26=cut_evaluation(predictions, 30, 26),
+        budget_64=cut_evaluation(predictions, 30, 64),
     ),
 }
 WAYS["collator"] = WAYS["loss"]
