@@ -37,7 +37,7 @@ from transformers.trainer_callback import PrinterCallback
 from prompt_packing.accumulation_loss import ExactLossMixin, LossFacts
 from prompt_packing.accumulation_loss.audit import compare_gradients, taken_gradient
 from prompt_packing.foundation.foreign import BatchNorm, set_sync, tree_map
-from prompt_packing.foundation.mixins import set_for_now
+from prompt_packing.foundation.foreign import set_for_now
 
 # one step of a Trainer
 

@@ -15,8 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..foundation.foreign import tree_map, write_count
-from ..foundation.mixins import set_for_now
+from ..foundation.foreign import set_for_now, tree_map, write_count
 from ..foundation.rows import seeded
 
 # %% auto #0

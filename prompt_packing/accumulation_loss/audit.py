@@ -23,8 +23,7 @@ from transformers.utils import find_labels
 
 from .asking import undisturbed
 from .exact import ExactLossMixin
-from ..foundation.foreign import set_sync
-from ..foundation.mixins import in_eval_mode
+from ..foundation.foreign import in_eval_mode, set_sync
 from ..foundation.rows import IndexedRows, first_size
 
 # %% auto #0

@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from .asking import NoDropout
-from ..foundation.foreign import BatchNorm, tree_flatten, tree_map
-from ..foundation.mixins import set_for_now
+from ..foundation.foreign import (
+    BatchNorm, set_for_now, tree_flatten, tree_map)
 from ..foundation.rows import indexed
 
 # %% auto #0

@@ -21,7 +21,7 @@ from .passes import TrainerPasses, why_not_exact
 from .processes import AllProcesses
 from .step import Step, filler_like
 from .steps import Steps
-from ..foundation.mixins import check_order, set_for_now
+from ..foundation.foreign import check_order, set_for_now
 from ..foundation.rows import (
     LazyBatch, RowLengths, Rows, StepRows, hand_over_rows, state_of, take_back)
 

@@ -13,8 +13,7 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType
 
-from ..foundation.foreign import plain_forward
-from ..foundation.mixins import set_for_now
+from ..foundation.foreign import plain_forward, set_for_now
 
 # %% auto #0
 __all__ = ['TrainerPasses', 'why_not_exact']

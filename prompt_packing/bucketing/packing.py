@@ -16,8 +16,7 @@ from .best_fit import pack_sequences # noqa: F401
 from .packed_rows import (
     PackedCollator, PackingWay, lay_end_to_end)
 from .varlen import is_fast_on
-from ..foundation.foreign import attention_of
-from ..foundation.mixins import in_eval_mode
+from ..foundation.foreign import attention_of, in_eval_mode
 
 # %% auto #0
 __all__ = ['packing_errors', 'way_to_pack', 'collator_for_packing', 'layout_fault']

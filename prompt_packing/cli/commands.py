@@ -67,7 +67,8 @@ def audit(
     "Report by what factor gradients are off with transformers' Trainer, or were."
     if (model is None) == (checkpoint is None):
         raise BadParameter("give --model, perhaps with --head, or else --checkpoint")
-    run = checkpoint or chapter("tasks.backbones").load_config(model)
+    run = checkpoint or chapter("tasks.backbones").load_from(
+        model, import_module("transformers").AutoConfig)
     found = chapter("accumulation_loss").audit_checkpoint(
         run, gradient_accumulation_steps, processes, head)
     return str(found), vars(found)

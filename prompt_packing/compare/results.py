@@ -20,7 +20,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from .methods import METHODS
 from ..prompt_tuning import PromptForSequenceClassification
 from ..prompt_tuning.solved_head import TextClassifier
-from ..tasks.task import METRICS
+from ..tasks.labels import METRICS
 from ..tasks.backbones import load_from, read_config
 
 # %% ../../nbs/compare/results.ipynb #94ad51dd

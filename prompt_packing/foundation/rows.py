@@ -56,12 +56,6 @@ class RowCollator:
     def __init__(self, collate: Callable):
         self.collate = collate
 
-    def __getattr__(self, name: str):
-        # while an object is copied or pickled it has no `collate` yet
-        if name.startswith("__") or name == "collate":
-            raise AttributeError(name)
-        return getattr(self.collate, name)
-
     def __call__(self, rows):
         if not isinstance(rows, list): # columns of a data set with `__getitems__`
             return self.collate(rows)
@@ -121,15 +115,11 @@ def take_back(dataloader):
     if isinstance(collator, RowCollator):
         setattr(holder, name, collator.collate)
 
-def _is_wrapper(collator) -> bool: # a frozen one is a collator of its own
-    can_be_set = type(collator).__setattr__ is object.__setattr__
-    return (hasattr(collator, "collate") and can_be_set
-            and not isinstance(collator, RowCollator))
-
 def _holder(dataloader) -> tuple: # an object, and the attribute that holds the collator
     "Where the user's collator is: inside accelerate's loader, and wrappers of ours."
     holder, name = getattr(dataloader, "base_dataloader", dataloader), "collate_fn"
-    while _is_wrapper(getattr(holder, name, None)):
+    # a user's collator may have a `collate` too, which is its own business
+    while getattr(getattr(holder, name, None), "wraps_collator", False):
         holder, name = getattr(holder, name), "collate"
     return holder, name
 
@@ -264,10 +254,9 @@ def numbers_drawn() -> tuple:
 
 def same_numbers(first, second) -> bool:
     "Whether two batches hold the same values."
-    # torch takes a UserDict, such as the BatchEncoding of a tokenizer, for one value
-    first, second = (dict(each) if isinstance(each, UserDict) else each
-                     for each in (first, second))
-    (some, shape), (others, other_shape) = tree_flatten(first), tree_flatten(second)
+    # torch takes the BatchEncoding of a tokenizer for one value
+    some, shape = tree_flatten(entries(first))
+    others, other_shape = tree_flatten(entries(second))
     if str(shape) != str(other_shape):
         return False
     return all(np.array_equal(one, other) for one, other in zip(some, others)
@@ -290,42 +279,38 @@ class RowLengths:
     def __call__(self, rows: list) -> np.ndarray: # int64 (rows,)
         if self.given is not None:
             return np.array([self.given(row) for row in rows], np.int64)
-        if self.keys is None and rows:
-            self.keys = self._find_keys(rows)
         try:
+            if self.keys is None and rows:
+                self.keys = self._find_keys(rows)
             if self.keys:
                 return self._by_keys(rows)
-        except (TypeError, KeyError): # rows of several kinds
+        except (TypeError, KeyError): # rows of several kinds; a label that is a number
             self.keys = ()
-        return np.array([self._said(row) or self._alone(row) for row in rows], np.int64)
-
-    def _said(self, row) -> int:
-        "By a column `length`, where rows have one; 0: they have none."
-        length = row.get("length") if isinstance(row, Mapping) else None
-        return int(length) if isinstance(length, (int, np.integer)) else 0
+        return np.array([self._said_or_alone(row) for row in rows], np.int64)
 
     def _by_keys(self, rows: list) -> np.ndarray:
         lengths = [[len(row[key]) for row in rows] for key in self.keys]
         return np.array(lengths, np.int64).max(0, initial=1)
+
+    def _said_or_alone(self, row) -> int: # `length`, where the row has such a column
+        length = row.get("length") if isinstance(row, Mapping) else None
+        return length if isinstance(length, (int, np.integer)) else self._alone(row)
 
     def _alone(self, row) -> int:
         with seeded(): # what is measured draws no number of the training
             return max(1, positions(self.collate(copied([row])), self.main_input))
 
     def _find_keys(self, rows: list) -> tuple:
-        if not isinstance(rows[0], Mapping):
-            return ()
-        self.keys = tuple(key for key, value in rows[0].items() if hasattr(value, "__len__")
-                          and _is_ids(key, self.main_input) and not isinstance(value, str))
+        first = rows[0] if isinstance(rows[0], Mapping) else {}
+        self.keys = tuple(
+            key for key, value in first.items() if _is_ids(key, self.main_input)
+            and hasattr(value, "__len__") and not isinstance(value, str))
         if not self.keys:
             return ()
-        try:
-            lengths = self._by_keys(rows)
-            order = lengths.argsort(kind="stable")
-            few = {0, int(order[0]), int(order[-1]), int(order[len(rows) // 2])}
-            agrees = all(lengths[i] == self._alone(rows[i]) for i in few)
-        except (TypeError, KeyError):
-            agrees = False
+        lengths = self._by_keys(rows)
+        order = lengths.argsort(kind="stable")
+        few = {0, int(order[0]), int(order[-1]), int(order[len(rows) // 2])}
+        agrees = all(lengths[i] == self._alone(rows[i]) for i in few)
         return self.keys if agrees else ()
 
 def positions(

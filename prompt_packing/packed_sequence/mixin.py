@@ -18,7 +18,7 @@ from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
 from ..foundation.rows import LazyBatch
-from ..foundation.mixins import check_order, set_for_now
+from ..foundation.foreign import check_order, set_for_now
 from .collator import PackedSequenceCollator
 from .nests import (
     count_rows, flat_tokens, holds_packed, pad_nest, parts_of, with_parts)

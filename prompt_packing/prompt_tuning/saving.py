@@ -15,8 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME, cached_file
-from ..foundation.foreign import no_foreign_code
-from ..foundation.foreign import IF_THERE
+from ..foundation.foreign import IF_THERE, no_foreign_code
 from prompt_packing.prompt_tuning.facts import (
     BackboneFacts, is_changed)
 from .frozen import Placement, Pooling

@@ -15,11 +15,10 @@ from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import BaseModelOutputWithPast, Seq2SeqLMOutput
 from .generation import StateGenerationMixin
 from .heads import token_loss
-from .layers import CELLS, RecurrentLayers
 from .layout import Layout, on_tokens, refuse
-from prompt_packing.recurrent.model import (
-    RecurrentConfig, RecurrentModel, RecurrentPreTrainedModel, RecurrentState,
-    new_state, packing_forward)
+from .model import (
+    CELLS, RecurrentConfig, RecurrentLayers, RecurrentModel, RecurrentPreTrainedModel,
+    RecurrentState, new_state, packing_forward)
 
 # %% ../../nbs/recurrent/encoder_decoder.ipynb #9a5b25d0
 class _Attention(nn.Module):

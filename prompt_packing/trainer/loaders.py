@@ -23,7 +23,7 @@ from ..bucketing.batches import as_lengths
 from ..bucketing.collating import PaddedCollator, stored_lengths
 from ..bucketing.cut import deal_packed_rows, deal_rows
 from ..bucketing.steps import DealtRows, StepPlan, plan_steps
-from ..foundation.mixins import in_eval_mode
+from ..foundation.foreign import in_eval_mode
 from ..foundation.rows import RowLengths, seeded
 
 # %% auto #0

@@ -24,7 +24,7 @@ from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
-from ..foundation.mixins import set_for_now
+from ..foundation.foreign import set_for_now
 from ..foundation.rows import seeded
 from .checkpoints import (
     PLACE_FILE, OutputFolder, Writing, checkpoints_in, find_checkpoint, owned_output)
@@ -77,6 +77,8 @@ def set_random_state(state: tuple) -> None: # of python, numpy, torch
 
 class NotedCollator:
     "A collator; the random numbers before its last batch are kept."
+    wraps_collator = True # of a user: rows are handed over inside it
+
     def __init__(self, collate: Callable):
         self.collate = collate
         self.calls, self.state = 0, None # batches; the state before the last of them

@@ -20,8 +20,7 @@ from ..accumulation_loss.exact import ExactLossMixin
 from ..accumulation_loss.facts import Kind
 from ..bucketing.packed_rows import PackingWay, lay_end_to_end
 from ..bucketing.packing import layout_fault, way_to_pack
-from ..foundation.foreign import pinned
-from ..foundation.mixins import check_order, set_for_now
+from ..foundation.foreign import check_order, pinned, set_for_now
 from ..foundation.rows import LazyBatch, StepRows, seeded
 from ..packed_sequence.mixin import PackedSequenceMixin
 from .cutting import (
