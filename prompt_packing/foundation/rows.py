@@ -67,18 +67,16 @@ class RowCollator:
 
 def copied(rows: Iterable) -> list:
     "Copies: a collator may pop labels out of a row, or write into what it holds."
-    nests = (dict, list, tuple, torch.Tensor)
-    return [_copied(row) if type(row) in nests else copy.copy(row) for row in rows]
+    # an object of another class is copied, and what it holds is its own business
+    kinds = (dict, list, tuple, torch.Tensor)
+    return [_copied(row) if type(row) in kinds else copy.copy(row) for row in rows]
 
 def _copied(value):
     if type(value) is dict:
-        made = value.copy()
-        for key, each in value.items():
-            if type(each) is list and each and type(each[0]) is int: # token ids
-                made[key] = each[:]
-            elif type(each) not in (int, float, str):
-                made[key] = _copied(each)
-        return made
+        # most values are numbers or texts, and every call counts
+        plain = (int, float, str)
+        return {key: each if type(each) in plain else _copied(each)
+                for key, each in value.items()}
     if type(value) in (list, tuple):
         is_plain = not value or isinstance(value[0], (int, float, str)) # as of token ids
         return value[:] if is_plain else type(value)(map(_copied, value))

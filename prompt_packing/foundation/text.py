@@ -23,7 +23,6 @@ import fsspec
 import pandas as pd
 import pyarrow as pa
 from fsspec.compression import compr, register_compression
-from fsspec.utils import infer_compression
 from pyarrow.parquet import ParquetFile
 
 # %% ../../nbs/foundation/text.ipynb #a4c74024
@@ -44,11 +43,7 @@ def _open(path):
     "A file of bytes, decompressed; - is the standard input."
     if str(path) == "-":
         return open(sys.stdin.fileno(), "rb", closefd=False)
-    # a relative path stays one: a folder above it may be closed to this user
-    is_here = "://" not in str(path)
-    file = open(path, "rb") if is_here else fsspec.open(str(path), "rb").open()
-    compression = infer_compression(str(path))
-    return compr[compression](file, mode="rb") if compression else file
+    return fsspec.open(str(path), "rb", compression="infer").open()
 
 # %% ../../nbs/foundation/text.ipynb #b67ea510
 class BadRow(ValueError):
@@ -261,20 +256,18 @@ def file_texts(
     column: str | None = None, # the one with the text; None: found
     *,
     columns: Sequence[str] = (), # further columns to read, such as labels
-    bad_rows: str = "raise", # or "skip"
-    encoding: str = "utf-8-sig", # of a text: "cp1252", "utf-16", ...
+    **options: Any, # of `table_rows`
 ) -> Iterator[tuple[int, dict]]: # number; `text` and the further columns
     """The texts of a file, one at a time, blank ones left out.
 
     Raises what `table_rows` raises, and `ValueError` for a cell that holds no text and
     for a file without a text."""
-    options, count = {"bad_rows": bad_rows, "encoding": encoding}, 0
-    column = text_column(path, column, **options)
+    count, column = 0, text_column(path, column, **options)
     for number, row in table_rows(path, [column, *columns], **options):
         try:
             text = cell_text(row[column])
         except ValueError:
-            if bad_rows == "skip":
+            if options.get("bad_rows") == "skip":
                 continue
             cell_text(row[column], row_name(path, number))
         if text and not text.isspace():

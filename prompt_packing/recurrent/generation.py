@@ -68,14 +68,6 @@ def _check_causal(config):
            f"{config.output_size} is not {config.embedding_size}. Set "
            f"projection_size={config.embedding_size}.")
 
-# %% ../../nbs/recurrent/generation.ipynb #50cb6984
-def _kept(layout, hidden, logits_to_keep):
-    "Rows of outputs: so many last positions (0: all), or those that a tensor names."
-    rows = layout.restore(hidden)
-    if isinstance(logits_to_keep, torch.Tensor):
-        return rows[:, logits_to_keep]
-    return rows[:, -logits_to_keep:]
-
 # %% ../../nbs/recurrent/generation.ipynb #d4a490b5
 class RecurrentForCausalLM(RecurrentPreTrainedModel, StateGenerationMixin):
     """Predicts the next token of each row.
@@ -114,8 +106,11 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, StateGenerationMixin):
             input_ids, inputs_embeds=inputs_embeds, past_key_values=past_key_values,
             use_cache=use_cache, return_dict=True, layout=layout)
         hidden = out.last_hidden_state
-        if labels is None and layout.shape is not None:
-            hidden = _kept(layout, hidden, logits_to_keep)
+        if labels is None and not layout.is_packed:
+            kept = logits_to_keep # so many of the last; 0 is all, as -0 is 0
+            if isinstance(kept, int):
+                kept = slice(-kept, None)
+            hidden = layout.restore(hidden)[:, kept]
             layout = Layout(hidden) # nothing is packed any more
         logits = on_tokens(self.lm_head, hidden)
         if labels is not None:

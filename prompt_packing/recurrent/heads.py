@@ -32,11 +32,6 @@ def _add_classifier(model):
     model.classifier = nn.Linear(config.output_size, config.num_labels)
     model.post_init()
 
-# %% ../../nbs/recurrent/heads.ipynb #5fe90bc0
-def _check_row_labels(labels, rows): # how many of each
-    refuse(labels != rows, f"{rows} rows have {labels} labels: row {min(rows, labels)} "
-                           "is the first without its partner.")
-
 # %% ../../nbs/recurrent/heads.ipynb #31b5d430
 class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
     """A label for each row, from the last state of the top layer.
@@ -70,7 +65,6 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
         pooled = _top_state(state, self.config.bidirectional)
         logits, loss = self.classifier(self.model.layers.finish(pooled)), None
         if labels is not None:
-            _check_row_labels(labels.shape[0], logits.shape[0])
             loss = self.loss_function(labels=labels, pooled_logits=logits,
                                       config=self.config)
         keep = self.config.use_cache if use_cache is None else use_cache

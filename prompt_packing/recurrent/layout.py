@@ -55,65 +55,24 @@ def _packed_positions(shape, starts, lengths):
     return pack_padded_sequence(positions, lengths.cpu(), batch_first=True,
                                 enforce_sorted=False)
 
-# %% ../../nbs/recurrent/layout.ipynb #2c9c655c
-def _check_width(labels, shape):
-    "Refuse rows of labels that are not one a token; `shape`: of the tokens."
-    refuse(labels.ndim < 2 or labels.shape[:2] != shape,
-           f"Labels of shape {tuple(labels.shape)} do not fit tokens of shape "
-           f"{tuple(shape)}: each token needs one label, -100 where none counts.")
-
 # %% ../../nbs/recurrent/layout.ipynb #12f97843
-def _order_of(packed):
-    "Which row comes first, second, ... in the packed tokens."
-    if packed.sorted_indices is None:
-        return list(range(int(packed.batch_sizes[0])))
-    return packed.sorted_indices.tolist()
-
-def _check_packed(tokens, labels):
-    "Refuse labels that were packed in another way than the tokens."
-    same_steps = torch.equal(tokens.batch_sizes, labels.batch_sizes)
-    refuse(not same_steps or _order_of(tokens) != _order_of(labels),
-           "Labels and input_ids are packed in different ways: pack both with the same "
-           "enforce_sorted and one label for each token, -100 where none counts.")
-
-# %% ../../nbs/recurrent/layout.ipynb #0d69db42
-def _labels_like(packed, labels):
-    "Labels, packed or padded on the right, flat in the order of `packed`."
-    if labels is packed:
-        return labels.data
-    if isinstance(labels, PackedSequence):
-        _check_packed(packed, labels)
-        return labels.data
+def _positions_like(packed):
+    "Lengths of a user's packed rows, and the positions of their tokens in such rows."
     lengths = pad_packed_sequence(packed)[1] # in the order of the rows
-    _check_width(labels, (len(lengths), int(lengths.max())))
-    order = _order_of(packed)
-    return pack_padded_sequence(labels[order], lengths[order], batch_first=True).data
-
-# %% ../../nbs/recurrent/layout.ipynb #62a45695
-def _next_in_rows(labels):
-    "For each step of each row the label of the next one, -100 after the last; flat."
-    nothing = torch.full_like(labels[:, :1], -100)
-    return torch.cat([labels[:, 1:], nothing], 1).flatten()
-
-def _next_in_pack(batch_sizes, labels):
-    "For each packed token the label that follows it in its row, -100 after the last."
-    following = torch.cat([batch_sizes[1:], batch_sizes.new_zeros(1)])
-    block_starts = (batch_sizes.cumsum(0) - batch_sizes).repeat_interleave(batch_sizes)
-    place = torch.arange(int(batch_sizes.sum())) - block_starts
-    goes_on = (place < following.repeat_interleave(batch_sizes)).to(labels.device)
-    shifted = labels[int(batch_sizes[0]):]
-    return torch.full_like(labels, -100).masked_scatter(goes_on, shifted)
+    positions = torch.arange(len(lengths) * int(lengths.max())).view(len(lengths), -1)
+    # rows that the user has sorted stay in that order
+    order = packed.sorted_indices
+    order = torch.arange(len(lengths)) if order is None else order.cpu()
+    positions = pack_padded_sequence(positions[order], lengths[order], batch_first=True)
+    return lengths, packed._replace(data=positions.data.to(packed.data.device))
 
 # %% ../../nbs/recurrent/layout.ipynb #65569f05
 def _check_rows(input_ids):
-    "The shape (rows, steps) of padded rows; refuses what has no rows or no steps."
+    "The shape (rows, steps) of padded rows; refuses what has no rows."
     if not isinstance(input_ids, torch.Tensor) or input_ids.ndim < 2:
         what = getattr(input_ids, "shape", type(input_ids).__name__)
         raise TypeError("input_ids must be a tensor (rows, steps) or a "
                         f"PackedSequence, not {what}.")
-    if not input_ids.shape[1]:
-        raise ValueError(f"Row 0 is empty: input_ids of shape {tuple(input_ids.shape)} "
-                         "have no step. Filter empty rows out.")
     return input_ids.shape[:2]
 
 # %% ../../nbs/recurrent/layout.ipynb #9b2d36f8
@@ -128,11 +87,12 @@ class Layout:
         # (rows, steps): 1 for tokens, 0 for padding
         attention_mask: torch.Tensor | None = None,
     ):
-        self.shape = self.packed = None
-        if isinstance(input_ids, PackedSequence):
+        self.packed, self.is_packed = None, isinstance(input_ids, PackedSequence)
+        if self.is_packed: # by the user
             refuse(attention_mask is not None, "A PackedSequence says itself where its "
                    "rows end: pass no attention_mask with it.")
-            self.packed = input_ids
+            self.lengths, self.packed = _positions_like(input_ids)
+            self.shape = len(self.lengths), int(self.lengths.max())
             return
         self.shape = _check_rows(input_ids)
         if attention_mask is not None:
@@ -142,7 +102,7 @@ class Layout:
     @property
     def as_given(self) -> bool:
         "Whether tokens stay as they came: packed by the user, or without padding."
-        return self.packed is None or self.shape is None
+        return self.packed is None or self.is_packed
 
     def pack(self, rows: torch.Tensor):
         "Rows (rows, steps, ...) as a `PackedSequence`; as they are if none is padded."
@@ -161,19 +121,33 @@ class Layout:
 
     def targets(self, labels: torch.Tensor | PackedSequence):
         "Labels of the tokens as one flat tensor in the order of the tokens."
-        if self.shape is None:
-            return _labels_like(self.packed, labels)
-        refuse(isinstance(labels, PackedSequence), "The labels are a PackedSequence "
-               "and input_ids are not: give both as rows, or pack both.")
-        _check_width(labels, self.shape)
-        return labels.flatten() if self.packed is None else self.pack(labels).data
+        return self._of_tokens(self._label_rows(labels))
 
     def next_targets(self, labels: torch.Tensor | PackedSequence):
         "As `targets`, for each token the label of the one that follows it, else -100."
-        flat = self.targets(labels)
-        if self.packed is not None:
-            return _next_in_pack(self.packed.batch_sizes, flat)
-        return _next_in_rows(flat.view(self.shape))
+        rows = self._label_rows(labels)
+        nothing = torch.full_like(rows, -100)
+        if self.packed is not None: # a label at padding is none
+            at = self.packed.data
+            rows = nothing.flatten().index_copy(0, at, rows.flatten()[at]).view_as(rows)
+        return self._of_tokens(torch.cat([rows[:, 1:], nothing[:, :1]], 1))
+
+    def _label_rows(self, labels):
+        if isinstance(labels, PackedSequence):
+            refuse(not self.is_packed, "The labels are a PackedSequence and input_ids "
+                   "are not: give both as rows, or pack both.")
+            labels, lengths = pad_packed_sequence(labels, True, padding_value=-100)
+            refuse(not torch.equal(lengths, self.lengths), "Labels and input_ids are "
+                   "packed in different ways: each token needs one label, -100 where "
+                   "none counts, in the same order of rows.")
+        refuse(labels.ndim < 2 or labels.shape[:2] != self.shape,
+               f"Labels of shape {tuple(labels.shape)} do not fit tokens of shape "
+               f"{tuple(self.shape)}: each token needs one label, -100 where none counts.")
+        return labels
+
+    def _of_tokens(self, rows):
+        flat = rows.flatten(0, 1)
+        return flat if self.packed is None else flat[self.packed.data]
 
 # %% ../../nbs/recurrent/layout.ipynb #ef8a3281
 def on_tokens(
