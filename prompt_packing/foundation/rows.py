@@ -73,10 +73,14 @@ def copied(rows: Iterable) -> list:
 
 def _copied(value):
     if type(value) is dict:
-        # most values are numbers or texts, and every call counts
-        plain = (int, float, str)
-        return {key: each if type(each) in plain else _copied(each)
-                for key, each in value.items()}
+        made = value.copy()
+        for key, each in value.items():
+            # without a call for each column of ids: there are three or four in a row
+            if type(each) is list and each and type(each[0]) is int:
+                made[key] = each[:]
+            elif type(each) not in (int, float, str):
+                made[key] = _copied(each)
+        return made
     if type(value) in (list, tuple):
         is_plain = not value or isinstance(value[0], (int, float, str)) # as of token ids
         return value[:] if is_plain else type(value)(map(_copied, value))
@@ -292,7 +296,8 @@ class RowLengths:
 
     def _said_or_alone(self, row) -> int: # `length`, where the row has such a column
         length = row.get("length") if isinstance(row, Mapping) else None
-        return length if isinstance(length, (int, np.integer)) else self._alone(row)
+        is_said = isinstance(length, (int, np.integer)) and length > 0
+        return length if is_said else self._alone(row)
 
     def _alone(self, row) -> int:
         with seeded(): # what is measured draws no number of the training
@@ -307,6 +312,8 @@ class RowLengths:
             return ()
         lengths = self._by_keys(rows)
         order = lengths.argsort(kind="stable")
+        # the first, the shortest, the longest, and one between: what a collator adds
+        # may be seen in short rows alone, and what it cuts in long ones
         few = {0, int(order[0]), int(order[-1]), int(order[len(rows) // 2])}
         agrees = all(lengths[i] == self._alone(rows[i]) for i in few)
         return self.keys if agrees else ()

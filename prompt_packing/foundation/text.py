@@ -53,7 +53,7 @@ def _text(path, encoding):
     "A text, open; bytes that are not in the encoding become lone surrogates."
     if encoding.lower() in ("utf-8", "utf8"):
         encoding = "utf-8-sig" # the mark at the start of a file is no text
-    file = io.BufferedReader(_open(path))
+    file = io.BufferedReader(_open(path)) # not every decompressor can be peeked into
     if b"\0" in file.peek(64)[:64] and encoding[:6] not in ("utf-16", "utf-32"):
         raise BadRow(f"{path} holds zeros: it is no text (an Excel file, an archive?) "
                      "or in UTF-16: give encoding='utf-16'")
@@ -80,7 +80,7 @@ def separator_of(path: str | Path, encoding: str = "utf-8-sig") -> str:
     "What is between the fields of a csv or tsv."
     if file_format(path) == "tsv":
         return "\t"
-    header = next(_text(path, encoding), "")
+    header = next(_text(path, encoding), "") # "" of an empty file
     declared = re.fullmatch(r'"?sep=(.)"?\s*', header, re.IGNORECASE)
     return declared[1] if declared else max(",;\t", key=header.count)
 
@@ -113,6 +113,7 @@ def _json_rows(path, columns, encoding):
     for number, line in enumerate(text, 1):
         if number == 1 and line.lstrip().startswith("["):
             line += text.read()
+            # the text of the whole list is checked once, with the first row
             for number, row in enumerate(json.loads(line), 1):
                 yield number, line if number == 1 else "", row
         elif not line.isspace():
@@ -128,6 +129,7 @@ def _parquet_rows(path, columns, encoding):
         table = ParquetFile(file)
         names = [name for name in table.schema_arrow.names
                  if not name.startswith("__index_level_")]
+        # where one is missing, the message lists all that there are
         if columns and set(columns) <= set(names):
             names = list(columns)
         batches = table.iter_batches(1_000, columns=names)

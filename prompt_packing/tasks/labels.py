@@ -214,6 +214,7 @@ def find_labels(
         names = tuple(map(str, range(size))) if vectors else _class_names(texts)
         _say_alike(names, where)
         _ask_separator([] if lists else texts, where)
+        # classes recur; numbers of rows, dates and texts do not
         if not lists and len(names) > max(20, len(texts) / 2):
             raise ValueError(
                 f"{where}: {len(names)} different labels in {len(texts)} rows, such as "
