@@ -24,7 +24,7 @@ new Function("module", "exports", read("site_libs/fuse/fuse.min.js"))(theme, the
 global.window = {Fuse: theme.exports};
 global.document = {addEventListener: (_, function_) => waiting.push(function_)};
 const source = fs.readFileSync(path.join(__dirname, "../../nbs/search.html"), "utf8");
-new Function(source.match(/<script>([^]*)<\/script>/)[1])();
+new Function(source.match(/<script>([^]*?)<\/script>/)[1])();
 waiting.forEach((function_) => function_());
 const keys = [["title", 2], ["section", 2], ["text", 1]].map(([name, weight]) => ({name, weight}));
 const search = new window.Fuse(JSON.parse(read("search.json")), {
