@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from transformers import AutoModelForTokenClassification
 from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 from transformers.modeling_outputs import TokenClassifierOutput
-from .layout import Layout, on_tokens, refuse
+from .layout import Layout, on_tokens
 from prompt_packing.recurrent.model import (
     RecurrentConfig, RecurrentModel, RecurrentPreTrainedModel, RecurrentState,
     one_input, packing_forward)
