@@ -179,6 +179,7 @@ def _positions(config):
     config = config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None) or 0
     padding = getattr(config, "pad_token_id", None) or 0
+    # one of the first ids is a mark of padding alone; later ones are other marks, or words
     if padding > 9 or getattr(config, "rope_parameters", None):
         return limit # it has no table of positions, or one that begins with 0
     # RoBERTa and its relatives count from after the padding token's id
