@@ -64,7 +64,7 @@ def _positions_like(packed):
     order = packed.sorted_indices
     order = torch.arange(len(lengths)) if order is None else order.cpu()
     positions = pack_padded_sequence(positions[order], lengths[order], batch_first=True)
-    return lengths, packed._replace(data=positions.data.to(packed.data.device))
+    return lengths, positions.data.to(packed.data.device)
 
 # %% ../../nbs/recurrent/layout.ipynb #65569f05
 def _check_rows(input_ids):
@@ -87,32 +87,29 @@ class Layout:
         # (rows, steps): 1 for tokens, 0 for padding
         attention_mask: torch.Tensor | None = None,
     ):
-        self.packed, self.is_packed = None, isinstance(input_ids, PackedSequence)
+        self.packed = self.places = None # positions of the tokens
+        self.is_packed = isinstance(input_ids, PackedSequence)
         if self.is_packed: # by the user
             refuse(attention_mask is not None, "A PackedSequence says itself where its "
                    "rows end: pass no attention_mask with it.")
-            self.lengths, self.packed = _positions_like(input_ids)
+            self.lengths, self.places = _positions_like(input_ids)
             self.shape = len(self.lengths), int(self.lengths.max())
             return
         self.shape = _check_rows(input_ids)
         if attention_mask is not None:
             spans = _row_spans(attention_mask, input_ids)
             self.packed = _packed_positions(self.shape, *spans)
-
-    @property
-    def as_given(self) -> bool:
-        "Whether tokens stay as they came: packed by the user, or without padding."
-        return self.packed is None or self.is_packed
+            self.places = self.packed.data
 
     def pack(self, rows: torch.Tensor):
         "Rows (rows, steps, ...) as a `PackedSequence`; as they are if none is padded."
-        if self.as_given:
+        if self.packed is None:
             return rows
         return self.packed._replace(data=rows.flatten(0, 1)[self.packed.data])
 
     def restore(self, packed: PackedSequence):
         "The inverse of `pack`, with zeros where there was padding."
-        if self.as_given:
+        if self.packed is None:
             return packed
         rows, steps = self.shape
         zeros = packed.data.new_zeros(rows * steps, *packed.data.shape[1:])
@@ -127,9 +124,9 @@ class Layout:
         "As `targets`, for each token the label of the one that follows it, else -100."
         rows = self._label_rows(labels)
         nothing = torch.full_like(rows, -100)
-        if self.packed is not None: # a label at padding is none
-            at = self.packed.data
-            rows = nothing.flatten().index_copy(0, at, rows.flatten()[at]).view_as(rows)
+        if self.places is not None: # a label at padding is none
+            labels = rows.flatten()[self.places]
+            rows = nothing.flatten().index_copy(0, self.places, labels).view_as(rows)
         return self._of_tokens(torch.cat([rows[:, 1:], nothing[:, :1]], 1))
 
     def _label_rows(self, labels):
@@ -147,7 +144,7 @@ class Layout:
 
     def _of_tokens(self, rows):
         flat = rows.flatten(0, 1)
-        return flat if self.packed is None else flat[self.packed.data]
+        return flat if self.places is None else flat[self.places]
 
 # %% ../../nbs/recurrent/layout.ipynb #ef8a3281
 def on_tokens(
