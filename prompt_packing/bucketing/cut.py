@@ -36,15 +36,7 @@ def rows_within(
     "How far a micro-batch may reach, for each row that it could begin with."
     if token_budget is None:
         return np.full(len(longest_first), len(longest_first))
-    return np.maximum(token_budget // longest_first, 1)
-
-# %% ../../nbs/bucketing/cut.ipynb #e02f9af4
-def _check_limits(token_budget, pass_cost):
-    "Raise for a budget below 1, or a pass that costs less than 0."
-    if token_budget is not None:
-        check_positive("token_budget", token_budget)
-    if not pass_cost >= 0:  # not a number fails too
-        raise ValueError(f"pass_cost must be at least 0 tokens; got {pass_cost}")
+    return np.maximum(check_positive("token_budget", token_budget) // longest_first, 1)
 
 # %% ../../nbs/bucketing/cut.ipynb #8aa76fee
 def _cheapest_ends(
@@ -53,6 +45,8 @@ def _cheapest_ends(
     pass_cost: float,  # in tokens
 ) -> list[int]:  # the row after the last one of each micro-batch
     "Where to cut sorted rows so that tokens computed + passes x pass_cost is least."
+    if not pass_cost >= 0:  # not a number fails too
+        raise ValueError(f"pass_cost must be at least 0 tokens; got {pass_cost}")
     rows = len(longest_first)
     length = longest_first.tolist()
     expiry = (np.arange(rows) + row_limits + 1).tolist()  # first end out of reach
@@ -78,14 +72,8 @@ def _cheapest_ends(
                 break
             queue.pop()  # overtaken before its turn comes
         queue.append((end, since))
-    return _walk_back(start_of)
-
-# %% ../../nbs/bucketing/cut.ipynb #8ed85f6b
-def _walk_back(start_of):
-    "The ends of the micro-batches, first to last."
     ends = []
-    end = len(start_of) - 1
-    while end:
+    while end:  # from the last micro-batch back to the first
         ends.append(end)
         end = start_of[end]
     return ends[::-1]
@@ -126,7 +114,6 @@ def cut_rows(
     longer than the budget is a micro-batch of its own. Fewer rows than `passes` give
     as many micro-batches as rows. Raises `ValueError` for limits below 1, and where
     `passes` micro-batches cannot hold the rows within the budget."""
-    _check_limits(token_budget, pass_cost)
     order, longest_first = _sort_rows(lengths)
     if len(order) == 0:
         return []
@@ -198,7 +185,6 @@ def deal_rows(
 
     Every process gets a row if there are as many rows as processes; with fewer, the
     last ones get an empty list. Raises `ValueError` for limits below 1."""
-    _check_limits(token_budget, pass_cost)
     check_positive("world_size", world_size)
     order, longest_first = _sort_rows(lengths)
     if len(order) == 0:

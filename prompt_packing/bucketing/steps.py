@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from .batches import (
     BatchPlan, as_lengths, check_positive, epoch_random, stable_order)
-from .cut import cut_rows, pack_rows
+from .cut import cut_packed_rows
 
 # %% auto #0
 __all__ = ['Permutation', 'StepPlan', 'DealtRows', 'plan_steps', 'cut_steps', 'tenth_weights']
@@ -174,9 +174,6 @@ class DealtRows(Sequence):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.rows)
-
     def __getitem__(self, i: int | slice) -> int | list[int]:
         return self.rows[i]
 
@@ -231,13 +228,12 @@ def cut_steps(
     "The micro-batches of all steps, each step cut in the cheapest way."
     batches, computed = [], []
     for rows in steps:
-        packed = rows[:, None]  # padded rows are packed rows of one row
-        if capacity is not None:
-            packed = [rows[part] for part in pack_rows(lengths[rows], capacity)]
-        fills = np.array([lengths[part].sum(dtype=np.int64) for part in packed])
-        for part in cut_rows(fills, token_budget, pass_cost=pass_cost):
-            batches.append(np.concatenate([packed[place] for place in part]))
-            computed.append(len(part) * fills[part].max())
+        sizes = lengths[rows]
+        # packed rows of one token at most hold one row each: that is padding
+        cut = cut_packed_rows(sizes, capacity or 1, token_budget, pass_cost=pass_cost)
+        for part in cut:
+            batches.append(rows[np.concatenate(part)])
+            computed.append(len(part) * max(sizes[packed].sum() for packed in part))
     return BatchPlan(batches, lengths, computed)
 
 # %% ../../nbs/bucketing/steps.ipynb #58397156

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from prompt_packing.bucketing.batches import check_positive, check_rank
-from prompt_packing.bucketing.collating import PaddedCollator, has_entries
-from prompt_packing.bucketing.packing import PackedCollator, pack_sequences
-from prompt_packing.bucketing.plan import plan_batches
+from prompt_packing.bucketing.collating import (
+    PackedCollator, PaddedCollator, PackingWay, has_entries)
+from prompt_packing.bucketing.plan import pack_sequences, plan_batches
 from prompt_packing.bucketing.sources import (
     DatasetSource, FileSource, Lane, token_encoder)
 
@@ -33,7 +32,7 @@ def rows_of_ids(
     encode: Callable, # list of texts -> lists of ids; rows with ids do not need it
     max_length: int | None, # such ids are cut to this
     most: int, # tokens that a row may have
-) -> list[dict]: # `input_ids`, an int32 array, and what else a row has beside texts
+) -> list[dict]: # `input_ids`, and what else a row has beside texts
     """The rows of a window as a collator takes them.
 
     Raises `ValueError` that names a row without a token or with too many."""
@@ -42,20 +41,18 @@ def rows_of_ids(
         ids = [row["input_ids"] for row in rows]
     else:
         ids = encode([row["text"] for row in rows])
-    made = []
+    cut_rows = []
     for (file, (number, row)), tokens in zip(window, ids):
-        cut = {"input_ids": np.array(tokens[:max_length], np.int32)}
-        for name, value in row.items():
-            if name != "input_ids" and not isinstance(value, str):
-                is_cut = has_entries(value, len(tokens))
-                cut[name] = value[:max_length] if is_cut else value
-        if not 0 < len(cut["input_ids"]) <= most:
+        row = {"input_ids": tokens, **row}
+        cut_rows.append({
+            name: value[:max_length] if has_entries(value, len(tokens)) else value
+            for name, value in row.items() if not isinstance(value, str)})
+        size = len(tokens[:max_length])
+        if not 0 < size <= most:
             raise ValueError(
-                f"{source.row_name(file, number)} has {len(cut['input_ids'])} tokens, "
-                f"and a row needs one and may have {most}: give max_length= to cut, or "
-                "leave it out")
-        made.append(cut)
-    return made
+                f"{source.row_name(file, number)} has {size} tokens, and a row needs "
+                f"one and may have {most}: give max_length= to cut, or leave it out")
+    return cut_rows
 
 # %% ../../nbs/bucketing/stream.ipynb #6b11fe5f
 def window_turns(
@@ -226,7 +223,6 @@ class StreamingBatches(IterableDataset):
         self.collator = collator or _default_collator(tokenizer, pack)
         self._position: dict | None = None # after the last batch
         self._restored: dict | None = None # where the next iteration begins
-        self._count: int | None = None # of batches in a pass
 
     def __iter__(self) -> Iterator:
         info = get_worker_info()
@@ -235,17 +231,12 @@ class StreamingBatches(IterableDataset):
                              "next window is read ahead by a thread")
         start, self._restored = self._restored or self._beginning(), None
         self._position = start
-        # other collators than ours expect lists
-        lists = not isinstance(self.collator, (PaddedCollator, PackedCollator))
         rank, _ = self._roles()[1]
         for left, number, cuts, batches in self._windows(start):
             *before, (readers, taken) = cuts
             for taken, rows in enumerate(batches[rank::readers], taken + 1):
                 cut = [number, [*before, [readers, taken]]]
                 self._position = left | {"todo": [cut, *left["todo"]]}
-                if lists:
-                    rows = [row | {"input_ids": row["input_ids"].tolist()}
-                            for row in rows]
                 yield rows if self.yields_rows else self.collator(rows)
 
     def _process(self):
@@ -270,16 +261,9 @@ class StreamingBatches(IterableDataset):
             yield left, number, cuts, batches_left(self, windows, number, rows, cuts)
 
     def __length_hint__(self): # `list(stream)` asks for it
-        return NotImplemented if self.finite else self.count_batches()
-
-    def count_batches(self) -> int: # of one process
-        "Batches of a whole pass. Reads all of it, once."
         if not self.finite:
             raise ValueError("a shuffled stream has no end: use shuffle=False")
-        if self._count is None:
-            batches = sum(len(each) for *_, each in self._windows(self._beginning()))
-            self._count = batches // self._process()[1]
-        return self._count
+        return NotImplemented
 
     def state_dict(self) -> dict: # plain JSON
         "The position after the last batch that was handed out."
@@ -317,7 +301,8 @@ class StreamingBatches(IterableDataset):
 def _default_collator(tokenizer, pack):
     if pack is None:
         return PaddedCollator(tokenizer)
-    return PackedCollator(pack, pad_token_id=getattr(tokenizer, "pad_token_id", 0) or 0)
+    pad_token_id = getattr(tokenizer, "pad_token_id", 0) or 0
+    return PackedCollator(pack, PackingWay(pad_token_id=pad_token_id))
 
 def _process_rank(rank, world_size):
     "As given, else as torch.distributed or the environment has it."

@@ -39,9 +39,10 @@ def padding(
         lengths = bucketing.file_lengths(
             files, encode, column=column, max_length=max_length, encoding=encoding,
             progress=lambda rows: bar.update(rows - bar.n))
-    report = bucketing.padding_report(lengths, token_budget=token_budget)
-    plans = import_module("pandas").DataFrame(report["plans"]).set_index("plan")[_SHOWN]
-    table = plans.to_string(index_names=False, float_format="{:.3f}".format)
+    plans = bucketing.compare_plans(lengths, token_budget=token_budget)
+    report = {"rows": len(lengths), "tokens": int(lengths.sum()),
+              "plans": plans.reset_index(names="plan").to_dict("records")}
+    table = plans[_SHOWN].to_string(float_format="{:.3f}".format)
     return "\n".join([
         "{rows:,} examples, {tokens:,} tokens".format(**report), "", table, "",
         "cut: a token budget cuts the steps; packed: pack=True besides",

@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 from ..accumulation_loss.asking import undisturbed
 from ..accumulation_loss.exact import ExactLossMixin
 from ..accumulation_loss.facts import Kind
-from ..bucketing.packed_rows import PackingWay, lay_end_to_end
+from ..bucketing.collating import PackingWay, lay_end_to_end
 from ..bucketing.packing import layout_fault, way_to_pack
 from ..foundation.foreign import pinned
 from ..foundation.mixins import check_order, set_for_now
