@@ -22,13 +22,11 @@ def as_lengths(
 
     Raises `ValueError` for an empty list or a length below 1, and `TypeError` for
     anything but integers."""
-    if hasattr(lengths, "to_numpy"):
-        lengths = lengths.to_numpy()
     if not hasattr(lengths, "__array__"):
         lengths = list(lengths)
     if len(lengths) == 0:
         raise ValueError("no rows: the list of lengths is empty")
-    if np.ndim(lengths[0]):
+    if np.ndim(next(iter(lengths))):
         raise ValueError("lengths must be one number for each row; these are lists. "
                          "For lists of ids, give [len(ids) for ids in rows]")
     array = np.asarray(lengths)

@@ -174,13 +174,10 @@ class PackingWay:
             raise ValueError(f"kind is {self.kind!r}, not one of {', '.join(_KINDS)}")
 
 # %% ../../nbs/bucketing/collating.ipynb #ea4385e1
-def _laid_out(
-    values: Sequence[torch.Tensor], # of each sequence, shape (tokens, ...)
-    rows: Sequence[Sequence[int]], # for each packed row, its sequences in order
-    capacity: int, # tokens in a row
-    fill: float, # of what is left of a row
-) -> torch.Tensor: # shape (rows, capacity, ...)
-    "Sequences end to end."
+def _laid_out(values, rows, capacity, fill) -> torch.Tensor:
+    """Sequences of shape (tokens, ...) end to end, shape (rows, capacity, ...).
+
+    `rows` has for each packed row its sequences in order; `fill` is put elsewhere."""
     first = values[rows[0][0]]
     packed = first.new_full((len(rows), capacity, *first.shape[1:]), fill)
     for number, row in enumerate(rows):
@@ -189,17 +186,18 @@ def _laid_out(
     return packed
 
 # %% ../../nbs/bucketing/collating.ipynb #7e0cde8c
-def _separating_arguments(
-    on_host: torch.Tensor, # shape (rows, capacity): the sequence at each place, or -1
-    segments: torch.Tensor, # the same on the device of the batch
-    way: PackingWay,
-) -> dict: # arguments of the model
-    "What tells the model where sequences end."
+def _separating_arguments(on_host, segments, way) -> dict:
+    """Arguments that tell the model where sequences end.
+
+    `segments` is the number of the sequence at each place, or -1, of shape
+    (rows, capacity); `on_host` has the same on the CPU."""
     if way.kind == "positions":
         return {"use_cache": False}
     if way.kind in ("bool", "float"):
-        sees = _block_mask(segments, way.causal)
-        return {"attention_mask": sees if way.kind == "bool" else _additive(sees)}
+        mask = _block_mask(segments, way.causal)
+        if way.kind == "float": # it is added to the scores
+            mask = torch.where(mask, 0., torch.finfo(torch.float32).min)
+        return {"attention_mask": mask}
     flat = on_host.flatten().numpy()
     changes = np.flatnonzero(np.diff(flat, prepend=-2, append=-2)).astype(np.int32)
     bounds, longest = torch.from_numpy(changes), int(np.diff(changes).max())
@@ -223,10 +221,6 @@ def _block_mask(segments, causal):
         sees &= torch.ones_like(sees[0]).tril_()
     return sees[:, None]
 
-def _additive(sees):
-    hidden = torch.zeros(sees.shape, device=sees.device)
-    return hidden.masked_fill_(~sees, torch.finfo(hidden.dtype).min)
-
 # %% ../../nbs/bucketing/collating.ipynb #b6805350
 def lay_end_to_end(
     singles: Sequence[Mapping], # batches of one row: tensors of shape (1, tokens, ...)
@@ -245,9 +239,8 @@ def lay_end_to_end(
     used = np.array([lengths[row].sum() for row in rows])
     capacity = int(used.max()) if capacity is None else capacity
     check_longest(used, capacity, "capacity")
-    of_token = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths))
-    numbers = of_token.split(lengths.tolist())
-    places = list(map(torch.arange, lengths.tolist()))
+    numbers = [torch.full((length,), i) for i, length in enumerate(lengths)]
+    places = [torch.arange(length) for length in lengths]
     on_host = torch.stack([_laid_out(places, rows, capacity, 0),
                            _laid_out(numbers, rows, capacity, -1)])
     # one copy to the device for both

@@ -39,12 +39,10 @@ def rows_within(
     return np.maximum(check_positive("token_budget", token_budget) // longest_first, 1)
 
 # %% ../../nbs/bucketing/cut.ipynb #8aa76fee
-def _cheapest_ends(
-    longest_first: np.ndarray,  # lengths in descending order
-    row_limits: np.ndarray,  # from `rows_within`
-    pass_cost: float,  # in tokens
-) -> list[int]:  # the row after the last one of each micro-batch
-    "Where to cut sorted rows so that tokens computed + passes x pass_cost is least."
+def _cheapest_ends(longest_first, row_limits, pass_cost) -> list[int]:
+    """Where micro-batches of sorted rows end, so that the cost is least.
+
+    The cost is tokens computed + passes x pass_cost; limits are of `rows_within`."""
     if not pass_cost >= 0:  # not a number fails too
         raise ValueError(f"pass_cost must be at least 0 tokens; got {pass_cost}")
     rows = len(longest_first)
@@ -79,9 +77,7 @@ def _cheapest_ends(
     return ends[::-1]
 
 # %% ../../nbs/bucketing/cut.ipynb #63d7181b
-def _level_ends(
-    longest_first: np.ndarray, row_limits: np.ndarray, parts: int
-) -> list[int] | None:
+def _level_ends(longest_first, row_limits, parts) -> list[int] | None:
     "Cut into `parts` micro-batches whose largest is small; None: they cannot hold all."
     length, most = longest_first.tolist(), row_limits.tolist()
     rows = len(length)
@@ -141,9 +137,7 @@ def _largest_first(weights: np.ndarray, places: int) -> tuple[list, float]:
     return items, max(loads)[0]
 
 # %% ../../nbs/bucketing/cut.ipynb #a860b705
-def _cuts_to_deal(
-    longest_first: np.ndarray, row_limits: np.ndarray, world_size: int, pass_cost: float
-) -> Iterator[list[int]]:
+def _cuts_to_deal(longest_first, row_limits, world_size, pass_cost) -> Iterator:
     "The ends of several cuts, the cheapest first."
     cheapest = _cheapest_ends(longest_first, row_limits, pass_cost)
     yield cheapest

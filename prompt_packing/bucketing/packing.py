@@ -26,7 +26,7 @@ except ImportError: # torch before 2.10
     varlen_attn = None
 
 # %% auto #0
-__all__ = ['packing_errors', 'sdpa_varlen_forward', 'is_fast_on', 'way_to_pack', 'collator_for_packing', 'layout_fault']
+__all__ = ['packing_errors', 'sdpa_varlen_forward', 'way_to_pack', 'collator_for_packing', 'layout_fault']
 
 # %% ../../nbs/bucketing/packing.ipynb #77d11160
 # what the forward of a model may raise at arguments that it does not expect
@@ -65,12 +65,10 @@ def _distance(logits, expected):
     return ((logits - expected).abs().max() / expected.abs().max()).item()
 
 # %% ../../nbs/bucketing/packing.ipynb #4497739f
-def _model_facts(
-    model, # in evaluation mode
-    ids:np.ndarray, # of one sequence
-    rounding:float, # by how much equal logits may differ
-) -> dict: # fields of `PackingWay`
-    "What does not depend on packing."
+def _model_facts(model, ids, rounding) -> dict:
+    """Fields of `PackingWay` that do not depend on packing, from one sequence.
+
+    `rounding` is by how much equal logits may differ."""
     pad = getattr(model.config.get_text_config(), "pad_token_id", None)
     pad = pad if isinstance(pad, int) and pad >= 0 else 0
     alone, errors = _logits_alone(model, ids), {}
@@ -223,17 +221,15 @@ def _window_mask(query, window, causal):
 # %% ../../nbs/bucketing/packing.ipynb #54eb4c3e
 def _has_kernel(query, key, value, dropout):
     "Whether torch's kernel for sequences of many lengths takes these states."
-    if not is_fast_on(query.device, query.dtype, dropout) or not query.is_cuda:
+    if not _is_fast_on(query.device, query.dtype, dropout) or not query.is_cuda:
         return False
     same = query.dtype == key.dtype == value.dtype
     return same and query.shape[-1] == value.shape[-1] <= 256
 
-def is_fast_on(
-    device:torch.device,
-    dtype:torch.dtype, # in which attention is computed
-    dropout:float=0., # of attention
-) -> bool: # whether attention over each sequence beats a mask of all pairs
-    "On CPUs always; on a GPU where torch has one kernel for all sequences."
+def _is_fast_on(device, dtype, dropout=0.) -> bool:
+    """Whether attention over each sequence beats a mask of all pairs.
+
+    On CPUs it does; on a GPU where torch has one kernel for all sequences."""
     if device.type == "cpu":
         return True
     is_16_bit = dtype in (torch.float16, torch.bfloat16)
@@ -259,7 +255,7 @@ def _is_fast(model, autocast):
     "Whether attention over each sequence beats a mask of all pairs here."
     names = "attention_dropout", "attn_pdrop", "attention_probs_dropout_prob"
     dropout = max(getattr(model.config, name, None) or 0. for name in names)
-    return is_fast_on(_device(model), autocast or model.dtype, dropout)
+    return _is_fast_on(_device(model), autocast or model.dtype, dropout)
 
 # %% ../../nbs/bucketing/packing.ipynb #5d2c33a3
 def way_to_pack(

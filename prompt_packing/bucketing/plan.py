@@ -21,11 +21,11 @@ __all__ = ['sort_rows', 'deal_batches', 'default_window', 'plan_batches', 'fill_
            'pack_sequences', 'PlannedBatchSampler']
 
 # %% ../../nbs/bucketing/plan.ipynb #2392f7ce
-def _batch_shapes(
-    most_rows: np.ndarray,  # of a batch that begins at each row, longest first
-    windows: int,  # batches in a group
-) -> np.ndarray:  # shape (groups, 2): rows and batches
-    "Cut sorted lengths into groups. Nothing in it is random: each epoch has the same."
+def _batch_shapes(most_rows, windows) -> np.ndarray:
+    """Rows and batches of each group of sorted rows, shape (groups, 2).
+
+    `most_rows` of a batch that begins at each row; `windows` are batches in a group.
+    Nothing in it is random: each epoch has the same groups."""
     groups = []
     start = 0
     while start < len(most_rows):
@@ -45,11 +45,8 @@ def _spread_rest(groups):
     return others + [(rows + rest, batches + more)]
 
 # %% ../../nbs/bucketing/plan.ipynb #66b2461a
-def _cut_finer(
-    groups: np.ndarray,  # from `_batch_shapes`
-    multiple: int,  # the number of batches becomes a multiple of this
-) -> np.ndarray | None:  # groups with as many more batches; None: too few rows
-    "Split batches until their number divides."
+def _cut_finer(groups, multiple) -> np.ndarray | None:
+    "Groups with more batches, so that `multiple` divides these; None: too few rows."
     rows, batches = groups.T
     missing = -batches.sum() % multiple
     by_rows = np.argsort(-rows, kind="stable")
@@ -138,8 +135,12 @@ def plan_batches(
 
     Raises `ValueError` for a row longer than the budget, for fewer rows than ranks, and
     when rows that each fill a batch cannot be dealt evenly."""
+    if token_budget is None and batch_size is None:
+        raise ValueError("give token_budget=, batch_size= or both")
     lengths = as_lengths(lengths)
-    _check_sizes(lengths, token_budget, batch_size)
+    if token_budget is not None:
+        check_positive("token_budget", token_budget)
+        check_longest(lengths, token_budget, "token_budget")
     rank, world_size = check_rank(rank, world_size)
     multiple = world_size * check_positive("multiple", multiple)
     random = epoch_random(seed, epoch) if shuffle else None
@@ -149,7 +150,7 @@ def plan_batches(
     windows = -(-len(lengths) // check_positive("window", window)) if shuffle else 1
     most_rows = rows_within(lengths[order], token_budget)
     if batch_size is not None:
-        most_rows = np.minimum(most_rows, batch_size)
+        most_rows = np.minimum(most_rows, check_positive("batch_size", batch_size))
     groups = _shape_plan(most_rows, windows, multiple)
     if shuffle:
         order = _shuffle_groups(order, groups, random)
@@ -157,17 +158,6 @@ def plan_batches(
     computed = BatchPlan(batches, lengths).computed
     mine = deal_batches(computed, world_size, random)[:, rank]
     return BatchPlan([batches[number] for number in mine], lengths)
-
-# %% ../../nbs/bucketing/plan.ipynb #927ae3ed
-def _check_sizes(lengths, token_budget, batch_size):
-    "Raise where neither budget nor number of rows is given, or one is out of range."
-    if token_budget is None and batch_size is None:
-        raise ValueError("give token_budget=, batch_size= or both")
-    if token_budget is not None:
-        check_longest(
-            lengths, check_positive("token_budget", token_budget), "token_budget")
-    if batch_size is not None:
-        check_positive("batch_size", batch_size)
 
 # %% ../../nbs/bucketing/plan.ipynb #fec0078a
 def fill_gaps(
@@ -208,14 +198,10 @@ def fill_gaps(
     return rows
 
 # %% ../../nbs/bucketing/plan.ipynb #da1c2e37
-def _deal(
-    longest_first: np.ndarray,  # lengths in descending order
-    rows: int,  # rows to deal to
-    rounds: int,  # sequences dealt to each row
-    capacity: int,  # tokens in a row
-    random: np.random.RandomState,
-) -> tuple[np.ndarray, np.ndarray]:  # row of each sequence or -1; room of each row
-    "Deal sequences to rows at random; what does not fit is left over."
+def _deal(longest_first, rows, rounds, capacity, random):
+    """Deal sequences to rows at random, so many rounds; what does not fit is left over.
+
+    Returns the row of each sequence, or -1, and the room that each row has left."""
     room = np.full(rows, capacity)
     row_of = np.full(len(longest_first), -1)
     for start in range(0, min(rounds * rows, len(longest_first)), rows):

@@ -30,7 +30,7 @@ def token_encoder(
 ) -> Callable: # list of strings -> list of lists of ids
     "The tokenizer as a function that makes ids and nothing else."
     if not hasattr(tokenizer, "pad_token_id"):
-        return lambda texts: [ids[:max_length] for ids in tokenizer(texts)]
+        return lambda texts: [ids[:max_length] for ids in _ids_of(tokenizer, texts)]
     try:
         backend = deepcopy(tokenizer.backend_tokenizer)
     except Exception: # it has none, or one with parts written in Python
@@ -43,16 +43,28 @@ def token_encoder(
     backend.encode_special_tokens = tokenizer.split_special_tokens
     return lambda texts: [encoding.ids for encoding in backend.encode_batch_fast(texts)]
 
+def _ids_of(tokenizer, texts):
+    "What a function makes of texts. It may return a dict as transformers does."
+    rows = tokenizer(texts)
+    if isinstance(rows, Mapping):
+        masks = rows.get("attention_mask")
+        rows = [np.asarray(ids) for ids in rows["input_ids"]]
+        if masks is not None: # of padded rows, what the mask shows
+            rows = [ids[np.asarray(mask) != 0] for ids, mask in zip(rows, masks)]
+        rows = [ids.tolist() for ids in rows]
+    if len(rows) != len(texts) or np.ndim(rows[0]) != 1:
+        raise ValueError("a tokenizer returns a list of ids for each text, or a dict "
+                         "of such input_ids")
+    return rows
+
 # %% ../../nbs/bucketing/sources.ipynb #2645b6f0
 def file_lengths(
     files: Sequence, # paths of text, csv, tsv, json, jsonl, parquet, also compressed
     tokenizer: Any, # of transformers, or a function: list of strings -> lists of ids
     *,
-    column: str | None = None, # where a file has columns: of the text; None: found
     max_length: int | None = None, # longer texts count as cut to this
-    bad_rows: str = "raise", # or "skip" rows that hold no text
-    encoding: str = "utf-8-sig", # of the text in the files
     progress: Callable | None = None, # called with the number of texts read so far
+    **reading: Any, # of `file_texts`: column, bad_rows, encoding
 ) -> np.ndarray: # shape (texts,), int64; blank texts are left out
     """Tokens in each text of files of any size.
 
@@ -60,7 +72,7 @@ def file_lengths(
     lacks the column; errors name the file and the line."""
     encode, lengths = token_encoder(tokenizer, max_length), []
     for path in files:
-        rows = file_texts(path, column, bad_rows=bad_rows, encoding=encoding)
+        rows = file_texts(path, **reading)
         while block := list(itertools.islice(rows, 1_000)):
             lengths += map(len, encode([row["text"] for _, row in block]))
             if progress:
@@ -175,7 +187,8 @@ _BEGINNING = {"window": 0, "pass": 0, "last": None, "own": None}
 
 class Lane(CheckpointableIterator):
     """Windows of rows, one pass after the other. A window goes on into the next pass,
-    but a pass that is shorter than a window is a window of its own."""
+    but a pass that is shorter than a window is a window of its own. Where there is one
+    pass, a short rest joins the last window, so that each process gets a row."""
     def __init__(self,
         source: FileSource | DatasetSource, # without `shuffle` there is one pass
         lane: int, # number of the lane
@@ -190,21 +203,31 @@ class Lane(CheckpointableIterator):
     def setstate(self, state: dict | None) -> None:
         self.state = state or _BEGINNING
         self.rows, self.own_state = self.source.rows(self.lane, self.state)
+        self.ahead = None # of one pass, the window after the next
+
+    def _read(self, size): # rows, and the data set's own state after them
+        rows = list(itertools.islice(self.rows, size))
+        return rows, self.own_state and self.own_state()
 
     def __next__(self) -> list[tuple]: # (file, (number, row)) of each row
         at_start, number = self.state["last"] is None, self.state["window"]
-        window = list(itertools.islice(self.rows, self.size))
+        window, own = self.ahead or self._read(self.size)
         missing = self.size - len(window)
-        if self.source.shuffle and missing and not (at_start and window):
+        if not self.source.shuffle:
+            self.ahead = self._read(self.size)
+            if len(self.ahead[0]) < self.size: # perhaps too few for all processes
+                window, own = window + self.ahead[0], self.ahead[1]
+                self.ahead = None
+        elif missing and not (at_start and window):
             self.setstate(_BEGINNING | {"pass": self.state["pass"] + 1})
-            window += itertools.islice(self.rows, missing)
+            more, own = self._read(missing)
+            window += more
         if not window:
             if at_start or self.source.shuffle:
                 raise ValueError(f"no row in {self.source.name}")
             raise StopIteration
         file, (row, _) = window[-1]
-        self.state = self.state | {"window": number + 1, "last": [file, row],
-                                   "own": self.own_state and self.own_state()}
+        self.state = self.state | {"window": number + 1, "last": [file, row], "own": own}
         return window
 
     def close(self) -> None:

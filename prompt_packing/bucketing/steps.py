@@ -29,12 +29,10 @@ def _stratum_edges(rows: int, steps: int, bands: int) -> np.ndarray:
     return edges
 
 # %% ../../nbs/bucketing/steps.ipynb #7c188734
-def _run_edges(
-    weights: np.ndarray,  # of the sorted rows: their tokens, or ones
-    edges: np.ndarray,  # from `_stratum_edges`
-    steps: int,
-) -> np.ndarray:  # shape (strata, steps + 1): where runs begin, and the last one ends
-    "Cut each stratum into `steps` runs of equal weight."
+def _run_edges(weights, edges, steps) -> np.ndarray:
+    """Cut each stratum into `steps` runs of equal weight: tokens, or ones for rows.
+
+    Shape (strata, steps + 1): where runs begin, and where the last one ends."""
     ends = np.cumsum(weights, dtype=np.int64)
     begins = np.append(0, ends)[edges]
     run = np.arange(steps + 1)
@@ -48,14 +46,10 @@ def _run_edges(
     return np.minimum(bounds, last - steps + run)
 
 # %% ../../nbs/bucketing/steps.ipynb #07aff36f
-def _steps_of_window(
-    lengths: np.ndarray,  # of the rows of a window, in random order
-    steps: int,
-    bands: int,
-    by_tokens: bool,
-    random: np.random.RandomState,
-) -> list[np.ndarray]:  # places in the window, longest first in each step
-    "The rows of a window to its steps, by bands."
+def _steps_of_window(lengths, steps, bands, by_tokens, random) -> list[np.ndarray]:
+    """The rows of a window, which come in random order, to its steps, by bands.
+
+    Places in the window, longest row first in each step."""
     order = stable_order(lengths.max() - lengths)
     weights = np.ones(len(order), np.int64)
     if by_tokens:
@@ -157,13 +151,11 @@ class StepPlan(Sequence):
 
 # %% ../../nbs/bucketing/steps.ipynb #f1af25bb
 class DealtRows(Sequence):
-    "Row numbers of one step on one process, dealt when they are first read."
+    """Row numbers of one step on one process, dealt when they are first read.
 
-    def __init__(
-        self,
-        deal: Callable[[], Sequence[int]],
-        place: tuple = (),  # where in the training it is: epoch, step, process
-    ):
+    `place` is where in the training it is: epoch, step, process."""
+
+    def __init__(self, deal: Callable[[], Sequence[int]], place: tuple = ()):
         self._deal = deal
         self.place = place
 

@@ -22,8 +22,7 @@ from prompt_packing.bucketing.sources import (
     DatasetSource, FileSource, Lane, token_encoder)
 
 # %% auto #0
-__all__ = ['rows_of_ids', 'window_turns', 'deal_again', 'plan_window', 'batches_left', 'read_windows', 'joined_last',
-           'StreamingBatches']
+__all__ = ['rows_of_ids', 'window_turns', 'deal_again', 'plan_window', 'batches_left', 'read_windows', 'StreamingBatches']
 
 # %% ../../nbs/bucketing/stream.ipynb #b1b1f5ce
 def rows_of_ids(
@@ -160,20 +159,6 @@ def read_windows(
             following = thread.submit(read)
             yield window
 
-def joined_last(
-    windows: Iterator[tuple], # of `read_windows`
-    size: int, # rows in a window
-) -> Iterator[tuple]:
-    "A short last window is read with the one ahead of it: each process needs a row."
-    window = next(windows, None)
-    while window is not None:
-        following = next(windows, None)
-        if following is not None and len(following[-1]) < size:
-            window = *window[:-1], window[-1] + following[-1]
-            following = None
-        yield window
-        window = following
-
 # %% ../../nbs/bucketing/stream.ipynb #49212cc7
 class StreamingBatches(IterableDataset):
     """Files or an iterable data set as ready batches, padded or packed.
@@ -240,7 +225,12 @@ class StreamingBatches(IterableDataset):
                 yield rows if self.yields_rows else self.collator(rows)
 
     def _process(self):
-        return _process_rank(self.rank, self.world_size)
+        "Rank and number of processes, as given, by torch.distributed, by environment."
+        if self.rank is not None:
+            return check_rank(self.rank, self.world_size)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
     def _roles(self):
         "Whose turn a window is: (first, step). Who shares it: (rank, readers)."
@@ -253,8 +243,6 @@ class StreamingBatches(IterableDataset):
         "(position after it, number, cuts, batches left) of each window."
         (_, step), (_, readers) = self._roles()
         windows = read_windows(self, window_turns(start, step), start["lanes"])
-        if self.finite:
-            windows = joined_last(windows, self.window)
         for number, cuts, left, rows in windows:
             if not cuts or cuts[-1][0] != readers:
                 cuts = [*cuts, [readers, 0]]
@@ -303,14 +291,6 @@ def _default_collator(tokenizer, pack):
         return PaddedCollator(tokenizer)
     pad_token_id = getattr(tokenizer, "pad_token_id", 0) or 0
     return PackedCollator(pack, PackingWay(pad_token_id=pad_token_id))
-
-def _process_rank(rank, world_size):
-    "As given, else as torch.distributed or the environment has it."
-    if rank is not None:
-        return check_rank(rank, world_size)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 def _settings(stream):
     "What must be the same for a state to be of use."

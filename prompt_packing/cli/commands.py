@@ -97,7 +97,6 @@ def tokenize(
     column: Column = None,
     encoding: Encoding = UTF_8,
     max_length: whole("longer examples are cut [default: not]") = None,
-    workers: whole("processes [default: as many as are worth it]") = None,
     bad_rows: Literal["raise", "skip"] = "raise",
 ):
     "Tokenize files once, for any number of trainings; finished files are kept."
@@ -105,8 +104,8 @@ def tokenize(
         column = text_column(files, column, encoding)
     encode = chapter("tasks").load_tokenizer(tokenizer)
     corpus = chapter("bucketing").tokenize_corpus(
-        files, encode, output_dir, workers=workers, column=column,
-        max_length=max_length, bad_rows=bad_rows, encoding=encoding)
+        files, encode, output_dir, column=column, max_length=max_length,
+        bad_rows=bad_rows, encoding=encoding)
     facts = {"folder": str(output_dir), "rows": len(corpus),
              "tokens": int(sum(corpus["length"]))}
     text = ("{rows:,} rows, {tokens:,} tokens in {folder}\n\n"
