@@ -92,6 +92,7 @@ def plan_window(
     if not rows: # all were taken by another number of readers
         return []
     lengths = [len(row["input_ids"]) for row in rows]
+    # a window is shuffled by its number, as an epoch is
     options = {"seed": stream.seed, "epoch": number, "multiple": readers}
     if stream.pack is not None:
         packed_rows = max(1, (stream.token_budget or 0) // stream.pack)
@@ -137,12 +138,12 @@ def read_windows(
     def read():
         number, cuts, left = next(turns)
         lane, wanted = number % source.lanes, number // source.lanes
-        if lane not in opened: # at the latest place that is not beyond
+        if lane not in opened: # at the latest known place that is not beyond
             states = [state for place, state in known
                       if place == lane and state["window"] <= wanted]
+            states.sort(key=lambda state: state["window"])
             opened[lane] = Lane(source, lane, stream.window)
-            opened[lane].setstate(
-                max(states, key=lambda state: state["window"], default=None))
+            opened[lane].setstate(states[-1] if states else None) # None: the start
         while opened[lane].getstate()["window"] < wanted: # windows of other readers
             next(opened[lane])
         places = [place for place in known if place[0] not in opened]
@@ -216,7 +217,7 @@ class StreamingBatches(IterableDataset):
                              "next window is read ahead by a thread")
         start, self._restored = self._restored or self._beginning(), None
         self._position = start
-        rank, _ = self._roles()[1]
+        rank, _ = self._readers()
         for left, number, cuts, batches in self._windows(start):
             *before, (readers, taken) = cuts
             for taken, rows in enumerate(batches[rank::readers], taken + 1):
@@ -232,26 +233,31 @@ class StreamingBatches(IterableDataset):
             return torch.distributed.get_rank(), torch.distributed.get_world_size()
         return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
-    def _roles(self):
-        "Whose turn a window is: (first, step). Who shares it: (rank, readers)."
-        return ((0, 1), self._process()) if self.finite else (self._process(), (0, 1))
+    def _turns(self):
+        "The first window of this process, and how far it is to its next one."
+        return (0, 1) if self.finite else self._process()
+
+    def _readers(self):
+        "Of the processes that share a window: the number of this one, and of all."
+        return self._process() if self.finite else (0, 1)
 
     def _beginning(self):
-        return {"todo": [], "next": self._roles()[0][0], "lanes": []}
+        return {"todo": [], "next": self._turns()[0], "lanes": []}
 
     def _windows(self, start):
         "(position after it, number, cuts, batches left) of each window."
-        (_, step), (_, readers) = self._roles()
+        (_, step), (_, readers) = self._turns(), self._readers()
         windows = read_windows(self, window_turns(start, step), start["lanes"])
         for number, cuts, left, rows in windows:
             if not cuts or cuts[-1][0] != readers:
                 cuts = [*cuts, [readers, 0]]
             yield left, number, cuts, batches_left(self, windows, number, rows, cuts)
 
-    def __length_hint__(self): # `list(stream)` asks for it
+    def __length_hint__(self):
+        # `list` and `sorted` ask for it, and would read a stream without end for ever
         if not self.finite:
             raise ValueError("a shuffled stream has no end: use shuffle=False")
-        return NotImplemented
+        return NotImplemented # the length is not known
 
     def state_dict(self) -> dict: # plain JSON
         "The position after the last batch that was handed out."
