@@ -162,7 +162,7 @@ def _deal(longest_first, row_limits, world_size, pass_cost):
             best = [[(starts[i], ends[i]) for i in mine] for mine in numbers]
         if least <= 1.005 * bound:
             break
-    # the first process got the dearest micro-batch: in each step another one does
+    # the first process got the costliest micro-batch: in each step another one does
     turn = int(longest_first[::2].sum()) % world_size if all(best) else 0
     return best[turn:] + best[:turn]
 

@@ -84,9 +84,9 @@ def _shuffle_groups(order, groups, random):
 def deal_batches(
     computed: np.ndarray,  # tokens of each batch; as many as fill whole steps
     world_size: int,
-    random: np.random.RandomState | None = None,  # None: the dearest first
+    random: np.random.RandomState | None = None,  # None: the costliest first
 ) -> np.ndarray:  # batch numbers, shape (steps, world_size)
-    "Each step has batches of similar cost; no rank has the dearest of all of them."
+    "Each step has batches of similar cost; no rank always has the costliest."
     if random is None:
         by_cost = np.argsort(-computed, kind="stable")
         return by_cost.reshape(-1, world_size)
