@@ -11,16 +11,15 @@ from importlib import import_module
 
 # %% ../../nbs/bucketing/index.ipynb #b7337337
 from .batches import BatchPlan # noqa: F401
-from .best_fit import pack_sequences
 from .cut import cut_rows, deal_rows
-from .plan import PlannedBatchSampler, plan_batches
-from .report import compare_plans, padding_report # noqa: F401
+from .plan import PlannedBatchSampler, pack_sequences, plan_batches
+from .report import compare_plans
 from .steps import plan_steps
 
 # %% ../../nbs/bucketing/index.ipynb #c7337338
 # imported on first use, since they need torch: planning needs numpy alone
 _homes = {
-    "PaddedCollator": "collating", "PackedCollator": "packed_rows",
+    "PaddedCollator": "collating", "PackedCollator": "collating",
     "collator_for_packing": "packing", "StreamingBatches": "stream",
     "file_lengths": "sources", "tokenize_corpus": "corpus", "load_corpus": "corpus",
 }

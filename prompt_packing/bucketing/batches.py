@@ -22,19 +22,14 @@ def as_lengths(
 
     Raises `ValueError` for an empty list or a length below 1, and `TypeError` for
     anything but integers."""
-    if hasattr(lengths, "to_numpy"):
-        lengths = lengths.to_numpy()
     if not hasattr(lengths, "__array__"):
         lengths = list(lengths)
-        if lengths and np.ndim(lengths[0]):
-            raise ValueError("lengths must be one number for each row; these are "
-                             "lists. For lists of ids, give [len(ids) for ids in rows]")
-    array = np.asarray(lengths)
-    if array.ndim != 1:
-        raise ValueError(
-            f"lengths must be one number for each row; got shape {array.shape}")
-    if len(array) == 0:
+    if len(lengths) == 0:
         raise ValueError("no rows: the list of lengths is empty")
+    if np.ndim(next(iter(lengths))):
+        raise ValueError("lengths must be one number for each row; these are lists. "
+                         "For lists of ids, give [len(ids) for ids in rows]")
+    array = np.asarray(lengths)
     if array.dtype.kind not in "iu":
         raise TypeError(f"lengths must be integers; got {array.dtype}")
     if array.min() < 1:
@@ -132,31 +127,20 @@ class BatchPlan(Sequence):
 
     @property
     def length_correlation(self) -> float:
-        "Of the lengths of two rows of a batch, -1 to 1."
-        return _length_correlation(self)
+        "Pearson's, of the lengths of all pairs of rows that share a batch: -1 to 1."
+        lengths = self.lengths[self.indices].astype(float)
+        mates = np.repeat(self.rows - 1, self.rows)
+        if not mates.any():
+            return 0.0
+        apart = lengths - np.average(lengths, weights=mates)
+        sums = np.add.reduceat(apart, self.offsets[:-1])
+        squares = np.add.reduceat(apart**2, self.offsets[:-1])
+        variance = ((self.rows - 1) * squares).sum()
+        if variance < 1e-9:
+            return 0.0
+        return float((sums**2 - squares).sum() / variance)
 
-    def report(self) -> dict:
-        "What the plan costs, how even its batches are, and how alike their rows."
-        computed = self.computed
-        return {"batches": len(self), "rows": len(self.indices),
-                "rows_per_batch": (int(self.rows.min()), int(self.rows.max())),
-                "tokens": int(self.tokens.sum()),
-                "computed_tokens": int(computed.sum()),
-                "padding": self.padding,
-                "cost_spread": float(computed.std() / computed.mean()),
-                "length_correlation": self.length_correlation}
-
-# %% ../../nbs/bucketing/batches.ipynb #d6fdc28f
-def _length_correlation(plan):
-    "Pearson's correlation over all pairs of rows that share a batch."
-    lengths = plan.lengths[plan.indices].astype(float)
-    mates = np.repeat(plan.rows - 1, plan.rows)
-    if not mates.any():
-        return 0.0
-    apart = lengths - np.average(lengths, weights=mates)
-    sums = np.add.reduceat(apart, plan.offsets[:-1])
-    squares = np.add.reduceat(apart**2, plan.offsets[:-1])
-    variance = ((plan.rows - 1) * squares).sum()
-    if variance < 1e-9:
-        return 0.0
-    return float((sums**2 - squares).sum() / variance)
+    @property
+    def cost_spread(self) -> float:
+        "Standard deviation of a batch's cost over its mean."
+        return float(self.computed.std() / self.computed.mean())

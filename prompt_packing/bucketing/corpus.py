@@ -8,11 +8,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import multiprocessing
 import os
 from collections.abc import Sequence
-from concurrent.futures import (
-    Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed)
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -77,8 +75,7 @@ def tokenize_corpus(
     tokenizer: Any, # of transformers, or a function: list of strings -> lists of ids
     folder: str | os.PathLike, # where to write; made if it is missing
     *,
-    executor: Executor | None = None, # None: processes of this machine
-    workers: int | None = None, # how many of them; None: one a core, 1: this process
+    executor: Executor | None = None, # who tokenizes the files; None: this process
     column: str | None = None, # where a file has columns: of the text; None: found
     max_length: int | None = None, # longer examples are cut to this
     bad_rows: str = "raise", # or "skip" rows that hold no text
@@ -101,10 +98,7 @@ def tokenize_corpus(
         missing = {shard: path for shard, path in zip(shards, files)
                    if not (folder / shard).exists()}
         if executor is None:
-            workers = min(workers or os.cpu_count() or 1, max(len(missing), 1))
-            spawn = multiprocessing.get_context("spawn")
-            executor = (ThreadPoolExecutor(1) if workers == 1
-                        else ProcessPoolExecutor(workers, spawn))
+            executor = ThreadPoolExecutor(1)
             stack.callback(executor.shutdown, cancel_futures=True)
         futures = [executor.submit(_tokenize_file, path, folder / shard, tokenizer,
                                    max_length, reading)

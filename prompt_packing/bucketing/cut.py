@@ -36,23 +36,15 @@ def rows_within(
     "How far a micro-batch may reach, for each row that it could begin with."
     if token_budget is None:
         return np.full(len(longest_first), len(longest_first))
-    return np.maximum(token_budget // longest_first, 1)
-
-# %% ../../nbs/bucketing/cut.ipynb #e02f9af4
-def _check_limits(token_budget, pass_cost):
-    "Raise for a budget below 1, or a pass that costs less than 0."
-    if token_budget is not None:
-        check_positive("token_budget", token_budget)
-    if not pass_cost >= 0:  # not a number fails too
-        raise ValueError(f"pass_cost must be at least 0 tokens; got {pass_cost}")
+    return np.maximum(check_positive("token_budget", token_budget) // longest_first, 1)
 
 # %% ../../nbs/bucketing/cut.ipynb #8aa76fee
-def _cheapest_ends(
-    longest_first: np.ndarray,  # lengths in descending order
-    row_limits: np.ndarray,  # from `rows_within`
-    pass_cost: float,  # in tokens
-) -> list[int]:  # the row after the last one of each micro-batch
-    "Where to cut sorted rows so that tokens computed + passes x pass_cost is least."
+def _cheapest_ends(longest_first, row_limits, pass_cost) -> list[int]:
+    """Where micro-batches of sorted rows end, so that the cost is least.
+
+    The cost is tokens computed + passes x pass_cost; limits are of `rows_within`."""
+    if not pass_cost >= 0:  # not a number fails too
+        raise ValueError(f"pass_cost must be at least 0 tokens; got {pass_cost}")
     rows = len(longest_first)
     length = longest_first.tolist()
     expiry = (np.arange(rows) + row_limits + 1).tolist()  # first end out of reach
@@ -78,22 +70,14 @@ def _cheapest_ends(
                 break
             queue.pop()  # overtaken before its turn comes
         queue.append((end, since))
-    return _walk_back(start_of)
-
-# %% ../../nbs/bucketing/cut.ipynb #8ed85f6b
-def _walk_back(start_of):
-    "The ends of the micro-batches, first to last."
     ends = []
-    end = len(start_of) - 1
-    while end:
+    while end:  # from the last micro-batch back to the first
         ends.append(end)
         end = start_of[end]
     return ends[::-1]
 
 # %% ../../nbs/bucketing/cut.ipynb #63d7181b
-def _level_ends(
-    longest_first: np.ndarray, row_limits: np.ndarray, parts: int
-) -> list[int] | None:
+def _level_ends(longest_first, row_limits, parts) -> list[int] | None:
     "Cut into `parts` micro-batches whose largest is small; None: they cannot hold all."
     length, most = longest_first.tolist(), row_limits.tolist()
     rows = len(length)
@@ -126,7 +110,6 @@ def cut_rows(
     longer than the budget is a micro-batch of its own. Fewer rows than `passes` give
     as many micro-batches as rows. Raises `ValueError` for limits below 1, and where
     `passes` micro-batches cannot hold the rows within the budget."""
-    _check_limits(token_budget, pass_cost)
     order, longest_first = _sort_rows(lengths)
     if len(order) == 0:
         return []
@@ -154,9 +137,7 @@ def _largest_first(weights: np.ndarray, places: int) -> tuple[list, float]:
     return items, max(loads)[0]
 
 # %% ../../nbs/bucketing/cut.ipynb #a860b705
-def _cuts_to_deal(
-    longest_first: np.ndarray, row_limits: np.ndarray, world_size: int, pass_cost: float
-) -> Iterator[list[int]]:
+def _cuts_to_deal(longest_first, row_limits, world_size, pass_cost) -> Iterator:
     "The ends of several cuts, the cheapest first."
     cheapest = _cheapest_ends(longest_first, row_limits, pass_cost)
     yield cheapest
@@ -181,7 +162,7 @@ def _deal(longest_first, row_limits, world_size, pass_cost):
             best = [[(starts[i], ends[i]) for i in mine] for mine in numbers]
         if least <= 1.005 * bound:
             break
-    # the first process got the dearest micro-batch: in each step another one does
+    # the first process got the costliest micro-batch: in each step another one does
     turn = int(longest_first[::2].sum()) % world_size if all(best) else 0
     return best[turn:] + best[:turn]
 
@@ -198,7 +179,6 @@ def deal_rows(
 
     Every process gets a row if there are as many rows as processes; with fewer, the
     last ones get an empty list. Raises `ValueError` for limits below 1."""
-    _check_limits(token_budget, pass_cost)
     check_positive("world_size", world_size)
     order, longest_first = _sort_rows(lengths)
     if len(order) == 0:

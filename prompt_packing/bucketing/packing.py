@@ -11,15 +11,21 @@ from itertools import chain
 
 import numpy as np
 import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
-from .best_fit import pack_sequences # noqa: F401
-from .packed_rows import (
+from .collating import (
     PackedCollator, PackingWay, lay_end_to_end)
-from .varlen import is_fast_on
 from ..foundation.foreign import attention_of, in_eval_mode
 
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError: # torch before 2.10
+    varlen_attn = None
+
 # %% auto #0
-__all__ = ['packing_errors', 'way_to_pack', 'collator_for_packing', 'layout_fault']
+__all__ = ['packing_errors', 'sdpa_varlen_forward', 'way_to_pack', 'collator_for_packing', 'layout_fault']
 
 # %% ../../nbs/bucketing/packing.ipynb #77d11160
 # what the forward of a model may raise at arguments that it does not expect
@@ -58,12 +64,10 @@ def _distance(logits, expected):
     return ((logits - expected).abs().max() / expected.abs().max()).item()
 
 # %% ../../nbs/bucketing/packing.ipynb #4497739f
-def _model_facts(
-    model, # in evaluation mode
-    ids:np.ndarray, # of one sequence
-    rounding:float, # by how much equal logits may differ
-) -> dict: # fields of `PackingWay`
-    "What does not depend on packing."
+def _model_facts(model, ids, rounding) -> dict:
+    """Fields of `PackingWay` that do not depend on packing, from one sequence.
+
+    `rounding` is by how much equal logits may differ."""
     pad = getattr(model.config.get_text_config(), "pad_token_id", None)
     pad = pad if isinstance(pad, int) and pad >= 0 else 0
     alone, errors = _logits_alone(model, ids), {}
@@ -145,6 +149,92 @@ def _fault(model, way, sequences, rows, tolerances):
 
 def _first_line(error): return next(iter(str(error).splitlines()), "")[:200]
 
+# %% ../../nbs/bucketing/packing.ipynb #9e0211d5
+def sdpa_varlen_forward(
+    module:torch.nn.Module, # the attention layer
+    query:torch.Tensor, # shape (rows, heads, tokens, size), as key and value
+    key:torch.Tensor,
+    value:torch.Tensor,
+    attention_mask:torch.Tensor | None, # not used where boundaries are given
+    dropout:float=0.,
+    scaling:float | None=None,
+    is_causal:bool | None=None,
+    cu_seq_lens_q:torch.Tensor | None=None, # where sequences start, and the end
+    max_length_q:int | None=None, # tokens in the longest sequence
+    sliding_window:int | None=None, # tokens that a token sees, on each side
+    **kwargs, # of `sdpa_attention_forward`
+) -> tuple[torch.Tensor, None]: # shape (rows, tokens, heads, size)
+    "Attention within sequences that lie end to end; `sdpa` for other batches."
+    if cu_seq_lens_q is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout, scaling, is_causal,
+            **kwargs)
+    shape = query.shape
+    query, key, value = (_end_to_end(each) for each in (query, key, value))
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    biased = kwargs.get("position_bias") is not None
+    if _has_kernel(query, key, value, dropout) and not biased:
+        reach = -1 if sliding_window is None else sliding_window - 1
+        output = varlen_attn(
+            query, key, value, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q,
+            scale=scaling, window_size=(reach, 0 if causal else reach),
+            enable_gqa=query.shape[1] != key.shape[1])
+    else:
+        output = _one_by_one(module, query, key, value, cu_seq_lens_q, sliding_window,
+                             causal, dropout=dropout, scaling=scaling, **kwargs)
+    return output.unflatten(0, (shape[0], shape[2])), None
+
+AttentionInterface.register("sdpa_varlen", sdpa_varlen_forward)
+# for batches without boundaries
+AttentionMaskInterface.register("sdpa_varlen", sdpa_mask)
+
+# %% ../../nbs/bucketing/packing.ipynb #95f55918
+def _end_to_end(states):
+    "(rows, heads, tokens, size) -> (rows * tokens, heads, size)"
+    return states.transpose(1, 2).flatten(0, 1)
+
+def _one_by_one(module, query, key, value, bounds, window, causal, **options):
+    "`sdpa` for each sequence; shape (all tokens, heads, size)."
+    # split, not slices: the gradient of a slice is as large as all tokens
+    sizes = bounds.diff().tolist()
+    queries, keys, values = (states.split(sizes) for states in (query, key, value))
+    outputs = []
+    for parts in zip(queries, keys, values):
+        parts = [part.transpose(0, 1)[None] for part in parts]
+        mask = _window_mask(parts[0], window, causal)
+        output, _ = sdpa_attention_forward(
+            module, *parts, mask, is_causal=causal, **options)
+        outputs.append(output[0])
+    return torch.cat(outputs)
+
+def _window_mask(query, window, causal):
+    "Who sees whom in one sequence, where it is longer than the window."
+    size = query.shape[-2]
+    if window is None or size <= window:
+        return None
+    places = torch.arange(size, device=query.device)
+    distance = places[:, None] - places
+    near = distance.abs() < window
+    return near & (distance >= 0) if causal else near
+
+# %% ../../nbs/bucketing/packing.ipynb #54eb4c3e
+def _has_kernel(query, key, value, dropout):
+    "Whether torch's kernel for sequences of many lengths takes these states."
+    if not _is_fast_on(query.device, query.dtype, dropout) or not query.is_cuda:
+        return False
+    same = query.dtype == key.dtype == value.dtype
+    return same and query.shape[-1] == value.shape[-1] <= 256
+
+def _is_fast_on(device, dtype, dropout=0.) -> bool:
+    """Whether attention over each sequence beats a mask of all pairs.
+
+    On CPUs it does; on a GPU where torch has one kernel for all sequences."""
+    if device.type == "cpu":
+        return True
+    is_16_bit = dtype in (torch.float16, torch.bfloat16)
+    has_kernel = varlen_attn is not None and device.type == "cuda"
+    return has_kernel and is_16_bit and not dropout
+
 # %% ../../nbs/bucketing/packing.ipynb #3c5934e3
 def _possible_ways(model, facts, autocast):
     "What the attention implementation may take, the cheapest first."
@@ -164,7 +254,7 @@ def _is_fast(model, autocast):
     "Whether attention over each sequence beats a mask of all pairs here."
     names = "attention_dropout", "attn_pdrop", "attention_probs_dropout_prob"
     dropout = max(getattr(model.config, name, None) or 0. for name in names)
-    return is_fast_on(_device(model), autocast or model.dtype, dropout)
+    return _is_fast_on(_device(model), autocast or model.dtype, dropout)
 
 # %% ../../nbs/bucketing/packing.ipynb #5d2c33a3
 def way_to_pack(
@@ -192,7 +282,7 @@ def way_to_pack(
                 if fault is None:
                     switch.pop_all() # the model keeps this attention
                     return way
-            faults[str(way)] = fault
+            faults[way.kind] = fault
     raise _cannot_pack(model, faults)
 
 # %% ../../nbs/bucketing/packing.ipynb #9bcf2342
@@ -256,7 +346,6 @@ def layout_fault(
     model: torch.nn.Module, # a transformers model
     batch, # of a collator; sequences of a row begin where `position_ids` do
     autocast: torch.dtype | None = None, # of the training
-    most: int = 4, # sequences to compare
 ) -> str | None: # in words
     """What is wrong with sequences that others laid end to end in one row.
 
@@ -265,7 +354,7 @@ def layout_fault(
     if not torch.is_tensor(places) or places.dim() != 2 or len(places) != 1:
         return None
     starts = (places[0] == places[0, 0]).nonzero().flatten().tolist()
-    ends = [*starts, places.shape[1]][1:most + 1]
+    ends = [*starts, places.shape[1]][1:5] # of at most four sequences
     if len(starts) < 2:
         return None
     inputs = {name: value for name, value in batch.items() if name != "labels"}

@@ -11,12 +11,11 @@ import numpy as np
 
 from .batches import (
     BatchPlan, as_lengths, check_positive, epoch_random)
-from .best_fit import pack_sequences
-from .plan import default_window, plan_batches
+from .plan import default_window, pack_sequences, plan_batches
 from .steps import cut_steps, plan_steps, tenth_weights
 
 # %% auto #0
-__all__ = ['compare_plans', 'padding_report']
+__all__ = ['compare_plans']
 
 # %% ../../nbs/bucketing/report.ipynb #85cadc2c
 def _in_order(order, lengths, rows) -> BatchPlan:
@@ -69,15 +68,13 @@ def _steps_to_cut(lengths, token_budget, rows, seed) -> dict:
 def _line(steps, batches):
     "A plan in the table, from its steps and its batches."
     short, long = tenth_weights(steps)
-    cost = batches.report()
     return {
-        "padding": cost["padding"],
+        "padding": batches.padding,
         "steps": len(steps),
         "batches": len(batches),
         "largest": int(batches.computed.max()),
-        "computed_tokens": cost["computed_tokens"],
-        "compute": cost["computed_tokens"] / cost["tokens"],
-        "cost_spread": cost["cost_spread"],
+        "computed_tokens": int(batches.computed.sum()),
+        "cost_spread": batches.cost_spread,
         "long_row": long / short,
         "length_correlation": steps.length_correlation}
 
@@ -101,7 +98,6 @@ def compare_plans(
     * `batches`: micro-batches in an epoch
     * `largest`: tokens of the largest micro-batch, padding included
     * `computed_tokens`: tokens computed in an epoch, padding included
-    * `compute`: computed tokens per real token
     * `cost_spread`: standard deviation of a batch's cost over its mean
     * `long_row`: weight in a mean over the step of a row of the longest tenth, over
       that of one of the shortest tenth: 1 is fair
@@ -121,21 +117,3 @@ def compare_plans(
     batches = cut_steps(steps, lengths, token_budget, pass_cost, capacity)
     lines[f"{name}, packed"] = _line(steps, batches)
     return pd.DataFrame.from_dict(lines, orient="index")
-
-# %% ../../nbs/bucketing/report.ipynb #e0b7f1aa
-def padding_report(
-    lengths: Sequence[int] | np.ndarray,  # tokens in each row
-    *,
-    token_budget: int = 16_384,  # most tokens in a batch
-    batch_size: int = 32,  # rows in a batch, for the plans that count rows
-) -> dict:  # plain: rows, tokens, lengths, plans
-    """Everything about the padding of these lengths.
-
-    Raises `ValueError` for a row longer than the budget."""
-    lengths = as_lengths(lengths)
-    table = compare_plans(lengths, token_budget=token_budget, batch_size=batch_size)
-    plans = [{"plan": name} | line for name, line in table.to_dict("index").items()]
-    quantiles = {f"p{q}": int(np.percentile(lengths, q)) for q in (5, 50, 95)}
-    mean = {"mean": float(lengths.mean()), "longest": int(lengths.max())}
-    return {"rows": len(lengths), "tokens": int(lengths.sum()),
-            "lengths": quantiles | mean, "plans": plans}

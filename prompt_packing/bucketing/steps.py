@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from .batches import (
     BatchPlan, as_lengths, check_positive, epoch_random, stable_order)
-from .cut import cut_rows, pack_rows
+from .cut import cut_packed_rows
 
 # %% auto #0
 __all__ = ['Permutation', 'StepPlan', 'DealtRows', 'plan_steps', 'cut_steps', 'tenth_weights']
@@ -29,12 +29,10 @@ def _stratum_edges(rows: int, steps: int, bands: int) -> np.ndarray:
     return edges
 
 # %% ../../nbs/bucketing/steps.ipynb #7c188734
-def _run_edges(
-    weights: np.ndarray,  # of the sorted rows: their tokens, or ones
-    edges: np.ndarray,  # from `_stratum_edges`
-    steps: int,
-) -> np.ndarray:  # shape (strata, steps + 1): where runs begin, and the last one ends
-    "Cut each stratum into `steps` runs of equal weight."
+def _run_edges(weights, edges, steps) -> np.ndarray:
+    """Cut each stratum into `steps` runs of equal weight: tokens, or ones for rows.
+
+    Shape (strata, steps + 1): where runs begin, and where the last one ends."""
     ends = np.cumsum(weights, dtype=np.int64)
     begins = np.append(0, ends)[edges]
     run = np.arange(steps + 1)
@@ -48,14 +46,10 @@ def _run_edges(
     return np.minimum(bounds, last - steps + run)
 
 # %% ../../nbs/bucketing/steps.ipynb #07aff36f
-def _steps_of_window(
-    lengths: np.ndarray,  # of the rows of a window, in random order
-    steps: int,
-    bands: int,
-    by_tokens: bool,
-    random: np.random.RandomState,
-) -> list[np.ndarray]:  # places in the window, longest first in each step
-    "The rows of a window to its steps, by bands."
+def _steps_of_window(lengths, steps, bands, by_tokens, random) -> list[np.ndarray]:
+    """The rows of a window, which come in random order, to its steps, by bands.
+
+    Places in the window, longest row first in each step."""
     order = stable_order(lengths.max() - lengths)
     weights = np.ones(len(order), np.int64)
     if by_tokens:
@@ -157,13 +151,11 @@ class StepPlan(Sequence):
 
 # %% ../../nbs/bucketing/steps.ipynb #f1af25bb
 class DealtRows(Sequence):
-    "Row numbers of one step on one process, dealt when they are first read."
+    """Row numbers of one step on one process, dealt when they are first read.
 
-    def __init__(
-        self,
-        deal: Callable[[], Sequence[int]],
-        place: tuple = (),  # where in the training it is: epoch, step, process
-    ):
+    `place` is where in the training it is: epoch, step, process."""
+
+    def __init__(self, deal: Callable[[], Sequence[int]], place: tuple = ()):
         self._deal = deal
         self.place = place
 
@@ -173,9 +165,6 @@ class DealtRows(Sequence):
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.rows)
 
     def __getitem__(self, i: int | slice) -> int | list[int]:
         return self.rows[i]
@@ -231,13 +220,12 @@ def cut_steps(
     "The micro-batches of all steps, each step cut in the cheapest way."
     batches, computed = [], []
     for rows in steps:
-        packed = rows[:, None]  # padded rows are packed rows of one row
-        if capacity is not None:
-            packed = [rows[part] for part in pack_rows(lengths[rows], capacity)]
-        fills = np.array([lengths[part].sum(dtype=np.int64) for part in packed])
-        for part in cut_rows(fills, token_budget, pass_cost=pass_cost):
-            batches.append(np.concatenate([packed[place] for place in part]))
-            computed.append(len(part) * fills[part].max())
+        sizes = lengths[rows]
+        # packed rows of one token at most hold one row each: that is padding
+        cut = cut_packed_rows(sizes, capacity or 1, token_budget, pass_cost=pass_cost)
+        for part in cut:
+            batches.append(rows[np.concatenate(part)])
+            computed.append(len(part) * max(sizes[packed].sum() for packed in part))
     return BatchPlan(batches, lengths, computed)
 
 # %% ../../nbs/bucketing/steps.ipynb #58397156

@@ -11,20 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from prompt_packing.bucketing.batches import check_positive, check_rank
-from prompt_packing.bucketing.collating import PaddedCollator, has_entries
-from prompt_packing.bucketing.packing import PackedCollator, pack_sequences
-from prompt_packing.bucketing.plan import plan_batches
+from prompt_packing.bucketing.collating import (
+    PackedCollator, PaddedCollator, PackingWay, has_entries)
+from prompt_packing.bucketing.plan import pack_sequences, plan_batches
 from prompt_packing.bucketing.sources import (
     DatasetSource, FileSource, Lane, token_encoder)
 
 # %% auto #0
-__all__ = ['rows_of_ids', 'window_turns', 'deal_again', 'plan_window', 'batches_left', 'read_windows', 'joined_last',
-           'StreamingBatches']
+__all__ = ['rows_of_ids', 'window_turns', 'deal_again', 'plan_window', 'batches_left', 'read_windows', 'StreamingBatches']
 
 # %% ../../nbs/bucketing/stream.ipynb #b1b1f5ce
 def rows_of_ids(
@@ -33,7 +31,7 @@ def rows_of_ids(
     encode: Callable, # list of texts -> lists of ids; rows with ids do not need it
     max_length: int | None, # such ids are cut to this
     most: int, # tokens that a row may have
-) -> list[dict]: # `input_ids`, an int32 array, and what else a row has beside texts
+) -> list[dict]: # `input_ids`, and what else a row has beside texts
     """The rows of a window as a collator takes them.
 
     Raises `ValueError` that names a row without a token or with too many."""
@@ -42,20 +40,18 @@ def rows_of_ids(
         ids = [row["input_ids"] for row in rows]
     else:
         ids = encode([row["text"] for row in rows])
-    made = []
+    cut_rows = []
     for (file, (number, row)), tokens in zip(window, ids):
-        cut = {"input_ids": np.array(tokens[:max_length], np.int32)}
-        for name, value in row.items():
-            if name != "input_ids" and not isinstance(value, str):
-                is_cut = has_entries(value, len(tokens))
-                cut[name] = value[:max_length] if is_cut else value
-        if not 0 < len(cut["input_ids"]) <= most:
+        row = {"input_ids": tokens, **row}
+        cut_rows.append({
+            name: value[:max_length] if has_entries(value, len(tokens)) else value
+            for name, value in row.items() if not isinstance(value, str)})
+        size = len(tokens[:max_length])
+        if not 0 < size <= most:
             raise ValueError(
-                f"{source.row_name(file, number)} has {len(cut['input_ids'])} tokens, "
-                f"and a row needs one and may have {most}: give max_length= to cut, or "
-                "leave it out")
-        made.append(cut)
-    return made
+                f"{source.row_name(file, number)} has {size} tokens, and a row needs "
+                f"one and may have {most}: give max_length= to cut, or leave it out")
+    return cut_rows
 
 # %% ../../nbs/bucketing/stream.ipynb #6b11fe5f
 def window_turns(
@@ -96,6 +92,7 @@ def plan_window(
     if not rows: # all were taken by another number of readers
         return []
     lengths = [len(row["input_ids"]) for row in rows]
+    # a window is shuffled by its number, as an epoch is
     options = {"seed": stream.seed, "epoch": number, "multiple": readers}
     if stream.pack is not None:
         packed_rows = max(1, (stream.token_budget or 0) // stream.pack)
@@ -141,12 +138,12 @@ def read_windows(
     def read():
         number, cuts, left = next(turns)
         lane, wanted = number % source.lanes, number // source.lanes
-        if lane not in opened: # at the latest place that is not beyond
+        if lane not in opened: # at the latest known place that is not beyond
             states = [state for place, state in known
                       if place == lane and state["window"] <= wanted]
+            states.sort(key=lambda state: state["window"])
             opened[lane] = Lane(source, lane, stream.window)
-            opened[lane].setstate(
-                max(states, key=lambda state: state["window"], default=None))
+            opened[lane].setstate(states[-1] if states else None) # None: the start
         while opened[lane].getstate()["window"] < wanted: # windows of other readers
             next(opened[lane])
         places = [place for place in known if place[0] not in opened]
@@ -162,20 +159,6 @@ def read_windows(
         while (window := following.result()) is not None:
             following = thread.submit(read)
             yield window
-
-def joined_last(
-    windows: Iterator[tuple], # of `read_windows`
-    size: int, # rows in a window
-) -> Iterator[tuple]:
-    "A short last window is read with the one ahead of it: each process needs a row."
-    window = next(windows, None)
-    while window is not None:
-        following = next(windows, None)
-        if following is not None and len(following[-1]) < size:
-            window = *window[:-1], window[-1] + following[-1]
-            following = None
-        yield window
-        window = following
 
 # %% ../../nbs/bucketing/stream.ipynb #49212cc7
 class StreamingBatches(IterableDataset):
@@ -226,7 +209,6 @@ class StreamingBatches(IterableDataset):
         self.collator = collator or _default_collator(tokenizer, pack)
         self._position: dict | None = None # after the last batch
         self._restored: dict | None = None # where the next iteration begins
-        self._count: int | None = None # of batches in a pass
 
     def __iter__(self) -> Iterator:
         info = get_worker_info()
@@ -235,51 +217,47 @@ class StreamingBatches(IterableDataset):
                              "next window is read ahead by a thread")
         start, self._restored = self._restored or self._beginning(), None
         self._position = start
-        # other collators than ours expect lists
-        lists = not isinstance(self.collator, (PaddedCollator, PackedCollator))
-        rank, _ = self._roles()[1]
+        rank, _ = self._readers()
         for left, number, cuts, batches in self._windows(start):
             *before, (readers, taken) = cuts
             for taken, rows in enumerate(batches[rank::readers], taken + 1):
                 cut = [number, [*before, [readers, taken]]]
                 self._position = left | {"todo": [cut, *left["todo"]]}
-                if lists:
-                    rows = [row | {"input_ids": row["input_ids"].tolist()}
-                            for row in rows]
                 yield rows if self.yields_rows else self.collator(rows)
 
     def _process(self):
-        return _process_rank(self.rank, self.world_size)
+        "Rank and number of processes, as given, by torch.distributed, by environment."
+        if self.rank is not None:
+            return check_rank(self.rank, self.world_size)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
-    def _roles(self):
-        "Whose turn a window is: (first, step). Who shares it: (rank, readers)."
-        return ((0, 1), self._process()) if self.finite else (self._process(), (0, 1))
+    def _turns(self):
+        "The first window of this process, and how far it is to its next one."
+        return (0, 1) if self.finite else self._process()
+
+    def _readers(self):
+        "Of the processes that share a window: the number of this one, and of all."
+        return self._process() if self.finite else (0, 1)
 
     def _beginning(self):
-        return {"todo": [], "next": self._roles()[0][0], "lanes": []}
+        return {"todo": [], "next": self._turns()[0], "lanes": []}
 
     def _windows(self, start):
         "(position after it, number, cuts, batches left) of each window."
-        (_, step), (_, readers) = self._roles()
+        (_, step), (_, readers) = self._turns(), self._readers()
         windows = read_windows(self, window_turns(start, step), start["lanes"])
-        if self.finite:
-            windows = joined_last(windows, self.window)
         for number, cuts, left, rows in windows:
             if not cuts or cuts[-1][0] != readers:
                 cuts = [*cuts, [readers, 0]]
             yield left, number, cuts, batches_left(self, windows, number, rows, cuts)
 
-    def __length_hint__(self): # `list(stream)` asks for it
-        return NotImplemented if self.finite else self.count_batches()
-
-    def count_batches(self) -> int: # of one process
-        "Batches of a whole pass. Reads all of it, once."
+    def __length_hint__(self):
+        # `list` and `sorted` ask for it, and would read a stream without end for ever
         if not self.finite:
             raise ValueError("a shuffled stream has no end: use shuffle=False")
-        if self._count is None:
-            batches = sum(len(each) for *_, each in self._windows(self._beginning()))
-            self._count = batches // self._process()[1]
-        return self._count
+        return NotImplemented # the length is not known
 
     def state_dict(self) -> dict: # plain JSON
         "The position after the last batch that was handed out."
@@ -317,15 +295,8 @@ class StreamingBatches(IterableDataset):
 def _default_collator(tokenizer, pack):
     if pack is None:
         return PaddedCollator(tokenizer)
-    return PackedCollator(pack, pad_token_id=getattr(tokenizer, "pad_token_id", 0) or 0)
-
-def _process_rank(rank, world_size):
-    "As given, else as torch.distributed or the environment has it."
-    if rank is not None:
-        return check_rank(rank, world_size)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    pad_token_id = getattr(tokenizer, "pad_token_id", 0) or 0
+    return PackedCollator(pack, PackingWay(pad_token_id=pad_token_id))
 
 def _settings(stream):
     "What must be the same for a state to be of use."

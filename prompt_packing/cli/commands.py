@@ -39,9 +39,10 @@ def padding(
         lengths = bucketing.file_lengths(
             files, encode, column=column, max_length=max_length, encoding=encoding,
             progress=lambda rows: bar.update(rows - bar.n))
-    report = bucketing.padding_report(lengths, token_budget=token_budget)
-    plans = import_module("pandas").DataFrame(report["plans"]).set_index("plan")[_SHOWN]
-    table = plans.to_string(index_names=False, float_format="{:.3f}".format)
+    plans = bucketing.compare_plans(lengths, token_budget=token_budget)
+    report = {"rows": len(lengths), "tokens": int(lengths.sum()),
+              "plans": plans.reset_index(names="plan").to_dict("records")}
+    table = plans[_SHOWN].to_string(float_format="{:.3f}".format)
     return "\n".join([
         "{rows:,} examples, {tokens:,} tokens".format(**report), "", table, "",
         "cut: a token budget cuts the steps; packed: pack=True besides",
@@ -97,7 +98,6 @@ def tokenize(
     column: Column = None,
     encoding: Encoding = UTF_8,
     max_length: whole("longer examples are cut [default: not]") = None,
-    workers: whole("processes [default: as many as are worth it]") = None,
     bad_rows: Literal["raise", "skip"] = "raise",
 ):
     "Tokenize files once, for any number of trainings; finished files are kept."
@@ -105,8 +105,8 @@ def tokenize(
         column = text_column(files, column, encoding)
     encode = chapter("tasks").load_tokenizer(tokenizer)
     corpus = chapter("bucketing").tokenize_corpus(
-        files, encode, output_dir, workers=workers, column=column,
-        max_length=max_length, bad_rows=bad_rows, encoding=encoding)
+        files, encode, output_dir, column=column, max_length=max_length,
+        bad_rows=bad_rows, encoding=encoding)
     facts = {"folder": str(output_dir), "rows": len(corpus),
              "tokens": int(sum(corpus["length"]))}
     text = ("{rows:,} rows, {tokens:,} tokens in {folder}\n\n"

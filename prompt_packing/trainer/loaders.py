@@ -200,16 +200,15 @@ class StreamPlace:
     "A stream as a data set that is read in order, and the place where it is read."
     def __init__(self,
         stream: Iterable, # of batches
-        endless: bool, # whether one pass follows the other
     ):
-        self.stream, self.endless = stream, endless
+        self.stream = stream
         self.batches: Iterator | None = None # that are left; None: of a new pass
         self.next: int | None = 0 # number of the next batch; None: whatever is wanted
 
     def _read(self) -> Iterator:
-        "Batches of one pass, or of one pass after the other."
+        "Batches of one pass after the other."
         yield from self.stream # in a resumed run the rest of a pass, perhaps nothing
-        found = self.endless
+        found = True
         while found:
             found = False
             for batch in self.stream:
@@ -256,7 +255,6 @@ class _WithoutEnd:
 
 def stream_loader(
     stream, # of rows, if it can hand them over (`yields_rows`), else of batches
-    args, # `TrainingArguments`
     is_training: bool,
 ) -> DataLoader:
     "A loader of a stream's batches, without workers: streams read ahead themselves."
@@ -266,8 +264,6 @@ def stream_loader(
         stream.yields_rows, collate = True, stream.collator
     if not is_training:
         return DataLoader(stream, batch_size=None, collate_fn=collate)
-    ends = getattr(stream, "finite", True) and args.max_steps <= 0
-    numbers = range(stream.count_batches()) if ends else _WithoutEnd()
     # with a generator of its own dropout keeps its numbers
-    return DataLoader(StreamPlace(stream, endless=not ends), sampler=numbers,
-                      collate_fn=collate, generator=torch.Generator())
+    return DataLoader(StreamPlace(stream), sampler=_WithoutEnd(), collate_fn=collate,
+                      generator=torch.Generator())

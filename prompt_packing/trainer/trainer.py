@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 from ..accumulation_loss.asking import undisturbed
 from ..accumulation_loss.exact import ExactLossMixin
 from ..accumulation_loss.facts import Kind
-from ..bucketing.packed_rows import PackingWay, lay_end_to_end
+from ..bucketing.collating import PackingWay, lay_end_to_end
 from ..bucketing.packing import layout_fault, way_to_pack
 from ..foundation.foreign import check_order, pinned, set_for_now
 from ..foundation.rows import LazyBatch, StepRows, seeded
@@ -36,8 +36,8 @@ __all__ = ['TokenBudgetMixin', 'Trainer', 'Seq2SeqTrainer']
 
 # %% ../../nbs/trainer/trainer.ipynb #45c00b8d
 class _StepLoaderMixin:
-    """Once `_validate_args`, once a loader `_get_dataloader`, once an epoch
-    `cut_in_worker`, once a part `training_step`."""
+    """Once a loader `_get_dataloader`, once an epoch `cut_in_worker`, once a part
+    `training_step`."""
     _layout_is_known = False # no batch of others' packing was looked at
     _planned_rows: int | None = None # of a planned step, on average
 
@@ -45,17 +45,9 @@ class _StepLoaderMixin:
         sizes = "rows_per_step", "tokens_per_step"
         return any(getattr(self.args, size, None) for size in sizes)
 
-    def _validate_args(self):
-        stream = self.train_dataset
-        if self.args.max_steps <= 0 and getattr(stream, "finite", False):
-            # transformers refuses data without a length where max_steps is not set:
-            # one read of the stream counts its batches
-            stream.count_batches()
-        super()._validate_args()
-
     def _get_dataloader(self, dataset, description, *args, is_training=False, **kwargs):
         if getattr(dataset, "batch_size", 0) is None: # torch's sign for ready batches
-            return stream_loader(dataset, self.args, is_training)
+            return stream_loader(dataset, is_training)
         if is_training and self.plans_steps():
             loader = self._planned_loader(dataset, description)
             self._planned_rows = max(1, round(len(dataset) / len(loader)))
@@ -176,16 +168,15 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
 
     The moments of a run, in order:
 
-    1. once: `_validate_args` (batches of a stream that ends are counted);
-    2. a loader, of training or evaluation: `_get_dataloader` (the collator, planned
+    1. a loader, of training or evaluation: `_get_dataloader` (the collator, planned
        steps, streams);
-    3. once a training: `_prepare_for_training` (how the model is packed), which calls
+    2. once a training: `_prepare_for_training` (how the model is packed), which calls
        `_load_optimizer_and_scheduler` (budget and cost of a pass of a checkpoint);
-    4. an epoch: `cut_in_worker` (may workers cut?);
-    5. a step: `cut_step` (its parts), and `make_part` where the loss is looked at;
+    3. an epoch: `cut_in_worker` (may workers cut?);
+    4. a step: `cut_step` (its parts), and `make_part` where the loss is looked at;
        `run_without_trace` where memory or the cost of a pass is measured, once;
-    6. a checkpoint: `_save_optimizer_and_scheduler`;
-    7. an evaluation batch: `prediction_step` (in parts)."""
+    5. a checkpoint: `_save_optimizer_and_scheduler`;
+    6. an evaluation batch: `prediction_step` (in parts)."""
     _packing_way: PackingWay | None = None # once training begins
     _cut: StepCut | None = None # of a training
 
