@@ -15,12 +15,12 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..foundation.foreign import tree_map, write_count
+from ..foundation.foreign import tree_map
 from ..foundation.mixins import set_for_now
 from ..foundation.rows import seeded
 
 # %% auto #0
-__all__ = ['NoDropout', 'no_checkpoints', 'Watch', 'versions', 'undisturbed', 'is_sharded', 'thin_graph']
+__all__ = ['NoDropout', 'no_checkpoints', 'Watch', 'undisturbed', 'is_sharded', 'thin_graph']
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #f372316f
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
@@ -51,24 +51,19 @@ def no_checkpoints(model: nn.Module) -> Iterator[None]:
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #911059ce
 class Watch(TorchDispatchMode):
-    """Notes which parameters are written to while it lasts, and how often processes talk.
+    """Notes whether parameters are written to while it lasts, and how often processes
+    talk.
 
     A parameter is copied before its first write, also one by way of `.data`, which no
     version counter shows; `put_back` undoes the writes."""
     def __init__(self, model: nn.Module):
         super().__init__()
-        self.collectives = 0
+        self.collectives, self.wrote = 0, False
         # a DTensor is a view of a shard, and has no storage by which it could be found
         parameters = [p for p in model.parameters() if not isinstance(p, DTensor)]
         self._parameters = {p.untyped_storage().data_ptr(): p for p in parameters}
         self._data = [(p, p.data) for p in parameters] # to see `p.data = x`
         self._before = {} # address -> its values before the first write
-        self._given_back = 0 # parameters that had other data
-
-    @property
-    def writes(self) -> int: # parameters that were written to or replaced
-        replaced = sum(p.data_ptr() != data.data_ptr() for p, data in self._data)
-        return len(self._before) + replaced + self._given_back
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace in ("c10d", "_c10d_functional"):
@@ -84,19 +79,13 @@ class Watch(TorchDispatchMode):
             self._before[address] = self._parameters[address].detach().clone()
 
     def put_back(self):
-        with torch.no_grad():
-            # first the tensors that were there, then what was in them
-            for parameter, data in self._data:
-                if parameter.data_ptr() != data.data_ptr():
-                    parameter.data, self._given_back = data, self._given_back + 1
-            for address, values in self._before.items():
-                self._parameters[address].data.copy_(values)
-
-# %% ../../nbs/accumulation_loss/asking.ipynb #0c64374b
-def versions(model: nn.Module) -> dict: # parameter -> (address, writes)
-    "What changes where a parameter is written to in place, or given other data."
-    return {p: (p.data_ptr(), write_count(p)) for p in model.parameters()
-            if not isinstance(p, DTensor)}
+        replaced = [(p, data) for p, data in self._data if p.data_ptr() != data.data_ptr()]
+        self.wrote = self.wrote or bool(replaced or self._before)
+        # first the tensors that were there, then what was in them
+        for parameter, data in replaced:
+            parameter.data = data
+        for address, values in self._before.items():
+            self._parameters[address].data.copy_(values)
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #0e4aef4f
 @contextmanager

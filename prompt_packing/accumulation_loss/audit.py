@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, product
 from pathlib import Path
 from tempfile import gettempdir
@@ -28,7 +29,7 @@ from ..foundation.mixins import in_eval_mode
 from ..foundation.rows import IndexedRows, first_size
 
 # %% auto #0
-__all__ = ['HEADS', 'compare_gradients', 'cut_batch', 'taken_gradient', 'step_in_parts', 'step_at_once', 'audit_loss', 'audited',
+__all__ = ['HEADS', 'compare_gradients', 'cut_batch', 'taken_gradient', 'computed_step', 'step_at_once', 'audit_loss', 'audited',
            'reads_count', 'CheckpointAudit', 'audit_checkpoint']
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #20da50ff
@@ -83,43 +84,36 @@ def taken_gradient(
     model.zero_grad(set_to_none=True)
     return gradient
 
-def step_in_parts(
+def computed_step(
     trainer: transformers.Trainer,
-    batches: DataLoader, # micro-batches
+    batches: list, # micro-batches
+    count, # of their targets, as transformers hands it over
+    training_step: Callable, # (model, batch, count) -> loss
 ) -> tuple[float, dict]: # loss, gradient by parameter
     "One optimizer step of a Trainer, without its optimizer."
-    accelerator, loss = trainer.accelerator, 0.0
-    if isinstance(trainer, ExactLossMixin):
-        trainer.begin_steps(batches) # which its own loaders do
-    taken, items = trainer.get_batch_samples(
-        iter(batches), len(batches), trainer.args.device)
-    trainer.current_gradient_accumulation_steps = len(taken)
-    for number, batch in enumerate(taken):
-        set_sync(accelerator, number == len(taken) - 1)
-        loss += trainer.training_step(trainer.model, batch, items).item()
-    scaler = accelerator.scaler
+    loss, scaler = 0.0, trainer.accelerator.scaler
+    trainer.current_gradient_accumulation_steps = len(batches)
+    for number, batch in enumerate(batches, 1):
+        set_sync(trainer.accelerator, number == len(batches))
+        loss += training_step(trainer.model, batch, count).item()
     return loss, taken_gradient(trainer.model, scaler.get_scale() if scaler else 1)
 
 def step_at_once(
     trainer: transformers.Trainer,
     batch: Mapping, # all rows of the step
 ) -> tuple: # loss, gradient by parameter, whether it uses the count (None: there is none)
-    "The loss of one batch, as the Trainer computes it. `ValueError`: it has no target."
-    items = trainer._get_num_items_in_batch([batch], trainer.args.device)
-    if items is not None: # a loss that uses it gives it a gradient
-        items = torch.tensor(float(items), device=trainer.args.device, requires_grad=True)
-    trainer.model.train()
-    with trainer.compute_loss_context_manager():
-        made = trainer.compute_loss(trainer.model, trainer._prepare_inputs(dict(batch)),
-                                    num_items_in_batch=items)
-    loss = made[0] if isinstance(made, tuple) else made
-    loss.backward()
-    gradient = taken_gradient(trainer.model)
-    if loss.isnan() or not any(bool(g.any()) for g in gradient.values()):
+    "The loss of one batch, as transformers computes it. `ValueError`: it has no target."
+    count, device = None, trainer.args.device
+    counted = trainer._get_num_items_in_batch([batch], device)
+    if counted is not None: # a loss that uses it gives it a gradient
+        count = torch.tensor(float(counted), device=device, requires_grad=True)
+    loss, gradient = computed_step(
+        trainer, [batch], count, partial(transformers.Trainer.training_step, trainer))
+    if math.isnan(loss) or not any(bool(g.any()) for g in gradient.values()):
         raise ValueError(
             f"{type(trainer.model).__name__}: no batch has a target (labels that are "
             "-100 are ignored), or the loss does not depend on the model")
-    return loss.item(), gradient, None if items is None else items.grad is not None
+    return loss, gradient, None if count is None else count.grad is not None
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #4c0aa647
 def audit_loss(
@@ -157,7 +151,10 @@ def audit_loss(
 def audited(trainer: transformers.Trainer, batch: Mapping, parts: DataLoader) -> dict:
     "A row of the table."
     right_loss, right, uses_count = step_at_once(trainer, batch)
-    loss, gradient = step_in_parts(trainer, parts)
+    if isinstance(trainer, ExactLossMixin):
+        trainer.begin_steps(parts) # which its own loaders do
+    loss, gradient = computed_step(trainer, *trainer.get_batch_samples(
+        iter(parts), len(parts), trainer.args.device), trainer.training_step)
     found = compare_gradients(right, gradient)
     ratio, cause = found["ratio"], "right"
     if found["error"] >= 1e-3: # rounding of deep networks is below

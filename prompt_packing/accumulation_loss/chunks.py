@@ -106,14 +106,13 @@ def _same_dropout() -> tuple:
 def in_chunks(
     model: nn.Module,
     names: list[str], # of submodules, from `chunked_modules`
-    tokens: int, # most in a chunk, unless one row has more
-    longest: int, # row of the batch, in tokens, as which all rows count
+    rows_each: int, # of a chunk
     gather=None, # a `RowsOfAll`: outputs of all processes are put together
 ) -> Iterator[None]:
     "While it lasts, these modules run their rows in chunks, and again in backward."
     with ExitStack() as modules:
         for module in map(model.get_submodule, names):
-            cut = _InChunks(module.forward, max(1, tokens // longest), gather)
+            cut = _InChunks(module.forward, rows_each, gather)
             modules.enter_context(set_for_now(module, forward=cut))
         yield
 

@@ -11,24 +11,24 @@ from pathlib import Path
 
 import torch
 
-from .asking import is_sharded
 from .custom import check_was_called, use_named_loss
 from .evaluation import (
-    EvaluationFacts, EvaluationRows, ExactEvaluation, ways_of_evaluation)
+    EvaluationFacts, EvaluationRows, ExactEvaluation)
 from .facts import Findings, Kind, LossFacts, Way
 from .looks import joins_rows
-from .passes import TrainerPasses, why_not_exact
-from .processes import AllProcesses
-from .step import Step, filler_like
-from .steps import Steps
+from .passes import (
+    AllProcesses, TrainerPasses, why_not_exact)
+from .steps import Step, Steps
 from ..foundation.mixins import check_order, set_for_now
 from ..foundation.rows import (
-    LazyBatch, RowLengths, Rows, StepRows, hand_over_rows, state_of, take_back)
+    LazyBatch, RowLengths, Rows, StepRows, entries, hand_over_rows, state_of, take_back)
 
 # %% auto #0
 __all__ = ['RowSource', 'ExactLossMixin']
 
 # %% ../../nbs/accumulation_loss/exact.ipynb #a5929258
+_NOTHING = torch.zeros(0, dtype=torch.long) # of which transformers counts tokens
+
 class RowSource:
     """Makes steps of the rows that a loader gives, hands out their micro-batches, and
     takes them back as `training_step` is called with them."""
@@ -84,7 +84,8 @@ class RowSource:
         self.missing = width - len(step.batches)
         self.handed = step.batches
         if self.missing: # else a `LazyBatch` is not read
-            filler = filler_like(step.batches[0], self.passes.main_input)
+            nothing = {self.passes.main_input: _NOTHING, "attention_mask": _NOTHING}
+            filler = entries(step.batches[0]) | nothing
             self.handed = [filler] * self.missing + step.batches
         self.states = self._states(self.handed)
         return self.handed, step.count
@@ -153,23 +154,19 @@ class _AroundStepsMixin:
                 dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         # transformers generates for a whole batch, and pads what comes out
         generates = getattr(self.args, "predict_with_generate", False)
-        passes, looks = self._steps.passes, self._steps.looks
+        steps = self._steps
         loader = EvaluationRows(dataloader, self.cuts_steps() and not generates,
-                                passes.main_input, self.row_length)
-
-        def ask(short=False):
-            few = loader.few(passes.token_budget, short)
-            return ways_of_evaluation(looks.asker(self.model_wrapped, None), few)
+                                steps.passes.main_input, self.row_length)
         evaluation = ExactEvaluation(
-            self.findings, loader, ask, self._of_evaluations, not is_sharded(self.model),
-            self.args.logging_nan_inf_filter)
+            self.findings, loader, steps.looks.asker(self.model_wrapped, None),
+            self._of_evaluations, self.args.logging_nan_inf_filter)
         try:
             with set_for_now(self, _exact_evaluation=evaluation):
                 output = super().evaluation_loop(
                     loader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         finally:
-            loader.close()
-        loss = evaluation.loss(self._steps.processes)
+            take_back(dataloader)
+        loss = evaluation.loss(steps.processes)
         if f"{metric_key_prefix}_loss" in output.metrics and loss is not None:
             output.metrics[f"{metric_key_prefix}_loss"] = loss
         return output

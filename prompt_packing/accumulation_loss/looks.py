@@ -5,7 +5,7 @@
 # %% ../../nbs/accumulation_loss/looks.ipynb #7b5692b1
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import inf, isfinite, isnan, log2, nan
@@ -13,14 +13,16 @@ from math import inf, isfinite, isnan, log2, nan
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils import get_total_norm
 
 from .asking import (
-    Watch, is_sharded, no_checkpoints, undisturbed, versions)
+    Watch, is_sharded, no_checkpoints, undisturbed)
 from .chunks import chunked_modules, in_chunks
-from .facts import Findings, Kind, Way, counted_targets, numbers
-from .reading import Unreadable, WeightReader, ratio_of
+from .facts import (
+    Findings, Kind, Way, counted_targets, numbers)
+from .reading import WeightReader, ratio_of
 from ..foundation.rows import (
-    IndexedRows, StepRows, entries, first_size, numbers_drawn, same_numbers, seeded)
+    IndexedRows, StepRows, first_size, numbers_drawn, same_numbers, seeded)
 
 # %% auto #0
 __all__ = ['FAILURES', 'SEEDS', 'short', 'look_is_due', 'Made', 'together', 'Asker', 'shuffled', 'rows_to_see', 'deals_of',
@@ -46,48 +48,33 @@ def look_is_due(
 class Made:
     "What a batch gave."
     loss: float
+    gradient: torch.Tensor # of all parameters; one 0 where there is none
     weight: float # in a mean, as it was read; not a number: it cannot be
     epsilon: float # of the loss's dtype
-    gradient: list | tuple = () # by parameter; none of a mean over nothing
-    signature: str = "" # of the terms of the loss
-    why_not: str = "" # why its weight cannot be read
+    signature: str # of the terms of the loss
+    why_not: str # why its weight cannot be read
 
-def together(parts: list[Made], way: Way) -> tuple[float, list]: # loss, gradient
+def together(parts: list[Made], way: Way) -> tuple[float, torch.Tensor]: # loss, gradient
     "What parts make if they are added, or averaged by their weights."
     total = sum(part.weight for part in parts) or 1.0
-    loss, gradient = 0.0, []
+    loss, gradient = 0.0, torch.zeros(())
     for part in parts:
         factor = 1.0 if way is Way.ADDS else part.weight / total
         if factor:
             loss += factor * part.loss
-            gradient = _plus(gradient, part.gradient, factor)
+            gradient = gradient + factor * part.gradient
     return loss, gradient
-
-def _plus(sums: list, more: list, factor: float) -> list:
-    def added(first, second):
-        if first is None or second is None:
-            return second if first is None else first
-        return first + second
-    more = [None if gradient is None else gradient * factor for gradient in more]
-    return list(map(added, sums, more)) if sums and more else sums or more
-
-def _norm(gradient: list) -> float:
-    return sum(float(g.norm()) ** 2 for g in gradient if g is not None) ** 0.5
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #5e2da396
 class Asker:
     "Loss and gradient of batches, without a trace."
     def __init__(self,
-        model: nn.Module,
-        loss_of: Callable, # (batch, num_items_in_batch) -> loss with its graph
+        model: nn.Module, # without wrappers
+        passes, # a `TrainerPasses`
         count=None, # `num_items_in_batch` of the step
-        # (rows, some of their numbers) -> batch, as it is computed: packed, say
-        part: Callable = lambda rows, numbers: rows.take(numbers),
-        prepare: Callable = lambda batch: batch, # to where the model is
-        weight_of: Callable = lambda batch: None, # its weight, where the user says it
     ):
-        self.model, self.loss_of, self.count = model, loss_of, count
-        self.part, self.prepare, self.weight_of = part, prepare, weight_of
+        self.model, self.passes, self.count = model, passes, count
+        self.part = passes.part # (rows, some of their numbers) -> batch: packed, say
         self.takes_gradients = not is_sharded(model)
         self.writes = False # the model writes into parameters, which is undone
         self.drew = False # random numbers, when its value was computed last
@@ -95,7 +82,7 @@ class Asker:
     def whole(self, sample: StepRows):
         "The rows as one batch, as the user's collator makes it."
         with seeded():
-            return self.prepare(sample.take())
+            return self.passes.prepare(sample.take())
 
     def run(self, batches: list, watch: Watch | None = None) -> list[Made]:
         "Buffers and random numbers go on from batch to batch, as they do in a step."
@@ -108,32 +95,27 @@ class Asker:
 
     def _made(self, batch, reader: WeightReader, watch) -> Made:
         with watch:
-            loss = self.loss_of(batch, self.count)
-        epsilon = torch.finfo(loss.dtype).eps
-        made = Made(float(loss.detach()), self.weight_of(batch), epsilon)
-        if made.weight is None:
-            made.weight = nan
-            try:
-                made.weight = reader(loss)
-            except Unreadable as reason:
-                made.why_not = str(reason)
-            made.signature = reader.signature
+            loss = self.passes.loss(self.model, batch, self.count)
+        value, weight, reader.signature = float(loss.detach()), self.passes.weight_of(batch), ""
+        if weight is None:
+            weight = reader(loss)
         gradient = self._gradient_of(loss)
-        if made.weight == 0 and isnan(made.loss): # a mean over nothing
-            made.loss = 0.0
-        else:
-            made.gradient = gradient
-        return made
+        if weight == 0 and isnan(value): # a mean over nothing
+            value, gradient = 0.0, torch.zeros(())
+        return Made(value, gradient, nan if weight is None else weight,
+                    torch.finfo(loss.dtype).eps, reader.signature,
+                    reader.why_not if weight is None else "")
 
-    def _gradient_of(self, loss: torch.Tensor) -> list:
-        if not loss.requires_grad or not self.takes_gradients:
-            return []
-        loss.backward() # `autograd.grad` fails with checkpoints of the older kind
+    def _gradient_of(self, loss: torch.Tensor) -> torch.Tensor:
         parameters = [p for p in self.model.parameters() if p.requires_grad]
-        gradient = [p.grad for p in parameters]
+        if not (parameters and loss.requires_grad and self.takes_gradients):
+            return torch.zeros(())
+        loss.backward() # `autograd.grad` fails with checkpoints of the older kind
+        gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         for p in parameters:
             p.grad = None
-        return gradient
+        # of a model on several devices, and of sparse embeddings, too
+        return torch.cat([g.to_dense().flatten().to(loss.device) for g in gradient])
 
     def value(self, batch, count=None, seed: int = 0) -> float:
         # with a graph: some losses compute gradients themselves, or are others without
@@ -142,12 +124,17 @@ class Asker:
                 torch.enable_grad():
             before = numbers_drawn()
             with watch or nullcontext():
-                loss = self.loss_of(batch, self.count if count is None else count)
+                loss = self.passes.loss(
+                    self.model, batch, self.count if count is None else count)
             self.drew = numbers_drawn() != before
         return float(loss.detach())
 
     def tolerance(self, epsilon: float) -> float: # relative
-        "How far two equal losses can differ by rounding."
+        """How far two equal losses can differ by rounding.
+
+        A sum of thousands of numbers in another order is off by some dozens of epsilons
+        in float32. In sixteen bits that would allow everything; there the sums
+        themselves are kept in float32, and what is left is the rounding of the result."""
         dtypes = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
         epsilon = max([epsilon, *(torch.finfo(dtype).eps for dtype in dtypes)])
         return 2 * epsilon if epsilon > 1e-4 else max(100 * epsilon, 1e-9)
@@ -162,22 +149,26 @@ class Asker:
         "Whether these parts make the loss and the gradient of the whole in this way."
         loss, gradient = together(parts, way)
         epsilon = max(made.epsilon for made in [*parts, whole])
-        # rounding of the parameters moves a loss by this much
-        size = _norm([p.detach() for p in self.model.parameters() if p.requires_grad])
-        summands = sum(_norm(part.gradient) for part in parts)
-        noise = 10 * epsilon * size * (summands + _norm(whole.gradient))
+        # rounding of the parameters moves a loss by this much: gradient times parameters
+        size = float(get_total_norm([p.detach() for p in self.model.parameters()
+                                     if p.requires_grad]))
+        summands = sum(float(part.gradient.norm()) for part in parts)
+        length = float(whole.gradient.norm())
+        noise = 10 * epsilon * size * (summands + length)
         if not self.near(loss, whole.loss, epsilon, noise):
             return False
         tolerance = self.tolerance(epsilon)
-        apart = _norm(_plus(gradient, whole.gradient, -1.0))
+        apart = float((gradient - whole.gradient).norm())
+        # rounding adds up through the layers of a backward pass, so gradients may be 20
+        # times as far apart as losses; never so far that a part left out would pass
         most = min(max(20 * tolerance, 1e-6), 0.15)
         # where the summands nearly cancel
-        rounding = tolerance / 10 * (summands if way is Way.ADDS else _norm(gradient))
-        return apart <= max(most * max(_norm(whole.gradient), 1e-10), rounding)
+        rounding = tolerance / 10 * (summands if way is Way.ADDS else float(gradient.norm()))
+        return apart <= max(most * max(length, 1e-10), rounding)
 
     def tells(self, made: Made) -> bool:
         "Whether it has a gradient, which would show a difference."
-        has_gradient = 1e-12 < _norm(made.gradient) < inf
+        has_gradient = 1e-12 < float(made.gradient.norm()) < inf
         return has_gradient or not self.takes_gradients or not made.weight
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #365d8ab2
@@ -205,20 +196,24 @@ def rows_to_see(
         return pool.tolist()
     pool = pool[:max(few, len(order) // 4)]
     pool = pool[shuffled(len(pool), number)]
+    # one of each length first
     _, first = np.unique(lengths[pool], return_index=True)
-    of_each_length = pool[np.sort(first)].tolist()
-    return (of_each_length + [i for i in pool.tolist() if i not in of_each_length])[:few]
+    return [*pool[np.sort(first)], *np.delete(pool, first)][:few]
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #be9c5259
 def deals_of(rows: int, number: int) -> list: # each two parts, of row numbers
     "How the look of this number parts its rows."
+    # a third and two thirds, so that means over rows weigh differently
+    first = rows // 3
+    # no row is alone, which tells nothing of a loss that compares rows; but of four rows
+    # one in every second deal, since two and two would weigh the same
+    seeds = range(2) if number == 0 and rows < 12 else [number]
     deals = []
-    for seed in range(2) if number == 0 and rows < 12 else [number]:
+    for seed in seeds:
+        is_alone = rows < 4 or rows == 4 and seed % 2
+        size = max(first, 1 if is_alone else 2)
         order = shuffled(rows, seed)
-        # uneven, so that means over rows weigh differently; one row alone tells nothing
-        # of a loss that compares rows
-        first = max(rows // 3, 1 if rows < 4 or rows == 4 and seed % 2 else 2)
-        deals.append([order[:first], order[first:]])
+        deals.append([order[:size], order[size:]])
     return deals
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #3dd46ef5
@@ -240,14 +235,13 @@ def joins_rows(
     """Whether the collator makes one batch of two rows; else rows are ready-made batches.
 
     `lambda rows: rows[0]` takes batches out of a data set whose items are batches."""
-    made = []
-    for few in ([0], [0, 1]):
-        try:
-            with seeded(0):
-                made.append(sample.take(few))
-        except FAILURES: # as of a collator that needs two rows
-            return True
-    return not same_numbers(*made)
+    try:
+        with seeded(0):
+            alone = sample.take([0])
+        with seeded(0):
+            return not same_numbers(alone, sample.take([0, 1]))
+    except FAILURES: # as of a collator that needs two rows
+        return True
 
 SEEDS = range(1, 7) # what happens now and then happens with one of them
 
@@ -259,6 +253,7 @@ def _ask_for_reasons(asker: Asker, findings: Findings, whole, uncut: Made, ways:
     if findings.facts.checks > 1 and findings.facts.way in ways:
         return
     if asker.count is not None and Way.WEIGHS not in ways:
+        # another count, also where it is 0
         findings.set(takes_count=differs(2 * asker.count + 1))
     if differs():
         findings.say(_has_state.format("loss"), Kind.NOT_CHECKED)
@@ -287,19 +282,19 @@ def ways_of_parts(
     for deal in deals_of(len(sample), number):
         try:
             with seeded():
-                found.parts = [asker.prepare(asker.part(sample, part)) for part in deal]
+                found.parts = [asker.passes.prepare(asker.part(sample, part))
+                               for part in deal]
             found.made = asker.run(found.parts)
         except FAILURES as error: # as of a loss that needs two rows
             return Compared([], f"a part of a step fails alone ({short(error)})", found.made)
         why_not = "".join({made.why_not for made in found.made})
         # a part of nothing adds nothing, and what cannot be read weighs nothing
         can_be = {Way.ADDS: all(made.weight for made in found.made), Way.WEIGHS: not why_not}
-        fitting = [way for way in can_be if can_be[way]
-                   and asker.same(found.made, way, uncut)]
-        found.ways = [way for way in found.ways if way in fitting]
+        found.ways = [way for way in found.ways
+                      if can_be[way] and asker.same(found.made, way, uncut)]
         if not found.ways:
             found.reason = f"as one batch the loss is {uncut.loss:.6g} and its gradient " \
-                f"{_norm(uncut.gradient):.6g}, of the parts neither the sum nor a mean"
+                f"{float(uncut.gradient.norm()):.6g}, of the parts neither the sum nor a mean"
             found.reason += f", and its graph cannot be read ({why_not})" if why_not else ""
     return found
 
@@ -343,13 +338,11 @@ def look(
         return True # right for all losses, or nothing is
     if len(sample) < 2:
         return False
-    asker.writes = facts.moves
     try:
         whole = asker.whole(sample)
-        before, watch = versions(asker.model), Watch(asker.model) if not number else None
+        watch = Watch(asker.model)
         uncut, = asker.run([whole], watch)
-        if watch and watch.writes or before != versions(asker.model):
-            asker.writes = True # from here on undone each time
+        asker.writes = facts.moves or watch.wrote # from here on undone each time
         if not uncut.weight: # a mean over nothing
             return False
         if number == 0 and not isinstance(sample, IndexedRows):
@@ -357,7 +350,7 @@ def look(
     except FAILURES: # so it does without us, and training will say so
         return False
     findings.set(checks=number + 1, moves=asker.writes)
-    if watch and watch.collectives and processes > 1:
+    if watch.collectives and processes > 1:
         findings.set(communicates=True)
         findings.say(_communicates, Kind.EXACT)
         return True
@@ -411,16 +404,15 @@ _moves = (
 def _whole_or_not(asker: Asker, findings: Findings, whole, sample: StepRows,
                   found: Compared):
     "No way fits: from this step on the loss sees all rows, where that can be."
-    reads = bool(found.made) and not any(made.why_not for made in found.made)
-    if isinstance(sample, IndexedRows): # nothing makes one batch of two
-        findings.give_up(f"{found.reason}; and batches that come ready-made are kept as "
-                         "they are", reads)
-        return
-    can_be_whole(asker, findings, whole, sample)
-    if not findings.facts.chunked:
-        findings.give_up(f"{found.reason}; nor can the model be cut", reads)
-        return
-    whole_from_here(findings, found.reason)
+    why_not = "; and batches that come ready-made are kept as they are"
+    if not isinstance(sample, IndexedRows): # of which nothing makes one batch
+        can_be_whole(asker, findings, whole, sample)
+        why_not = "; nor can the model be cut"
+    if findings.facts.chunked:
+        whole_from_here(findings, found.reason)
+    else:
+        reads = bool(found.made) and not any(made.why_not for made in found.made)
+        findings.give_up(found.reason + why_not, reads)
 
 def whole_from_here(findings: Findings, reason: str):
     findings.set(way=Way.CHUNKS, uneven=True)
@@ -438,14 +430,11 @@ def can_be_whole(
         return
     findings.set(chunked=())
     rows = first_size(whole) or len(sample) # a collator may make two entries of each row
-    width = max((t.shape[1] for t in entries(whole).values()
-                 if torch.is_tensor(t) and t.dim() > 1), default=1)
-    most = max(width, rows * width // 2)
     try:
         usual, = asker.run([whole])
         for names in _chunkings(asker, whole, rows):
             try:
-                with in_chunks(asker.model, names, most, width):
+                with in_chunks(asker.model, names, max(1, rows // 2)):
                     cut = asker.run([whole])
             except FAILURES:
                 continue

@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from ..accumulation_loss.asking import is_sharded
 from ..accumulation_loss.looks import FAILURES, short
-from ..accumulation_loss.processes import AllProcesses
+from ..accumulation_loss.passes import AllProcesses
 from ..bucketing.cut import cut_packed_rows, cut_rows
 from ..foundation.rows import RowLengths, StepRows, seeded
 
