@@ -20,7 +20,7 @@ from ..foundation.mixins import set_for_now
 from ..foundation.rows import seeded
 
 # %% auto #0
-__all__ = ['NoDropout', 'no_checkpoints', 'Watch', 'undisturbed', 'is_sharded', 'thin_graph']
+__all__ = ['NoDropout', 'no_checkpoints', 'Watch', 'set_aside', 'add_back', 'undisturbed', 'is_sharded', 'thin_graph']
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #f372316f
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
@@ -58,7 +58,7 @@ class Watch(TorchDispatchMode):
     version counter shows; `put_back` undoes the writes."""
     def __init__(self, model: nn.Module):
         super().__init__()
-        self.collectives, self.wrote = 0, False
+        self.collectives, self.written = 0, [] # what parameters became, once put back
         # a DTensor is a view of a shard, and has no storage by which it could be found
         parameters = [p for p in model.parameters() if not isinstance(p, DTensor)]
         self._parameters = {p.untyped_storage().data_ptr(): p for p in parameters}
@@ -80,7 +80,8 @@ class Watch(TorchDispatchMode):
 
     def put_back(self):
         replaced = [(p, data) for p, data in self._data if p.data_ptr() != data.data_ptr()]
-        self.wrote = self.wrote or bool(replaced or self._before)
+        touched = [p for p, _ in replaced] + [self._parameters[a] for a in self._before]
+        self.written = [p.detach().clone() for p in touched]
         # first the tensors that were there, then what was in them
         for parameter, data in replaced:
             parameter.data = data
@@ -88,6 +89,17 @@ class Watch(TorchDispatchMode):
             self._parameters[address].data.copy_(values)
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #0e4aef4f
+def set_aside(model: nn.Module) -> list[tuple]: # for `add_back`
+    "Parameters with their gradients, which they no longer have."
+    kept = [(p, p.grad) for p in model.parameters() if p.grad is not None]
+    for parameter, _ in kept:
+        parameter.grad = None
+    return kept
+
+def add_back(kept: list[tuple]):
+    for parameter, gradient in kept:
+        parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
 @contextmanager
 def undisturbed(
     model: nn.Module, # its modules keep their modes
@@ -96,9 +108,7 @@ def undisturbed(
 ) -> Iterator[None]:
     "Without dropout; random states, buffers, gradients are afterwards what they were."
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    for parameter, _ in gradients:
-        parameter.grad = None
+    gradients = set_aside(model)
     device = next(model.parameters(), torch.empty(0)).device
     devices = [] if device.type == "cpu" else [device.index or 0]
     try:
@@ -114,8 +124,8 @@ def undisturbed(
                 # one that has another shape now was made for the batch
                 if name in buffers and buffers[name].shape == buffer.shape:
                     buffer.copy_(buffers[name])
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+        set_aside(model)
+        add_back(gradients)
 
 def is_sharded(model: nn.Module) -> bool:
     "Whether parameters lie in shards on several processes."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -25,7 +25,7 @@ from prompt_packing.foundation.rows import (
     same_numbers, seeded)
 
 # %% auto #0
-__all__ = ['EvaluationRows', 'ways_of_evaluation', 'EvaluationFacts', 'ExactEvaluation']
+__all__ = ['EvaluationRows', 'ways_of_evaluation', 'ExactEvaluation']
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #51ebd6ab
 @dataclass
@@ -43,8 +43,6 @@ class EvaluationRows:
         self.seen = StepRows([], self.collate) # of several batches, where they are small
 
     def __getattr__(self, name: str):
-        if name.startswith("__") or name == "loader":
-            raise AttributeError(name)
         return getattr(self.loader, name)
 
     def __len__(self) -> int:
@@ -60,11 +58,10 @@ class EvaluationRows:
                 each = LazyBatch(each, self.collate) if self.lazily else each.batch
             yield each
 
-    def few(self, budget: int | None = None, short: bool = False) -> StepRows:
-        "Rows to look at, of those that have been seen: of all lengths, or many short ones."
-        most = min(512, budget or 512)
+    def few(self, budget: int | None = None) -> StepRows:
+        "Rows to look at, of those that have been seen: as many short ones as fit."
         lengths = self.lengths(self.seen.rows)
-        return self.seen.some(rows_to_see(lengths, 0, most, short))
+        return self.seen.some(rows_to_see(lengths, 0, min(512, budget or 512)))
 
     def real_rows(self, inputs, accelerator: Accelerator) -> tuple:
         """Whether a batch ends with rows that accelerate copied, and the rows before them.
@@ -101,23 +98,11 @@ def ways_of_evaluation(asker: Asker, sample: StepRows) -> list[Way]:
     return ways_of_parts(asker, sample, 0, whole, uncut).ways
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #162780c5
-@dataclass
-class EvaluationFacts:
-    "What evaluations of one Trainer have found out."
-    ways: list[Way] | None = None # in which losses of batches make that of all
-    verified: set[str] = field(default_factory=set) # signatures of terms
-
 class ExactEvaluation:
     "The losses of one evaluation, and what each weighs in the loss of the data set."
-    def __init__(self,
-        findings: Findings,
-        loader: EvaluationRows,
-        asker: Asker,
-        known: EvaluationFacts, # from evaluations before
-        filters: bool = True, # losses that are not finite are left out
-    ):
-        self.findings, self.loader, self.filters = findings, loader, filters
-        self.asker, self.known, self.reader = asker, known, WeightReader()
+    def __init__(self, findings: Findings, loader: EvaluationRows, asker: Asker):
+        self.findings, self.loader, self.asker = findings, loader, asker
+        self.reader = WeightReader()
         # parameters of a sharded model are elsewhere
         is_of_parts = findings.facts.way not in (Way.CHUNKS, Way.ROWS)
         self.reads = asker.takes_gradients and is_of_parts
@@ -131,13 +116,13 @@ class ExactEvaluation:
         "Find out how the losses of batches make that of all, once there are two rows."
         if self.loader.rows is None or len(self.loader.seen) < 2:
             return
-        if self.known.ways is None:
-            self.known.ways = self._look()
-        self._make_by(self.known.ways)
+        if self.findings.evaluation_ways is None:
+            self.findings.evaluation_ways = self._look()
+        self._make_by(self.findings.evaluation_ways)
 
-    def _look(self, short: bool = False) -> list[Way]: # at many short rows, or at any
-        few = self.loader.few(self.asker.passes.token_budget, short)
-        return ways_of_evaluation(self.asker, few)
+    def _look(self) -> list[Way]: # at rows that have been seen so far
+        return ways_of_evaluation(
+            self.asker, self.loader.few(self.asker.passes.token_budget))
 
     def _make_by(self, ways: list[Way]):
         "As a look at some rows allows: weights as read, or transformers' mean."
@@ -183,11 +168,11 @@ class ExactEvaluation:
 
     def loss(self, processes: AllProcesses) -> float | None: # None: there is none
         "The loss of the data set, in float64; if it is a mean over batches, that is said."
-        terms = self.reader.signatures
-        is_new = len(self.loader.seen) > 1 and not terms <= self.known.verified
+        seen, terms = self.findings.evaluation_terms, self.reader.signatures
+        is_new = len(self.loader.seen) > 1 and not terms <= seen
         if self.reads and is_new and len(self.parts) > 1:
-            self.known.verified |= terms
-            self._make_by(self._look(short=True))
+            seen |= terms
+            self._make_by(self._look())
         read = numbers([each for part in self.parts for each in part]) # in one transfer
         losses, weights, rows = torch.tensor(read, dtype=torch.float64).view(-1, 3).T
         # a loss of 0 may have a bound for its weight: `total / count.clamp(min=1)`
@@ -196,17 +181,14 @@ class ExactEvaluation:
         by_rows, batches = processes.sum(float(self.by_rows), float(len(self.parts)))
         weights = rows if by_rows else weights
         used = weights != 0
-        if self.filters:
-            used &= losses.isfinite()
         value, weight = map(float, processes.sum(
             float((losses * weights)[used].sum()), float(weights[used].sum())))
         if by_rows and batches > 1:
-            self.findings.say(_mean_of_batches)
+            self.findings.say(
+                "what an evaluation batch weighs cannot be read from its loss, so batches are "
+                "weighted by their rows, as in transformers: the evaluation loss depends on "
+                "the batch size")
         return value / weight if weight else None
 
 def _detached(leaf):
     return leaf.detach() if torch.is_tensor(leaf) else leaf
-
-_mean_of_batches = (
-    "what an evaluation batch weighs cannot be read from its loss, so batches are weighted "
-    "by their rows, as in transformers: the evaluation loss depends on the batch size")

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import inf, isfinite, isnan, log2, nan
 
@@ -37,9 +37,7 @@ def short(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:100]}"
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #c0d9bb37
-def look_is_due(
-    step: int, # of this run, from 1
-) -> bool:
+def look_is_due(step: int) -> bool: # of this run, from 1
     "At steps 1, 2, 4, 8, ..."
     return step & (step - 1) == 0
 
@@ -68,35 +66,53 @@ def together(parts: list[Made], way: Way) -> tuple[float, torch.Tensor]: # loss,
 # %% ../../nbs/accumulation_loss/looks.ipynb #5e2da396
 class Asker:
     "Loss and gradient of batches, without a trace."
-    def __init__(self,
-        model: nn.Module, # without wrappers
-        passes, # a `TrainerPasses`
-        count=None, # `num_items_in_batch` of the step
-    ):
+    def __init__(self, model: nn.Module, passes, count=None): # model without wrappers
+        # a `TrainerPasses`, and `num_items_in_batch` of the step
         self.model, self.passes, self.count = model, passes, count
         self.part = passes.part # (rows, some of their numbers) -> batch: packed, say
         self.takes_gradients = not is_sharded(model)
-        self.writes = False # the model writes into parameters, which is undone
-        self.drew = False # random numbers, when its value was computed last
+        # what the first pass shows: writes into parameters, which are undone, and calls
+        # of other processes
+        self.writes, self.collectives = None, 0
+        self.written = [] # what the last pass made of parameters
+        self.drew = False # random numbers on the CPU, when a value was computed last
 
     def whole(self, sample: StepRows):
         "The rows as one batch, as the user's collator makes it."
         with seeded():
             return self.passes.prepare(sample.take())
 
-    def run(self, batches: list, watch: Watch | None = None) -> list[Made]:
-        "Buffers and random numbers go on from batch to batch, as they do in a step."
-        if self.writes and watch is None:
-            watch = Watch(self.model)
-        reader = WeightReader()
-        with undisturbed(self.model, watch=watch), no_checkpoints(self.model), \
+    @contextmanager
+    def _watched(self, seed: int = 0) -> Iterator:
+        "Gives the context for forward passes: under a `Watch` while it has to be."
+        watch = None if self.writes is False else Watch(self.model)
+        with undisturbed(self.model, seed, watch), no_checkpoints(self.model), \
                 torch.enable_grad():
-            return [self._made(batch, reader, watch or nullcontext()) for batch in batches]
+            yield watch or nullcontext()
+        self.written = watch.written if watch else []
+        if self.writes is None:
+            self.writes, self.collectives = bool(watch.written), watch.collectives
+
+    def run(self, batches: list) -> list[Made]:
+        "Buffers and random numbers go on from batch to batch, as they do in a step."
+        reader = WeightReader()
+        with self._watched() as watch:
+            return [self._made(batch, reader, watch) for batch in batches]
+
+    def value(self, batch, count=None, seed: int = 0) -> float:
+        # with a graph: some losses compute gradients themselves, or are others without
+        count = self.count if count is None else count
+        with self._watched(seed) as watch, watch:
+            before = numbers_drawn()
+            loss = self.passes.loss(self.model, batch, count)
+            self.drew = numbers_drawn() != before
+        return float(loss.detach())
 
     def _made(self, batch, reader: WeightReader, watch) -> Made:
         with watch:
             loss = self.passes.loss(self.model, batch, self.count)
-        value, weight, reader.signature = float(loss.detach()), self.passes.weight_of(batch), ""
+        value, weight = float(loss.detach()), self.passes.weight_of(batch)
+        reader.signature = ""
         if weight is None:
             weight = reader(loss)
         gradient = self._gradient_of(loss)
@@ -116,18 +132,6 @@ class Asker:
             p.grad = None
         # of a model on several devices, and of sparse embeddings, too
         return torch.cat([g.to_dense().flatten().to(loss.device) for g in gradient])
-
-    def value(self, batch, count=None, seed: int = 0) -> float:
-        # with a graph: some losses compute gradients themselves, or are others without
-        watch = Watch(self.model) if self.writes else None
-        with undisturbed(self.model, seed, watch), no_checkpoints(self.model), \
-                torch.enable_grad():
-            before = numbers_drawn()
-            with watch or nullcontext():
-                loss = self.passes.loss(
-                    self.model, batch, self.count if count is None else count)
-            self.drew = numbers_drawn() != before
-        return float(loss.detach())
 
     def tolerance(self, epsilon: float) -> float: # relative
         """How far two equal losses can differ by rounding.
@@ -150,8 +154,7 @@ class Asker:
         loss, gradient = together(parts, way)
         epsilon = max(made.epsilon for made in [*parts, whole])
         # rounding of the parameters moves a loss by this much: gradient times parameters
-        size = float(get_total_norm([p.detach() for p in self.model.parameters()
-                                     if p.requires_grad]))
+        size = float(get_total_norm([p for p in self.model.parameters() if p.requires_grad]))
         summands = sum(float(part.gradient.norm()) for part in parts)
         length = float(whole.gradient.norm())
         noise = 10 * epsilon * size * (summands + length)
@@ -177,18 +180,13 @@ def shuffled(count: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randperm(count, generator=generator).tolist()
 
-def rows_to_see(
-    lengths: np.ndarray, # tokens in each row of a step
-    number: int, # of the look, from 0
-    most_tokens: int = 512, # of the rows as one batch, if that holds a few
-    short: bool = True, # False: any rows, where short ones told nothing
-) -> list[int]: # row numbers
-    "At first as many short rows as the tokens hold; then a few, others each time."
+def rows_to_see(lengths: np.ndarray, number: int, most_tokens: int = 512) -> list[int]:
+    """Which rows of a step, of so many tokens each, the look of this number takes.
+
+    The first one, 0, takes as many short rows as a batch of `most_tokens` holds, and a
+    few at least; each later one a few, others each time."""
     few = 5 if len(lengths) >= 16 else 4
     order = np.argsort(lengths, kind="stable")
-    if not short: # of which a few are within the tokens
-        order = order[:max(few, int((few * lengths <= most_tokens).sum()))]
-        order = order[shuffled(len(order), number)]
     widths = np.maximum.accumulate(lengths[order])
     within = int((widths * np.arange(1, len(order) + 1) <= most_tokens).sum())
     pool = order[:max(few, within)]
@@ -203,15 +201,13 @@ def rows_to_see(
 # %% ../../nbs/accumulation_loss/looks.ipynb #be9c5259
 def deals_of(rows: int, number: int) -> list: # each two parts, of row numbers
     "How the look of this number parts its rows."
-    # a third and two thirds, so that means over rows weigh differently
-    first = rows // 3
-    # no row is alone, which tells nothing of a loss that compares rows; but of four rows
-    # one in every second deal, since two and two would weigh the same
     seeds = range(2) if number == 0 and rows < 12 else [number]
     deals = []
     for seed in seeds:
+        # no row is alone, since that tells nothing of a loss that compares rows; of four
+        # rows one is in every second deal, since two and two weigh the same in a mean
         is_alone = rows < 4 or rows == 4 and seed % 2
-        size = max(first, 1 if is_alone else 2)
+        size = max(rows // 3, 1 if is_alone else 2)
         order = shuffled(rows, seed)
         deals.append([order[:size], order[size:]])
     return deals
@@ -219,19 +215,16 @@ def deals_of(rows: int, number: int) -> list: # each two parts, of row numbers
 # %% ../../nbs/accumulation_loss/looks.ipynb #3dd46ef5
 def _ask_collator(findings: Findings, sample: StepRows):
     "Whether a batch depends on more than its rows."
-    def made():
-        with seeded(0):
-            before = numbers_drawn()
-            return sample.take(), numbers_drawn() != before
-    (first, draws), (again, _) = made(), made()
-    has_state = not same_numbers(first, again)
+    with seeded(0):
+        before, first = numbers_drawn(), sample.take()
+        draws = numbers_drawn() != before
+    with seeded(0):
+        has_state = not same_numbers(first, sample.take())
     if has_state:
         findings.say(_has_state.format("collator"), Kind.NOT_CHECKED)
     findings.set(collator_draws=draws or has_state)
 
-def joins_rows(
-    sample: StepRows, # two rows at least
-) -> bool:
+def joins_rows(sample: StepRows) -> bool: # of two rows at least
     """Whether the collator makes one batch of two rows; else rows are ready-made batches.
 
     `lambda rows: rows[0]` takes batches out of a data set whose items are batches."""
@@ -268,13 +261,8 @@ class Compared:
     parts: list | tuple = () # its batches
 
 def ways_of_parts(
-    asker: Asker,
-    sample: StepRows,
-    number: int, # of the look
-    whole, # the rows as one batch
-    uncut: Made, # of it
-) -> Compared:
-    "In which ways parts of the rows make the whole."
+        asker: Asker, sample: StepRows, number: int, whole, uncut: Made) -> Compared:
+    "In which ways parts of the rows make the whole, in the look of this number."
     found = Compared([Way.ADDS, Way.WEIGHS])
     size = first_size(whole) or 1 # one entry: rows laid end to end
     if size > 1 and size % len(sample):
@@ -322,13 +310,9 @@ def _set_parts(findings: Findings, way: Way, found: Compared, uncut: Made):
     findings.set(uneven=facts.uneven or differ)
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #73443f4e
-def look(
-    asker: Asker,
-    findings: Findings, # what is known, and what will be
-    sample: StepRows, # rows of the step that begins, the same on all processes
-    processes: int = 1,
-) -> bool: # it said something
-    """Find out, or verify, how the losses of parts make the loss of the whole.
+def look(asker: Asker, findings: Findings, sample: StepRows, processes: int = 1) -> bool:
+    """Find out, or verify, how the losses of parts make the loss of the whole, by rows of
+    the step that begins, the same on all processes. Whether the rows told something.
 
     The reference is what the user's collator makes of all rows of the sample, and the
     parts are what it makes of some of them: the very batches that a step is cut into. Of
@@ -340,22 +324,22 @@ def look(
         return False
     try:
         whole = asker.whole(sample)
-        watch = Watch(asker.model)
-        uncut, = asker.run([whole], watch)
-        asker.writes = facts.moves or watch.wrote # from here on undone each time
+        uncut, = asker.run([whole])
         if not uncut.weight: # a mean over nothing
             return False
         if number == 0 and not isinstance(sample, IndexedRows):
             _ask_collator(findings, sample)
     except FAILURES: # so it does without us, and training will say so
         return False
-    findings.set(checks=number + 1, moves=asker.writes)
-    if watch.collectives and processes > 1:
+    findings.set(checks=number + 1)
+    if asker.collectives and processes > 1:
         findings.set(communicates=True)
-        findings.say(_communicates, Kind.EXACT)
+        findings.say(
+            "the loss communicates between processes: its batches are computed as they "
+            "come, with the losses and gradients of transformers, and are not cut",
+            Kind.EXACT)
         return True
     if asker.writes:
-        findings.say(_moves, Kind.NOT_CHECKED)
         found = Compared([], "a forward pass writes into parameters")
     else:
         # where the collator makes two entries of a row, nothing says which belong to it
@@ -369,12 +353,19 @@ def look(
             return False
         _ask_for_reasons(asker, findings, whole, uncut, found.ways)
     if findings.facts.draws:
-        trust(findings, _draws)
+        trust(findings, "the weights of the parts are read, and cannot be checked, since "
+              "the loss draws random numbers, others for each part of a step than for the "
+              "whole batch")
     elif found.ways:
         way = facts.way if facts.way in found.ways else found.ways[0]
         _set_parts(findings, way, found, uncut)
     else:
         _whole_or_not(asker, findings, whole, sample, found)
+    if asker.writes and findings.facts.way is not Way.CHUNKS: # which write as often
+        findings.say(
+            "a forward pass writes into parameters, as that of a moving teacher does: what "
+            "a look at the loss changes is put back, and steps in parts would write more "
+            "often", Kind.NOT_CHECKED)
     return True
 
 def trust(findings: Findings, reason: str):
@@ -384,21 +375,10 @@ def trust(findings: Findings, reason: str):
     findings.set(uneven=True, chunked=())
     findings.say(reason, Kind.NOT_CHECKED)
 
-_draws = (
-    "the weights of the parts are read, and cannot be checked, since the loss draws random "
-    "numbers, others for each part of a step than for the whole batch")
-
 _has_state = (
     "the {} gives something else each time for the same rows, as with a state or random "
     "numbers of its own: steps in parts, and looks at it, call it more often")
 
-_communicates = (
-    "the loss communicates between processes: its batches are computed as they come, with "
-    "the losses and gradients of transformers, and are not cut")
-
-_moves = (
-    "a forward pass writes into parameters, as that of a moving teacher does: what a look "
-    "at the loss changes is put back, and steps in parts would write more often")
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #a1a09836
 def _whole_or_not(asker: Asker, findings: Findings, whole, sample: StepRows,
@@ -419,37 +399,34 @@ def whole_from_here(findings: Findings, reason: str):
     findings.say(f"{reason}: the model runs in chunks of rows, once more in the "
                  "backward pass; head and loss see the whole step", Kind.EXACT)
 
-def can_be_whole(
-    asker: Asker,
-    findings: Findings,
-    whole, # a batch
-    sample: StepRows, # that it was made of
-):
-    "Find out, once, in what chunks of rows the model can run."
+def can_be_whole(asker: Asker, findings: Findings, whole, sample: StepRows):
+    "Find out, once, in what chunks of rows of a whole the model can run."
     if findings.facts.chunked is not None:
         return
     findings.set(chunked=())
     rows = first_size(whole) or len(sample) # a collator may make two entries of each row
+    passed = () # names of modules whose chunks are not the whole
     try:
         usual, = asker.run([whole])
-        for names in _chunkings(asker, whole, rows):
-            try:
-                with in_chunks(asker.model, names, max(1, rows // 2)):
-                    cut = asker.run([whole])
-            except FAILURES:
-                continue
-            if asker.same(cut, Way.ADDS, usual):
+        written = asker.written
+        while len(passed) < 3: # the topmost modules first, then those inside them
+            names = chunked_modules(
+                asker.model, lambda: asker.value(whole), rows, sum(passed, ()))
+            if not names:
+                return
+            if _is_whole_in_chunks(asker, names, rows, whole, usual, written):
                 findings.set(chunked=names)
                 return
+            passed += (names,)
     except FAILURES: # the whole fails, too
         pass
 
-def _chunkings(asker: Asker, whole, rows: int) -> Iterator[tuple]:
-    "Names of modules: the topmost ones first, then those inside."
-    passed = ()
-    for _ in range(3): # of modules in modules
-        names = tuple(chunked_modules(asker.model, lambda: asker.value(whole), rows, passed))
-        if not names:
-            return
-        yield names
-        passed += names
+def _is_whole_in_chunks(asker: Asker, names: tuple, rows: int, whole, usual: Made,
+                        written: list) -> bool:
+    try:
+        with in_chunks(asker.model, names, max(1, rows // 2)):
+            cut = asker.run([whole])
+    except FAILURES:
+        return False
+    return asker.same(cut, Way.ADDS, usual) and len(written) == len(asker.written) and all(
+        map(torch.allclose, written, asker.written))

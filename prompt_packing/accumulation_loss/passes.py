@@ -23,15 +23,19 @@ __all__ = ['TrainerPasses', 'AllProcesses', 'why_not_exact']
 # %% ../../nbs/accumulation_loss/passes.ipynb #0fd428d1
 class TrainerPasses:
     "A Trainer as those see it who decide how steps are computed."
-    def __init__(self,
-        trainer, # with `make_part` and `count_targets` of `ExactLossMixin`
-        training_step: Callable, # transformers'
-        overrides: set = frozenset(), # methods of the user's that see batches before us
-    ):
+    def __init__(self, trainer, training_step: Callable, overrides: set = frozenset()):
+        # with `ExactLossMixin`; transformers' step; and methods of the user's that see
+        # batches before us
         self._trainer, self._training_step = trainer, training_step
-        self.part, self.prepare = trainer.make_part, trainer._prepare_inputs
+        self.prepare = trainer._prepare_inputs
+        # (rows, some of their numbers) -> a part as it is computed: packed, say
+        self.part = getattr(trainer, "make_part", lambda rows, numbers: rows.take(numbers))
         self.overrides = overrides
         self.main_input = getattr(trainer.model, "main_input_name", "input_ids")
+
+    def cuts_steps(self) -> bool: # with `TokenBudgetMixin`
+        "Whether a step may be computed in other parts than its micro-batches."
+        return getattr(self._trainer, "cuts_steps", bool)()
 
     @property
     def token_budget(self) -> int | None: # most tokens computed at once
@@ -49,11 +53,11 @@ class TrainerPasses:
         return self._trainer._get_num_items_in_batch(batches, self._trainer.args.device)
 
     @contextmanager
-    def as_one_step(self,
-        noted: Callable | None = None, # `compute_loss` -> one that notes its losses
-        **attributes, # of the Trainer, meanwhile
-    ) -> Iterator[None]:
-        "While it lasts, nothing that a loss can look at says that its step is cut."
+    def as_one_step(self, noted: Callable | None = None, **attributes) -> Iterator[None]:
+        """While it lasts, nothing that a loss can look at says that its step is cut.
+
+        The Trainer has these attributes meanwhile, and the `compute_loss` that `noted`
+        makes of its own."""
         trainer = self._trainer
         if noted is not None:
             attributes["compute_loss"] = noted(trainer.compute_loss)
@@ -99,10 +103,9 @@ class AllProcesses:
         self.accelerator, self.number = accelerator, accelerator.num_processes
         self.rank = accelerator.process_index
 
-    def sum(self,
-        *numbers, # floats, or tensors of one number
-    ) -> list: # tensors on the device; on a single process the numbers themselves
-        "The sum over all processes of each number, in float64 where the device has it."
+    def sum(self, *numbers) -> list: # floats, or tensors of one number
+        """The sum over all processes of each number, in float64 where the device has it:
+        tensors on the device; on a single process the numbers themselves."""
         if self.number == 1:
             return list(numbers)
         device = self.accelerator.device
@@ -110,17 +113,8 @@ class AllProcesses:
         parts = [torch.as_tensor(n, dtype=exact, device=device).reshape(()) for n in numbers]
         return list(self.accelerator.reduce(torch.stack(parts), "sum"))
 
-    def numbers(self, number: float) -> list: # of the same type
-        "The number that each process gave, by rank."
-        if self.number == 1:
-            return [number]
-        mine = torch.tensor([number], device=self.accelerator.device)
-        return self.accelerator.gather(mine).tolist()
-
-    def rows(self,
-        micro: list[list], # rows of each micro-batch of this process
-    ) -> list: # the rows of all
-        """The rows of a step in the order of an uncut batch.
+    def rows(self, micro: list[list]) -> list: # rows of each micro-batch of this process
+        """The rows of all, or whatever is in their place, in the order of an uncut batch.
 
         The first micro-batch of each process comes first, then the second, as accelerate
         deals them."""

@@ -107,10 +107,10 @@ def _losses_in(node, name: str) -> tuple:
         return ()
     return below.next_functions
 
-def read_terms(
-    loss: torch.Tensor, # one number, with its graph
-) -> list[Term]: # none for a loss that no parameter has made
-    "The terms of a loss. Raises `Unreadable`."
+def read_terms(loss: torch.Tensor) -> list[Term]:
+    """The terms of a loss of one number; none if no parameter has made it.
+
+    Raises `Unreadable`."""
     if loss.numel() != 1:
         raise Unreadable(f"a loss of shape {tuple(loss.shape)}")
     if loss.is_leaf and loss.requires_grad: # its backward pass is a hook

@@ -15,6 +15,7 @@ import torch
 from accelerate.utils import send_to_device
 from torch import nn
 
+from .asking import add_back, set_aside
 from .chunks import RowsOfAll, in_chunks
 from .facts import (
     Findings, Kind, LossFacts, Way, counted_targets, numbers)
@@ -27,7 +28,7 @@ from ..foundation.rows import (
     IndexedRows, RowLengths, StepRows, first_size, seeded)
 
 # %% auto #0
-__all__ = ['UNEVEN', 'Step', 'Attempt', 'WeightsSeen', 'set_aside', 'add_back', 'multiply_gradients', 'Looks', 'Steps']
+__all__ = ['UNEVEN', 'Step', 'Attempt', 'WeightsSeen', 'multiply_gradients', 'Looks', 'Steps']
 
 # %% ../../nbs/accumulation_loss/steps.ipynb #31a06e63
 @dataclass
@@ -41,14 +42,10 @@ class Step:
 
 class Attempt:
     "What came of computing a step in one way."
-    def __init__(self,
-        way: Way,
-        facts: LossFacts,
-        weight_of: Callable, # part -> its weight, where the user says it
-        is_real: bool = True, # False: nothing of this process counts
-    ):
+    def __init__(self, way: Way, facts: LossFacts, weight_of: Callable, is_real=True):
         self.way, self.facts = way, facts
-        self.weight_of, self.is_real = weight_of, is_real
+        self.weight_of = weight_of # part -> its weight, where the user says it
+        self.is_real = is_real # False: nothing of this process counts
         self.weight, self.loss = 0.0, 0.0 # sums over the parts so far
         self.reader = WeightReader()
         self.weights = [] # (weight, loss, part) of each part
@@ -162,22 +159,9 @@ def _doubt_in_sum(attempt: Attempt) -> str:
     return ""
 
 # %% ../../nbs/accumulation_loss/steps.ipynb #0ecb6a73
-def set_aside(model: nn.Module) -> list[tuple]: # for `add_back`
-    "Parameters with their gradients, which they no longer have."
-    kept = [(p, p.grad) for p in model.parameters() if p.grad is not None]
-    for parameter, _ in kept:
-        parameter.grad = None
-    return kept
-
-def add_back(kept: list[tuple]):
-    for parameter, gradient in kept:
-        parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-
 def multiply_gradients(model: nn.Module, factor: float):
-    if factor == 1.0:
-        return
     for parameter in model.parameters():
-        if parameter.grad is not None:
+        if parameter.grad is not None and factor != 1.0:
             parameter.grad.mul_(factor)
 
 # %% ../../nbs/accumulation_loss/steps.ipynb #d108f3dd
@@ -196,18 +180,18 @@ class Looks:
         "Whether one batch can be made of the step, the same on all processes."
         return not self.processes.sum(float(step.rows is None))[0]
 
-    def sample(self, step: Step, number: int, short: bool = True) -> StepRows | None:
+    def sample(self, step: Step, number: int) -> StepRows | None:
         "Rows to look at, the same on all processes; None: nothing says what a row is."
         if not self.can_join(step):
             return self._entries(step, number)
-        rows, lengths = step.rows.rows, self.lengths(step.rows.rows)
-        most = min(512, self.passes.token_budget or 512)
-        if number == 0: # a first look at all short rows, and not at all of a small step
-            most = min(most, max(128, int(lengths.sum()) // 4))
-        rows = [rows[i] for i in rows_to_see(lengths, number, most, short)]
+        def few(rows: list, parts: int) -> list:
+            lengths, most = self.lengths(rows), min(512, self.passes.token_budget or 512)
+            if number == 0: # at all short rows, and not at all of a small step
+                most = min(most, max(128, int(lengths.sum()) // parts))
+            return [rows[i] for i in rows_to_see(lengths, number, most)]
+        rows = few(step.rows.rows, 4)
         if self.processes.number > 1: # all look at the same ones
-            rows = self.processes.rows([rows])
-            rows = [rows[i] for i in rows_to_see(self.lengths(rows), number, most, short)]
+            rows = few(self.processes.rows([rows]), self.processes.number)
         return StepRows(rows, step.rows.collate)
 
     def _entries(self, step: Step, number: int) -> IndexedRows | None:
@@ -221,24 +205,26 @@ class Looks:
         return None if size is None else IndexedRows(few, size)
 
     def look(self, model, step: Step):
-        "Look at rows of this step; where short ones say nothing, at others."
-        for of_short_rows in (True, False):
-            sample = self.sample(step, self.findings.facts.checks, of_short_rows)
-            if sample is None:
-                trust(self.findings, _not_rows)
-                return
-            if look(self.asker(model, step.count), self.findings, sample,
-                    self.processes.number):
-                return
+        sample = self.sample(step, self.findings.facts.checks)
+        if sample is not None:
+            look(self.asker(model, step.count), self.findings, sample, self.processes.number)
+            return
+        trust(self.findings, "the weights of the parts are read, and cannot be checked: "
+              "batches come ready-made, and their values do not agree on a number of rows")
 
     def why_not_whole(self, model, step: Step) -> str: # '' if it can
         "Why the loss cannot see the whole step."
         if not self.can_join(step):
-            return _not_joined
+            return ("the loss has to see the whole step at once, and nothing makes one "
+                    "batch of those that come ready-made, or that an override of "
+                    "training_step has changed")
         if self.findings.facts.chunked is None:
-            sample, asker = self.sample(step, 1), self.asker(model, step.count)
+            # as few rows as a second look takes
+            sample, asker = self.sample(step, number=1), self.asker(model, step.count)
             can_be_whole(asker, self.findings, asker.whole(sample), sample)
-        return "" if self.findings.facts.chunked else _not_in_chunks
+        is_cut = bool(self.findings.facts.chunked)
+        return "" if is_cut else (
+            "nothing could be found out of the loss, and the model cannot be cut")
 
     def way(self, model, step: Step) -> Way:
         "In which a step is computed first: whole while nothing is known."
@@ -246,7 +232,7 @@ class Looks:
             why_not = self.why_not_whole(model, step)
             if not why_not:
                 return Way.CHUNKS
-            self.findings.give_up(why_not, reads=True)
+            self.findings.give_up(why_not, reads=True) # else this step gives up again
         return self.findings.facts.way
 
     def other_way(self, model, step: Step, attempt: Attempt) -> Way:
@@ -269,7 +255,7 @@ class Looks:
             if is_whole:
                 whole_from_here(findings, doubt)
             else:
-                findings.give_up(doubt, reads=False)
+                findings.give_up(doubt, reads=False) # its graph is what failed
             return findings.facts.way
         if is_whole: # this step alone
             return Way.CHUNKS
@@ -278,15 +264,6 @@ class Looks:
                          Kind.NOT_CHECKED)
         return findings.facts.way
 
-_not_rows = (
-    "the weights of the parts are read, and cannot be checked: batches come ready-made, "
-    "and their values do not agree on a number of rows")
-
-_not_joined = (
-    "the loss has to see the whole step at once, and nothing makes one batch of those that "
-    "come ready-made, or that an override of training_step has changed")
-
-_not_in_chunks = "nothing could be found out of the loss, and the model cannot be cut"
 
 # %% ../../nbs/accumulation_loss/steps.ipynb #126a756f
 class Steps:
@@ -314,7 +291,8 @@ class Steps:
             self._look_if_due(model, step)
         if self.findings.facts.communicates: # its batches have to meet those of others
             if len(step.batches) > 1:
-                self.findings.say(_communicates_in_parts)
+                self.findings.say("the loss communicates between processes, so it sees "
+                                  "one micro-batch of each at a time, and not the whole step")
             return self.passes.backward(model, step.batches, step.count)
         way, kept = self.looks.way(model, step), set_aside(model)
         attempt = self._attempt(model, step, way)
@@ -337,7 +315,10 @@ class Steps:
             self.findings.set(before)
         self.is_resumed = False
         if before.uneven and before.is_of_parts and not facts.is_of_parts:
-            self.findings.say(_found_late, Kind.NOT_CHECKED)
+            self.findings.say(
+                "earlier steps of this run weighed their parts, as earlier looks at the loss "
+                "allowed, and this one does not: those steps may not be exact",
+                Kind.NOT_CHECKED)
 
     def _attempt(self, model, step: Step, way: Way) -> Attempt:
         facts = self.findings.facts
@@ -347,7 +328,9 @@ class Steps:
         else:
             # it was cut before an attempt showed that no parts make the whole
             if step.parts is not None and facts.ordered:
-                self.findings.say(_not_in_parts, Kind.EXACT)
+                self.findings.say(
+                    "batches are computed as they come, whatever token_budget says: smaller "
+                    "parts of them would be further from the whole step", Kind.EXACT)
                 step.parts = None
             self._in_parts(model, attempt, step.parts or step.batches, step.count)
         attempt.sum_up(self.processes, self.weights.doubt(attempt))
@@ -370,7 +353,7 @@ class Steps:
                 whole = StepRows(rows, step.rows.collate).take()
             if facts.collator_draws: # other numbers, other targets
                 count = self.passes.count([whole])
-            with in_chunks(self.passes.bare(model), list(facts.chunked),
+            with in_chunks(self.passes.bare(model), facts.chunked,
                            self._rows_each(step.rows.micro, rows), attempt.gather):
                 self._in_parts(model, attempt, [self.passes.prepare(whole)], count)
         except torch.OutOfMemoryError: # no fault of the chunks
@@ -400,6 +383,7 @@ class Steps:
             loss, factor = loss * by, factor * by
         multiply_gradients(model, factor)
         add_back(kept)
+        # transformers adds it to a float32; over processes it was summed in float64
         return torch.as_tensor(loss, dtype=torch.float32)
 
     def state_dict(self) -> dict: # JSON-safe
@@ -410,15 +394,3 @@ class Steps:
         self.findings.set(LossFacts.from_state_dict(state["facts"]))
         self.begun, self.weights = state["steps"], WeightsSeen(**state["weights"])
         self.is_resumed = True
-
-_communicates_in_parts = (
-    "the loss communicates between processes, so it sees one micro-batch of each at a time, "
-    "and not the whole step")
-
-_not_in_parts = (
-    "batches are computed as they come, whatever token_budget says: smaller parts of them "
-    "would be further from the whole step")
-
-_found_late = (
-    "earlier steps of this run weighed their parts, as earlier looks at the loss allowed, "
-    "and this one does not: those steps may not be exact")
