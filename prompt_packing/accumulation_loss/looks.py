@@ -355,7 +355,7 @@ def look(asker: Asker, findings: Findings, sample: StepRows, processes: int = 1)
     if findings.facts.draws:
         trust(findings, "the weights of the parts are read, and cannot be checked, since "
               "the loss draws random numbers, others for each part of a step than for the "
-              "whole batch")
+              "whole batch", all(made.weight == uncut.weight for made in found.made))
     elif found.ways:
         way = facts.way if facts.way in found.ways else found.ways[0]
         _set_parts(findings, way, found, uncut)
@@ -368,10 +368,12 @@ def look(asker: Asker, findings: Findings, sample: StepRows, processes: int = 1)
             "often", Kind.NOT_CHECKED)
     return True
 
-def trust(findings: Findings, reason: str):
-    "Parts that cannot be compared with a whole are weighed as read, and that is said."
+def trust(findings: Findings, reason: str, adds: bool = False):
+    """Parts that cannot be compared with a whole are computed as read, and that is said.
+
+    They add up where each of them is divided by the same number as the whole."""
     if findings.facts.way is Way.UNKNOWN:
-        findings.set(way=Way.ADDS if findings.facts.takes_count else Way.WEIGHS)
+        findings.set(way=Way.ADDS if adds or findings.facts.takes_count else Way.WEIGHS)
     findings.set(uneven=True, chunked=())
     findings.say(reason, Kind.NOT_CHECKED)
 

@@ -232,7 +232,7 @@ class Looks:
             why_not = self.why_not_whole(model, step)
             if not why_not:
                 return Way.CHUNKS
-            self.findings.give_up(why_not, reads=True) # else this step gives up again
+            self.findings.give_up(why_not, reads=True) # if not, the attempt will say so
         return self.findings.facts.way
 
     def other_way(self, model, step: Step, attempt: Attempt) -> Way:
