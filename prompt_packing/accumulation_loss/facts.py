@@ -71,7 +71,7 @@ class LossFacts:
     verified: tuple[str, ...] = () # signatures of terms that a look has seen
     constant: float | None = None # what every part is divided by, where parts add up
     uneven: bool = False # it was seen that parts of different weight make the whole
-    unit: float = 1.0 # a power of two that weights are divided by
+    unit: float = 1.0 # a power of two that weights are divided by: sixteen bits overflow
     mean_over: str = "" # in words, where a count of the batch is what was read
     per_count: float = 0.0 # weight for each thing of `mean_over`
     chunked: tuple[str, ...] | None = None # modules that run in chunks; None: not tried
