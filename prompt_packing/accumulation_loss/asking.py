@@ -15,11 +15,11 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..foundation.foreign import set_for_now, tree_map, write_count
+from ..foundation.foreign import set_for_now, tree_map
 from ..foundation.rows import seeded
 
 # %% auto #0
-__all__ = ['NoDropout', 'no_checkpoints', 'Watch', 'versions', 'undisturbed', 'is_sharded', 'thin_graph']
+__all__ = ['NoDropout', 'no_checkpoints', 'Watch', 'set_aside', 'add_back', 'undisturbed', 'is_sharded', 'thin_graph']
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #f372316f
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
@@ -50,24 +50,19 @@ def no_checkpoints(model: nn.Module) -> Iterator[None]:
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #911059ce
 class Watch(TorchDispatchMode):
-    """Notes which parameters are written to while it lasts, and how often processes talk.
+    """Notes whether parameters are written to while it lasts, and how often processes
+    talk.
 
     A parameter is copied before its first write, also one by way of `.data`, which no
     version counter shows; `put_back` undoes the writes."""
     def __init__(self, model: nn.Module):
         super().__init__()
-        self.collectives = 0
+        self.collectives, self.written = 0, [] # what parameters became, once put back
         # a DTensor is a view of a shard, and has no storage by which it could be found
         parameters = [p for p in model.parameters() if not isinstance(p, DTensor)]
         self._parameters = {p.untyped_storage().data_ptr(): p for p in parameters}
         self._data = [(p, p.data) for p in parameters] # to see `p.data = x`
         self._before = {} # address -> its values before the first write
-        self._given_back = 0 # parameters that had other data
-
-    @property
-    def writes(self) -> int: # parameters that were written to or replaced
-        replaced = sum(p.data_ptr() != data.data_ptr() for p, data in self._data)
-        return len(self._before) + replaced + self._given_back
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace in ("c10d", "_c10d_functional"):
@@ -83,21 +78,27 @@ class Watch(TorchDispatchMode):
             self._before[address] = self._parameters[address].detach().clone()
 
     def put_back(self):
-        with torch.no_grad():
-            # first the tensors that were there, then what was in them
-            for parameter, data in self._data:
-                if parameter.data_ptr() != data.data_ptr():
-                    parameter.data, self._given_back = data, self._given_back + 1
-            for address, values in self._before.items():
-                self._parameters[address].data.copy_(values)
-
-# %% ../../nbs/accumulation_loss/asking.ipynb #0c64374b
-def versions(model: nn.Module) -> dict: # parameter -> (address, writes)
-    "What changes where a parameter is written to in place, or given other data."
-    return {p: (p.data_ptr(), write_count(p)) for p in model.parameters()
-            if not isinstance(p, DTensor)}
+        replaced = [(p, data) for p, data in self._data if p.data_ptr() != data.data_ptr()]
+        touched = [p for p, _ in replaced] + [self._parameters[a] for a in self._before]
+        self.written = [p.detach().clone() for p in touched]
+        # first the tensors that were there, then what was in them
+        for parameter, data in replaced:
+            parameter.data = data
+        for address, values in self._before.items():
+            self._parameters[address].data.copy_(values)
 
 # %% ../../nbs/accumulation_loss/asking.ipynb #0e4aef4f
+def set_aside(model: nn.Module) -> list[tuple]: # for `add_back`
+    "Parameters with their gradients, which they no longer have."
+    kept = [(p, p.grad) for p in model.parameters() if p.grad is not None]
+    for parameter, _ in kept:
+        parameter.grad = None
+    return kept
+
+def add_back(kept: list[tuple]):
+    for parameter, gradient in kept:
+        parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
 @contextmanager
 def undisturbed(
     model: nn.Module, # its modules keep their modes
@@ -106,9 +107,7 @@ def undisturbed(
 ) -> Iterator[None]:
     "Without dropout; random states, buffers, gradients are afterwards what they were."
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    for parameter, _ in gradients:
-        parameter.grad = None
+    gradients = set_aside(model)
     device = next(model.parameters(), torch.empty(0)).device
     devices = [] if device.type == "cpu" else [device.index or 0]
     try:
@@ -124,8 +123,8 @@ def undisturbed(
                 # one that has another shape now was made for the batch
                 if name in buffers and buffers[name].shape == buffer.shape:
                     buffer.copy_(buffers[name])
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+        set_aside(model)
+        add_back(gradients)
 
 def is_sharded(model: nn.Module) -> bool:
     "Whether parameters lie in shards on several processes."

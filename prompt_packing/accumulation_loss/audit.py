@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, product
 from pathlib import Path
 from tempfile import gettempdir
@@ -27,15 +28,14 @@ from ..foundation.foreign import in_eval_mode, set_sync
 from ..foundation.rows import IndexedRows, first_size
 
 # %% auto #0
-__all__ = ['HEADS', 'compare_gradients', 'cut_batch', 'taken_gradient', 'step_in_parts', 'step_at_once', 'audit_loss', 'audited',
+__all__ = ['HEADS', 'compare_gradients', 'cut_batch', 'taken_gradient', 'computed_step', 'step_at_once', 'audit_loss', 'audited',
            'reads_count', 'CheckpointAudit', 'audit_checkpoint']
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #20da50ff
-def compare_gradients(
-    right: dict[str, torch.Tensor], # the gradient that should be, by parameter
-    other: dict[str, torch.Tensor], # the gradient that is
-) -> dict[str, float]: # ratio of lengths, cosine, length of the difference
-    "Two gradients compared; a parameter that one of them lacks counts as zero."
+def compare_gradients(right: dict, other: dict) -> dict[str, float]:
+    """Ratio of lengths, cosine, and difference of a gradient and the one that should be.
+
+    Both by the names of parameters; one that is missing counts as zero."""
     sums = torch.zeros(4, dtype=torch.float64)
     for name, tensor in {**right, **other}.items(): # one at a time: there is no room for all
         none = torch.zeros_like(tensor)
@@ -44,18 +44,15 @@ def compare_gradients(
         sums += torch.stack([a @ a, b @ b, a @ b, (a - b) @ (a - b)])
     right_square, other_square, product, gap_square = sums.tolist()
     length = math.sqrt(right_square) or 1.0 # there may be no gradient at all
-    return dict(
-        ratio=math.sqrt(other_square) / length,
-        cosine=product / (math.sqrt(right_square * other_square) or 1.0),
-        error=math.sqrt(gap_square) / length,
-    )
+    return dict(ratio=math.sqrt(other_square) / length,
+                cosine=product / (math.sqrt(right_square * other_square) or 1.0),
+                error=math.sqrt(gap_square) / length)
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #d1e0a004
-def cut_batch(
-    batch: Mapping, # tensors of one length; what else there is, all parts get
-    parts: int, # micro-batches
-) -> DataLoader: # of them
-    "`TypeError`: this is no batch; `ValueError`: its tensors have different lengths."
+def cut_batch(batch: Mapping, parts: int) -> DataLoader:
+    """Micro-batches of a batch: tensors are cut, and what else there is, all parts get.
+
+    `TypeError`: this is no batch; `ValueError`: its tensors have different lengths."""
     # a row as a data set has it holds lists
     if not isinstance(batch, Mapping) or not any(map(torch.is_tensor, batch.values())):
         raise TypeError(
@@ -68,57 +65,40 @@ def cut_batch(
         raise ValueError("audit_loss cuts a batch by its rows, and its values have "
                          f"different numbers of them: {rows}")
     cuts = torch.arange(number).tensor_split(min(parts, number))
-    return DataLoader(range(number), batch_sampler=cuts,
-                      collate_fn=IndexedRows(batch, number).take)
+    rows = IndexedRows(batch, number)
+    return DataLoader(rows.rows, batch_sampler=cuts, collate_fn=rows.take)
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #11c8eb55
-def taken_gradient(
-    model: nn.Module,
-    scale: float = 1.0, # by which it is too large
-) -> dict[str, torch.Tensor]: # by parameter
-    "The gradient of every parameter that has one; none is left in the model."
+def taken_gradient(model: nn.Module, scale: float = 1.0) -> dict[str, torch.Tensor]:
+    "The gradient of every parameter that has one, over `scale`; the model keeps none."
     gradient = {name: p.grad.detach() / scale for name, p in model.named_parameters()
                 if p.grad is not None}
     model.zero_grad(set_to_none=True)
     return gradient
 
-def step_in_parts(
-    trainer: transformers.Trainer,
-    batches: DataLoader, # micro-batches
-) -> tuple[float, dict]: # loss, gradient by parameter
-    "One optimizer step of a Trainer, without its optimizer."
-    accelerator, loss = trainer.accelerator, 0.0
-    if isinstance(trainer, ExactLossMixin):
-        trainer.begin_steps(batches) # which its own loaders do
-    taken, items = trainer.get_batch_samples(
-        iter(batches), len(batches), trainer.args.device)
-    trainer.current_gradient_accumulation_steps = len(taken)
-    for number, batch in enumerate(taken):
-        set_sync(accelerator, number == len(taken) - 1)
-        loss += trainer.training_step(trainer.model, batch, items).item()
-    scaler = accelerator.scaler
+def computed_step(trainer, batches: list, count, training_step: Callable) -> tuple:
+    "Loss and gradient of one optimizer step of a Trainer, without its optimizer."
+    loss, scaler = 0.0, trainer.accelerator.scaler
+    trainer.current_gradient_accumulation_steps = len(batches)
+    for number, batch in enumerate(batches, 1):
+        set_sync(trainer.accelerator, number == len(batches))
+        loss += training_step(trainer.model, batch, count).item()
     return loss, taken_gradient(trainer.model, scaler.get_scale() if scaler else 1)
 
-def step_at_once(
-    trainer: transformers.Trainer,
-    batch: Mapping, # all rows of the step
-) -> tuple: # loss, gradient by parameter, whether it uses the count (None: there is none)
-    "The loss of one batch, as the Trainer computes it. `ValueError`: it has no target."
-    items = trainer._get_num_items_in_batch([batch], trainer.args.device)
-    if items is not None: # a loss that uses it gives it a gradient
-        items = torch.tensor(float(items), device=trainer.args.device, requires_grad=True)
-    trainer.model.train()
-    with trainer.compute_loss_context_manager():
-        made = trainer.compute_loss(trainer.model, trainer._prepare_inputs(dict(batch)),
-                                    num_items_in_batch=items)
-    loss = made[0] if isinstance(made, tuple) else made
-    loss.backward()
-    gradient = taken_gradient(trainer.model)
-    if loss.isnan() or not any(bool(g.any()) for g in gradient.values()):
+def step_at_once(trainer: transformers.Trainer, batch: Mapping) -> tuple:
+    """Loss and gradient of one batch, as transformers computes it, and whether the loss
+    uses the count; None: there is none. `ValueError`: it has no target."""
+    count, device = None, trainer.args.device
+    counted = trainer._get_num_items_in_batch([batch], device)
+    if counted is not None: # a loss that uses it gives it a gradient
+        count = torch.tensor(float(counted), device=device, requires_grad=True)
+    loss, gradient = computed_step(
+        trainer, [batch], count, partial(transformers.Trainer.training_step, trainer))
+    if math.isnan(loss) or not any(bool(g.any()) for g in gradient.values()):
         raise ValueError(
             f"{type(trainer.model).__name__}: no batch has a target (labels that are "
             "-100 are ignored), or the loss does not depend on the model")
-    return loss.item(), gradient, None if items is None else items.grad is not None
+    return loss, gradient, None if count is None else count.grad is not None
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #4c0aa647
 def audit_loss(
@@ -156,35 +136,32 @@ def audit_loss(
 def audited(trainer: transformers.Trainer, batch: Mapping, parts: DataLoader) -> dict:
     "A row of the table."
     right_loss, right, uses_count = step_at_once(trainer, batch)
-    loss, gradient = step_in_parts(trainer, parts)
-    found = compare_gradients(right, gradient)
-    ratio, cause = found["ratio"], "right"
-    if found["error"] >= 1e-3: # rounding of deep networks is below
+    if isinstance(trainer, ExactLossMixin):
+        trainer.begin_steps(parts) # which its own loaders do
+    loss, gradient = computed_step(trainer, *trainer.get_batch_samples(
+        iter(parts), len(parts), trainer.args.device), trainer.training_step)
+    ratio, cosine, error = compare_gradients(right, gradient).values()
+    cause = "right"
+    if error >= 1e-3: # rounding of deep networks is below
         cause = f"gradients are {max(ratio, 1 / max(ratio, 1e-9)):.2f} times too "
         cause += "large" if ratio > 1 else "small"
-        cause += " and point elsewhere" if found["cosine"] < 0.99 else ""
+        cause += " and point elsewhere" if cosine < 0.99 else ""
         if isinstance(trainer, ExactLossMixin):
             cause = "; ".join(map(str, trainer.loss_facts.messages)) or cause
         elif uses_count is None:
             cause = f"no num_items_in_batch, so each micro-batch weighs the same: {cause}"
         elif not uses_count:
             cause = f"the loss ignores num_items_in_batch: {cause}"
-    return dict(setting=f"{len(parts)} micro-batches", ratio=ratio,
-                cosine=found["cosine"], relative_error=found["error"],
-                loss_ratio=loss / right_loss, cause=cause)
+    return dict(setting=f"{len(parts)} micro-batches", ratio=ratio, cosine=cosine,
+                relative_error=error, loss_ratio=loss / right_loss, cause=cause)
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #d1e0a011
-_SHAPES = ( # of tokens, and of their targets
-    ((1, 12), (1, 12)),
-    ((1, 12), (1,)),
-    ((1, 2, 12), (1,)),
-)
+# of tokens, and of their targets
+_SHAPES = ((1, 12), (1, 12)), ((1, 12), (1,)), ((1, 2, 12), (1,))
 
-def reads_count(
-    model_class: type, # of transformers
-    config: PretrainedConfig, # of any size: as a rule its model gets no weights
-) -> bool | None: # None: it is handed none
-    """Whether the loss of a model uses `num_items_in_batch`.
+def reads_count(model_class: type, config: PretrainedConfig) -> bool | None:
+    """Whether the loss of a model of transformers uses `num_items_in_batch`; None: it is
+    handed none. The config may be of any size: as a rule its model gets no weights.
 
     `ValueError`: it gives no loss for a row of tokens alone."""
     parameters = inspect.signature(model_class.forward).parameters.values()
@@ -199,19 +176,19 @@ def reads_count(
     for device, (of_tokens, of_targets) in product(("meta", "cpu"), shapes):
         try:
             with torch.random.fork_rng(), torch.device(device):
-                ids, labels = torch.full(of_tokens, 3), torch.zeros(of_targets)
-                labels = labels if takes_several else labels.long()
+                ids = torch.full(of_tokens, 3)
                 # heads of BART and T5 classify by the state of the last token
                 end = getattr(config, "eos_token_id", None)
                 ids[..., -1] = end if isinstance(end, int) else 3
+                kind = torch.float32 if takes_several else torch.long
+                labels = torch.zeros(of_targets, dtype=kind)
                 count = torch.ones((), requires_grad=True)
                 model = model_class(config).eval()
                 loss = model(input_ids=ids, labels=labels, num_items_in_batch=count)["loss"]
                 gradient, = torch.autograd.grad(loss, count, allow_unused=True)
+                return gradient is not None
         except Exception as error: # code of hundreds of authors, on what it has never seen
             reason = error
-        else:
-            return gradient is not None
     raise ValueError(f"{model_class.__name__} gives no loss for a row of tokens ({reason}): "
                      "use audit_loss(trainer)")
 

@@ -5,9 +5,9 @@
 # %% ../../nbs/accumulation_loss/chunks.ipynb #0de43b3d
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from inspect import signature
+from functools import wraps
 
 import torch
 import torch.distributed as dist
@@ -47,12 +47,11 @@ def _topmost(module: nn.Module, name: str, cuttable: dict, without) -> list[str]
             for found in _topmost(part, f"{name}.{child}".lstrip("."), cuttable, without)]
 
 def chunked_modules(
-    model: nn.Module,
-    run: Callable, # computes a loss of a batch with the model, once
-    batch_rows: int, # of this batch
-    without: Collection[str] = (), # names of submodules that are cut inside instead
-) -> list[str]: # names of submodules; "" is the model itself
-    "The topmost modules that can take the rows of a batch in chunks."
+        model: nn.Module, run: Callable, batch_rows: int, without=()) -> tuple[str, ...]:
+    """The topmost modules that can take the rows of a batch in chunks; "" is the model.
+
+    `run` computes a loss of a batch of so many rows with the model, once. Modules in
+    `without` are cut inside instead."""
     cuttable = {}
     def note(module, args, kwargs, outputs):
         # a module may run several times, once with rows and once with something else
@@ -62,35 +61,28 @@ def chunked_modules(
         for module in model.modules():
             hooks.enter_context(module.register_forward_hook(note, with_kwargs=True))
         run()
-    return _topmost(model, "", cuttable, without)
+    return tuple(_topmost(model, "", cuttable, without))
 
 # %% ../../nbs/accumulation_loss/chunks.ipynb #3766c9f4
-class _InChunks:
-    "The `forward` of one module while it runs in chunks."
-    def __init__(self, usual: Callable, rows_each: int, gather):
-        self.usual, self.rows_each, self.gather = usual, rows_each, gather
-        self.__signature__ = signature(usual) # which a Trainer looks at
-
-    def __call__(self, *args, **kwargs):
-        given = args, kwargs
-        rows = _rows_in(given)
+def _in_chunks(usual: Callable, rows_each: int, gather) -> Callable:
+    "The `forward` of a module while it runs in chunks."
+    @wraps(usual) # a Trainer looks at its signature
+    def forward(*given, **named):
+        rows, outputs = _rows_in((given, named)), []
         # with fewer rows than processes, each of them runs all
-        if not self.gather or rows < self.gather.number:
-            return self._run(given, range(rows), rows)
-        own = self.gather.own_rows(rows)
-        return self.gather.joined(self._run(given, own, rows), rows)
-
-    def _run(self, given: tuple, numbers: range, rows: int):
-        outputs = []
-        for start in range(0, len(numbers), self.rows_each):
-            chunk = list(numbers[start:start + self.rows_each])
-            args, kwargs = indexed(given, chunk, rows)
+        is_shared = gather is not None and rows >= gather.number
+        numbers = gather.own_rows(rows) if is_shared else range(rows)
+        for start in range(0, len(numbers), rows_each):
+            chunk = list(numbers[start:start + rows_each])
+            args, kwargs = indexed((given, named), chunk, rows)
             if torch.is_grad_enabled():
-                outputs.append(checkpoint(self.usual, *args, use_reentrant=False,
+                outputs.append(checkpoint(usual, *args, use_reentrant=False,
                                           context_fn=_same_dropout, **kwargs))
             else:
-                outputs.append(self.usual(*args, **kwargs))
-        return tree_map(_joined, *outputs)
+                outputs.append(usual(*args, **kwargs))
+        joined = tree_map(_joined, *outputs)
+        return gather.joined(joined, rows) if is_shared else joined
+    return forward
 
 def _joined(*parts):
     "What all chunks gave in one place: a number or a flag is the same in all."
@@ -104,16 +96,13 @@ def _same_dropout() -> tuple:
 
 @contextmanager
 def in_chunks(
-    model: nn.Module,
-    names: list[str], # of submodules, from `chunked_modules`
-    tokens: int, # most in a chunk, unless one row has more
-    longest: int, # row of the batch, in tokens, as which all rows count
-    gather=None, # a `RowsOfAll`: outputs of all processes are put together
-) -> Iterator[None]:
-    "While it lasts, these modules run their rows in chunks, and again in backward."
+        model: nn.Module, names: tuple, rows_each: int, gather=None) -> Iterator[None]:
+    """While it lasts, these modules run so many rows at a time, and again in backward.
+
+    With a `RowsOfAll` outputs of all processes are put together."""
     with ExitStack() as modules:
         for module in map(model.get_submodule, names):
-            cut = _InChunks(module.forward, max(1, tokens // longest), gather)
+            cut = _in_chunks(module.forward, rows_each, gather)
             modules.enter_context(set_for_now(module, forward=cut))
         yield
 
@@ -140,22 +129,15 @@ class RowsOfAll:
     """Gathers the outputs of a module that has run this process's share of the rows.
 
     All processes have the same batch, so it does not matter which of them runs a row."""
-    def __init__(self,
-        number: int, # of processes
-        rank: int, # of this process
-    ):
+    def __init__(self, number: int, rank: int): # of processes; of this one
         self.number, self.rank = number, rank
         self.loss_is_known = False # before, no gradient may come back through it
 
-    def own_rows(self,
-        rows: int, # of the batch
-    ) -> range: # numbers of this process's rows
+    def own_rows(self, rows: int) -> range: # their numbers, of so many of a batch
         return range(self.rank, rows, self.number)
 
-    def joined(self,
-        outputs, # of this process's rows, in any nest
-        rows: int, # of the batch
-    ): # the same of all rows
+    def joined(self, outputs, rows: int):
+        "Outputs of this process's rows, in any nest; the same of all rows of the batch."
         own = len(self.own_rows(rows))
         most = -(-rows // self.number) # rows of one process
 

@@ -56,9 +56,7 @@ def register_loss(
     LOSS_MAPPING[name] = NamedLoss(name, fn)
     return fn
 
-def use_named_loss(
-    model: nn.Module, # perhaps with `config.loss_type`
-) -> NamedLoss | None: # the loss it now uses, if it names one
+def use_named_loss(model: nn.Module) -> NamedLoss | None: # if it names one of ours
     """Let a model use the loss that its config names. Raises `ValueError` for a name
     that is neither registered nor known to transformers."""
     name = getattr(getattr(model, "config", None), "loss_type", None)
@@ -72,16 +70,10 @@ def use_named_loss(
     return loss if hasattr(loss, "calls") else None # else transformers' own
 
 # %% ../../nbs/accumulation_loss/custom.ipynb #15edda61
-def check_was_called(
-    model: nn.Module,
-    loss: NamedLoss, # that its config names
-    calls: int, # before a step
-):
+def check_was_called(model: nn.Module, loss: NamedLoss, calls: int): # before a step
     "Raise `ValueError` if a step of this model did not call its config's loss."
-    if loss.calls > calls:
-        return
-    owner = type(model).__name__
-    raise ValueError(
-        f"config.loss_type is {loss.name!r}, and {owner} never calls it: this class "
-        "computes its loss in `forward`, without `self.loss_function`. Pass a "
-        "`compute_loss_func` to the Trainer instead.")
+    if loss.calls == calls:
+        raise ValueError(
+            f"config.loss_type is {loss.name!r}, and {type(model).__name__} never calls "
+            "it: this class computes its loss in `forward`, without `self.loss_function`. "
+            "Pass a `compute_loss_func` to the Trainer instead.")

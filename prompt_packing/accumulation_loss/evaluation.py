@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from accelerate import Accelerator
@@ -16,15 +17,15 @@ from .asking import thin_graph
 from .facts import Findings, Way, numbers
 from .looks import (
     FAILURES, Asker, joins_rows, rows_to_see, ways_of_parts)
-from .processes import AllProcesses
-from .reading import Unreadable, WeightReader
+from .passes import AllProcesses
+from .reading import WeightReader
 from ..foundation.foreign import tree_map
-from ..foundation.rows import (
+from prompt_packing.foundation.rows import (
     IndexedRows, LazyBatch, RowLengths, Rows, StepRows, first_size, hand_over_rows, indexed,
-    same_numbers, seeded, take_back)
+    same_numbers, seeded)
 
 # %% auto #0
-__all__ = ['EvaluationRows', 'ways_of_evaluation', 'EvaluationFacts', 'ExactEvaluation']
+__all__ = ['EvaluationRows', 'ways_of_evaluation', 'ExactEvaluation']
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #51ebd6ab
 @dataclass
@@ -42,8 +43,6 @@ class EvaluationRows:
         self.seen = StepRows([], self.collate) # of several batches, where they are small
 
     def __getattr__(self, name: str):
-        if name.startswith("__") or name == "loader":
-            raise AttributeError(name)
         return getattr(self.loader, name)
 
     def __len__(self) -> int:
@@ -59,15 +58,10 @@ class EvaluationRows:
                 each = LazyBatch(each, self.collate) if self.lazily else each.batch
             yield each
 
-    def close(self):
-        "Let the loader hand over batches again."
-        take_back(self.loader)
-
-    def few(self, budget: int | None = None, short: bool = False) -> StepRows:
-        "Rows to look at, of those that have been seen: of all lengths, or many short ones."
-        most = min(512, budget or 512)
+    def few(self, budget: int | None = None) -> StepRows:
+        "Rows to look at, of those that have been seen: as many short ones as fit."
         lengths = self.lengths(self.seen.rows)
-        return self.seen.some(rows_to_see(lengths, 0, most, short))
+        return self.seen.some(rows_to_see(lengths, 0, min(512, budget or 512)))
 
     def real_rows(self, inputs, accelerator: Accelerator) -> tuple:
         """Whether a batch ends with rows that accelerate copied, and the rows before them.
@@ -95,7 +89,7 @@ def ways_of_evaluation(asker: Asker, sample: StepRows) -> list[Way]:
     try:
         whole = asker.whole(sample)
         with seeded(1):
-            draws = not same_numbers(whole, asker.prepare(sample.take()))
+            draws = not same_numbers(whole, asker.passes.prepare(sample.take()))
         uncut, = asker.run([whole])
     except FAILURES: # without labels there is no loss that a cut could change
         return [Way.ADDS, Way.WEIGHS]
@@ -104,26 +98,14 @@ def ways_of_evaluation(asker: Asker, sample: StepRows) -> list[Way]:
     return ways_of_parts(asker, sample, 0, whole, uncut).ways
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #162780c5
-@dataclass
-class EvaluationFacts:
-    "What evaluations of one Trainer have found out."
-    ways: list[Way] | None = None # in which losses of batches make that of all
-    verified: set[str] = field(default_factory=set) # signatures of terms
-
 class ExactEvaluation:
     "The losses of one evaluation, and what each weighs in the loss of the data set."
-    def __init__(self,
-        findings: Findings,
-        loader: EvaluationRows,
-        ask: Callable, # (short rows alone) -> ways, of some rows
-        known: EvaluationFacts, # from evaluations before
-        reads: bool = True, # False for sharded models, whose parameters are elsewhere
-        filters: bool = True, # losses that are not finite are left out
-    ):
-        self.findings, self.loader, self.filters = findings, loader, filters
-        self.ask, self.known = ask, known
-        self.reads = reads and findings.facts.way not in (Way.CHUNKS, Way.ROWS)
-        self.reader, self.signatures = WeightReader(), set() # of the terms of the losses
+    def __init__(self, findings: Findings, loader: EvaluationRows, asker: Asker):
+        self.findings, self.loader, self.asker = findings, loader, asker
+        self.reader = WeightReader()
+        # parameters of a sharded model are elsewhere
+        is_of_parts = findings.facts.way not in (Way.CHUNKS, Way.ROWS)
+        self.reads = asker.takes_gradients and is_of_parts
         self.parts = [] # (loss, weight, rows), where they were computed
         self.by_rows = False # transformers' mean over batches
         self.is_thin = True # graphs are read without their tensors
@@ -134,9 +116,13 @@ class ExactEvaluation:
         "Find out how the losses of batches make that of all, once there are two rows."
         if self.loader.rows is None or len(self.loader.seen) < 2:
             return
-        if self.known.ways is None:
-            self.known.ways = self.ask()
-        self._make_by(self.known.ways)
+        if self.findings.evaluation_ways is None:
+            self.findings.evaluation_ways = self._look()
+        self._make_by(self.findings.evaluation_ways)
+
+    def _look(self) -> list[Way]: # at rows that have been seen so far
+        return ways_of_evaluation(
+            self.asker, self.loader.few(self.asker.passes.token_budget))
 
     def _make_by(self, ways: list[Way]):
         "As a look at some rows allows: weights as read, or transformers' mean."
@@ -150,10 +136,8 @@ class ExactEvaluation:
                 return compute_loss(model, inputs, *args, **kwargs)
             rows = first_size(inputs) or 1 # compute_loss may take the labels out
             reads = self.reads and not torch.is_inference_mode_enabled()
-            if reads:
-                made = self._with_graph(compute_loss, model, inputs, *args, **kwargs)
-            else:
-                made = compute_loss(model, inputs, *args, **kwargs)
+            compute = partial(self._with_graph, compute_loss) if reads else compute_loss
+            made = compute(model, inputs, *args, **kwargs)
             loss = made[0] if isinstance(made, tuple) else made
             weight = self._weight_of(loss) if reads else None
             if weight is None and self.findings.facts.takes_count:
@@ -176,22 +160,19 @@ class ExactEvaluation:
 
     def _weight_of(self, loss: torch.Tensor) -> float | None:
         "As read; None, and no more is read, where the graph does not have it."
-        try:
-            weight = self.reader(loss)
-            self.signatures.add(self.reader.signature)
-            if not self.reader.is_sum: # larger for more rows, so it compares with nothing
-                return weight
-        except Unreadable:
-            pass
-        self.reads = False
-        return None
+        weight = self.reader(loss)
+        # a sum is larger for more rows, so it compares with nothing
+        if weight is None or self.reader.is_sum:
+            self.reads, weight = False, None
+        return weight
 
     def loss(self, processes: AllProcesses) -> float | None: # None: there is none
         "The loss of the data set, in float64; if it is a mean over batches, that is said."
-        is_new = not self.signatures <= self.known.verified
-        if self.reads and is_new and len(self.loader.seen) > 1 and len(self.parts) > 1:
-            self.known.verified |= self.signatures
-            self._make_by(self.ask(short=True))
+        seen, terms = self.findings.evaluation_terms, self.reader.signatures
+        is_new = len(self.loader.seen) > 1 and not terms <= seen
+        if self.reads and is_new and len(self.parts) > 1:
+            seen |= terms
+            self._make_by(self._look())
         read = numbers([each for part in self.parts for each in part]) # in one transfer
         losses, weights, rows = torch.tensor(read, dtype=torch.float64).view(-1, 3).T
         # a loss of 0 may have a bound for its weight: `total / count.clamp(min=1)`
@@ -200,17 +181,14 @@ class ExactEvaluation:
         by_rows, batches = processes.sum(float(self.by_rows), float(len(self.parts)))
         weights = rows if by_rows else weights
         used = weights != 0
-        if self.filters:
-            used &= losses.isfinite()
         value, weight = map(float, processes.sum(
             float((losses * weights)[used].sum()), float(weights[used].sum())))
         if by_rows and batches > 1:
-            self.findings.say(_mean_of_batches)
+            self.findings.say(
+                "what an evaluation batch weighs cannot be read from its loss, so batches are "
+                "weighted by their rows, as in transformers: the evaluation loss depends on "
+                "the batch size")
         return value / weight if weight else None
 
 def _detached(leaf):
     return leaf.detach() if torch.is_tensor(leaf) else leaf
-
-_mean_of_batches = (
-    "what an evaluation batch weighs cannot be read from its loss, so batches are weighted "
-    "by their rows, as in transformers: the evaluation loss depends on the batch size")

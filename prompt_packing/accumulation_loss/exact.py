@@ -11,41 +11,39 @@ from pathlib import Path
 
 import torch
 
-from .asking import is_sharded
 from .custom import check_was_called, use_named_loss
-from .evaluation import (
-    EvaluationFacts, EvaluationRows, ExactEvaluation, ways_of_evaluation)
+from .evaluation import EvaluationRows, ExactEvaluation
 from .facts import Findings, Kind, LossFacts, Way
 from .looks import joins_rows
-from .passes import TrainerPasses, why_not_exact
-from .processes import AllProcesses
-from .step import Step, filler_like
-from .steps import Steps
+from .passes import (
+    AllProcesses, TrainerPasses, why_not_exact)
+from .steps import Step, Steps
 from ..foundation.foreign import check_order, set_for_now
 from ..foundation.rows import (
-    LazyBatch, RowLengths, Rows, StepRows, hand_over_rows, state_of, take_back)
+    LazyBatch, RowLengths, Rows, StepRows, entries, hand_over_rows, state_of, take_back)
 
 # %% auto #0
 __all__ = ['RowSource', 'ExactLossMixin']
 
 # %% ../../nbs/accumulation_loss/exact.ipynb #a5929258
+_NOTHING = torch.zeros(0, dtype=torch.long) # of which transformers counts tokens
+
 class RowSource:
     """Makes steps of the rows that a loader gives, hands out their micro-batches, and
     takes them back as `training_step` is called with them."""
     def __init__(self, findings: Findings, passes: TrainerPasses, processes: AllProcesses):
         self.findings, self.passes, self.processes = findings, passes, processes
-        self.loader = self.collate = None # of training; the user's, where it gives rows
-        self.cut_step: Callable | None = None # `StepRows` -> parts, batches to count
-        self.joins: bool | None = None # the collator makes a batch of several rows
+        # of training; the user's collator, where it gives rows, and whether it makes a
+        # batch of several; `StepRows` -> parts, batches to count
+        self.loader = self.collate = self.joins = self.cut_step = None
         self.step: Step | None = None # under way
         self.handed, self.taken = [], [] # its micro-batches, and what came back of them
         self.ended = None # the iterator that has ended on all processes
 
-    def open(self,
-        loader, # of training
-        cut_step: Callable | None, # None: steps are not cut
-    ) -> Callable | None: # the user's collator; None: batches come ready-made
-        "From here on the loader hands over rows."
+    def open(self, loader, cut_step: Callable | None) -> Callable | None:
+        """From here on the loader hands over rows; steps are cut where `cut_step` is given.
+
+        Gives the user's collator; None: batches come ready-made."""
         self.loader, self.cut_step, self.joins = loader, cut_step, None
         # without a budget the loader makes its batches as ever, and rows come along
         self.collate = hand_over_rows(loader, makes_batches=cut_step is None)
@@ -60,12 +58,15 @@ class RowSource:
         """Of what a loader gave: the micro-batches for transformers' loop, and the count
         of the step. None: no process has a batch left."""
         if self.step is not None and not self.taken:
-            self.findings.say(_not_super)
+            self.findings.say("training_step of this Trainer does not call "
+                              "super().training_step, so its gradients are not corrected")
         step = Step(given, count)
         if self.collate is not None and all(isinstance(batch, Rows) for batch in given):
             step = self._of_rows(given)
         if given and self.cut_step is not None and step.rows is None:
-            self.findings.say(_not_cut, Kind.EXACT)
+            self.findings.say("batches come ready-made from their loader, so token_budget "
+                              "and pack do not cut them: let the loader collate rows",
+                              Kind.EXACT)
         step.is_real = has_any = bool(given)
         # transformers sums only where a process has a batch, and others would wait
         if self.processes.number > 1:
@@ -84,7 +85,8 @@ class RowSource:
         self.missing = width - len(step.batches)
         self.handed = step.batches
         if self.missing: # else a `LazyBatch` is not read
-            filler = filler_like(step.batches[0], self.passes.main_input)
+            nothing = {self.passes.main_input: _NOTHING, "attention_mask": _NOTHING}
+            filler = entries(step.batches[0]) | nothing
             self.handed = [filler] * self.missing + step.batches
         self.states = self._states(self.handed)
         return self.handed, step.count
@@ -119,7 +121,11 @@ class RowSource:
         "The step, after its last micro-batch: of its rows, if they came back unchanged."
         step, self.step = self.step, None
         if len(self.taken) > 1 and "training_step" in self.passes.overrides:
-            self.findings.say(_gradients_come_last, Kind.EXACT)
+            self.findings.say(
+                "your training_step runs once for each micro-batch, and gradients exist "
+                "only after the last one of a step: code that reads gradients earlier finds "
+                "none, and what a second call of super().training_step gives then is added "
+                "as it is", Kind.EXACT)
         # nothing was handed out to a loop of your own
         if step.batches and self._states(self.taken) == self.states:
             return step
@@ -130,64 +136,43 @@ class RowSource:
         return [state_of(batch) if self.passes.overrides else id(batch)
                 for batch in batches]
 
-_not_cut = (
-    "batches come ready-made from their loader, so token_budget and pack do not cut them: "
-    "let the loader collate rows")
-
-_not_super = (
-    "training_step of this Trainer does not call super().training_step, so its gradients "
-    "are not corrected")
-
-_gradients_come_last = (
-    "your training_step runs once for each micro-batch, and gradients exist only after the "
-    "last one of a step: code that reads gradients earlier finds none, and what a second "
-    "call of super().training_step gives then is added as it is")
-
 # %% ../../nbs/accumulation_loss/exact.ipynb #0735486d
 class _AroundStepsMixin:
     "Evaluations (`prediction_step` once a batch) and checkpoints of exact losses."
-    def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
+    def evaluation_loop(self, dataloader, *args, **kwargs):
         "As transformers', with the loss of the whole data set as one batch."
         if self._exact_off:
-            return super().evaluation_loop(
-                dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+            return super().evaluation_loop(dataloader, *args, **kwargs)
         # transformers generates for a whole batch, and pads what comes out
         generates = getattr(self.args, "predict_with_generate", False)
-        passes, looks = self._steps.passes, self._steps.looks
-        loader = EvaluationRows(dataloader, self.cuts_steps() and not generates,
-                                passes.main_input, self.row_length)
-
-        def ask(short=False):
-            few = loader.few(passes.token_budget, short)
-            return ways_of_evaluation(looks.asker(self.model_wrapped, None), few)
+        steps = self._steps
+        loader = EvaluationRows(dataloader, steps.passes.cuts_steps() and not generates,
+                                steps.passes.main_input, self.row_length)
         evaluation = ExactEvaluation(
-            self.findings, loader, ask, self._of_evaluations, not is_sharded(self.model),
-            self.args.logging_nan_inf_filter)
+            self.findings, loader, steps.looks.asker(self.model_wrapped, None))
         try:
             with set_for_now(self, _exact_evaluation=evaluation):
-                output = super().evaluation_loop(
-                    loader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+                output = super().evaluation_loop(loader, *args, **kwargs)
         finally:
-            loader.close()
-        loss = evaluation.loss(self._steps.processes)
-        if f"{metric_key_prefix}_loss" in output.metrics and loss is not None:
-            output.metrics[f"{metric_key_prefix}_loss"] = loss
+            take_back(dataloader)
+        loss = evaluation.loss(steps.processes)
+        name = kwargs.get("metric_key_prefix", "eval") + "_loss"
+        if name in output.metrics and loss is not None:
+            output.metrics[name] = loss
         return output
 
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
         "As transformers'; the loss and what it is a mean over are noted."
-        evaluation = self._exact_evaluation
+        evaluation, predict = self._exact_evaluation, super().prediction_step
         if evaluation is None:
-            return super().prediction_step(
-                model, inputs, prediction_loss_only, *args, **kwargs)
+            return predict(model, inputs, prediction_loss_only, *args, **kwargs)
         evaluation.settle()
         evaluation.paused, real = evaluation.loader.real_rows(inputs, self.accelerator)
         with self._steps.passes.as_one_step(evaluation.noted):
-            made = super().prediction_step(
-                model, inputs, prediction_loss_only, *args, **kwargs)
+            made = predict(model, inputs, prediction_loss_only, *args, **kwargs)
             if real is not None:
                 evaluation.paused = False
-                super().prediction_step(model, real, True, *args, **kwargs)
+                predict(model, real, True, *args, **kwargs)
         return made
 
     def _save_optimizer_and_scheduler(self, output_dir):
@@ -238,7 +223,6 @@ class ExactLossMixin(_AroundStepsMixin):
 
     def __init__(self, *args, **kwargs):
         self.findings, self._exact_evaluation = Findings(self.strict_loss), None
-        self._of_evaluations = EvaluationFacts()
         super().__init__(*args, **kwargs)
         self._named_loss = None if self.model is None else use_named_loss(self.model)
         self._exact_off = why_not_exact(self.accelerator, self.args)
@@ -261,19 +245,9 @@ class ExactLossMixin(_AroundStepsMixin):
     def loss_facts(self) -> LossFacts:
         return self.findings.facts
 
-    def cuts_steps(self) -> bool: # with `TokenBudgetMixin`
-        "Whether a step may be computed in other parts than its micro-batches."
-        cuts = getattr(super(), "cuts_steps", None)
-        return cuts is not None and cuts()
-
-    def make_part(self, rows: StepRows, numbers):
-        "A part of a step as it is computed: packed, for example."
-        make = getattr(super(), "make_part", None)
-        return rows.take(numbers) if make is None else make(rows, numbers)
-
     def begin_steps(self, dataloader):
         "From here on steps are made of this loader's rows."
-        cuts = self.cuts_steps()
+        cuts = self._steps.passes.cuts_steps()
         collate = self._source.open(dataloader, self.cut_step if cuts else None)
         self.row_lengths = RowLengths(
             collate, self._steps.passes.main_input, self.row_length)
@@ -284,8 +258,8 @@ class ExactLossMixin(_AroundStepsMixin):
 
     def _run_epoch(self, *args, **kwargs):
         "As transformers'; the loader hands over rows, unless each batch is a step."
-        needs_rows = self.cuts_steps() or self.args.gradient_accumulation_steps > 1 or \
-            self.accelerator.num_processes > 1
+        micro_batches = self.args.gradient_accumulation_steps * self.accelerator.num_processes
+        needs_rows = micro_batches > 1 or self._steps.passes.cuts_steps()
         if needs_rows and not self._exact_off:
             self.begin_steps(kwargs["train_dataloader"])
         return super()._run_epoch(*args, **kwargs)
@@ -306,12 +280,6 @@ class ExactLossMixin(_AroundStepsMixin):
         if begun is None:
             self._source.ended = epoch_iterator
         return begun or ([], None)
-
-    def _get_num_items_in_batch(self, batches, *args, **kwargs):
-        "As transformers', of batches; of rows nothing is known yet."
-        if batches and isinstance(batches[0], Rows):
-            return None
-        return super()._get_num_items_in_batch(batches, *args, **kwargs)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         "The loss of a step, all computed with its last micro-batch; before it 0."

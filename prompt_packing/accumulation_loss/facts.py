@@ -67,12 +67,11 @@ class LossFacts:
     draws: bool = False # with other random numbers it is another loss, dropout aside
     collator_draws: bool = False # random numbers: parts are entries of its batch
     communicates: bool = False # between processes, by itself
-    moves: bool = False # a forward pass writes into parameters
     ordered: bool = False # parts never make the whole, and nothing can be whole
     verified: tuple[str, ...] = () # signatures of terms that a look has seen
     constant: float | None = None # what every part is divided by, where parts add up
     uneven: bool = False # it was seen that parts of different weight make the whole
-    unit: float = 1.0 # a power of two that weights are divided by
+    unit: float = 1.0 # a power of two that weights are divided by: sixteen bits overflow
     mean_over: str = "" # in words, where a count of the batch is what was read
     per_count: float = 0.0 # weight for each thing of `mean_over`
     chunked: tuple[str, ...] | None = None # modules that run in chunks; None: not tried
@@ -111,10 +110,11 @@ class LossFacts:
 # %% ../../nbs/accumulation_loss/facts.ipynb #37c2f00f
 class Findings:
     "The facts of one training as they grow; a message is logged when it is new."
-    def __init__(self,
-        strict: bool = False, # raise `ValueError` where a loss is not known to be exact
-    ):
+    def __init__(self, strict: bool = False):
+        # a strict one raises `ValueError` where a loss is not known to be exact
         self.facts, self.strict = LossFacts(), strict
+        # in which losses of evaluation batches make that of all; terms that were seen
+        self.evaluation_ways, self.evaluation_terms = None, set()
 
     def set(self, facts: LossFacts | None = None, **changes):
         self.facts = replace(facts or self.facts, **changes)
@@ -129,10 +129,7 @@ class Findings:
             raise ValueError(str(message))
         _logger.warning(str(message))
 
-    def give_up(self,
-        reason: str,
-        reads: bool, # the graph has a weight for each part
-    ):
+    def give_up(self, reason: str, reads: bool): # the graph has a weight for each part
         "What is left where no way is exact: the count, weights that can be read, or rows."
         way = Way.WEIGHS if reads else Way.ROWS
         if self.facts.takes_count:
@@ -166,12 +163,10 @@ def counted_targets(batch: Mapping) -> dict: # of numbers, or of tensors: not re
             continue
         if labels.is_floating_point():
             counts[f"numbers in {key}"] = torch.isfinite(labels).sum()
-        elif labels.dim() < 2: # of rows, beside others that may be of tokens
-            counts[f"{key} that are not -100"] = (labels != -100).sum()
-        else:
+            continue
+        targets, name = labels != -100, f"{key} that are not -100"
+        (of_tokens if labels.dim() > 1 else counts)[name] = targets.sum()
+        if labels.dim() > 1:
             # causal models shift their labels: nothing predicts a row's first token
-            targets = labels != -100
-            of_tokens[f"{key} that are not -100"] = targets.sum()
-            of_tokens[f"{key} that are not -100, but each row's first"] = \
-                targets[..., 1:].sum()
+            of_tokens[f"{name}, but each row's first"] = targets[..., 1:].sum()
     return of_tokens | counts

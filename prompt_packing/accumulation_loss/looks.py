@@ -5,22 +5,24 @@
 # %% ../../nbs/accumulation_loss/looks.ipynb #7b5692b1
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import inf, isfinite, isnan, log2, nan
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils import get_total_norm
 
 from .asking import (
-    Watch, is_sharded, no_checkpoints, undisturbed, versions)
+    Watch, is_sharded, no_checkpoints, undisturbed)
 from .chunks import chunked_modules, in_chunks
-from .facts import Findings, Kind, Way, counted_targets, numbers
-from .reading import Unreadable, WeightReader, ratio_of
+from .facts import (
+    Findings, Kind, Way, counted_targets, numbers)
+from .reading import WeightReader, ratio_of
 from ..foundation.rows import (
-    IndexedRows, StepRows, entries, first_size, numbers_drawn, same_numbers, seeded)
+    IndexedRows, StepRows, first_size, numbers_drawn, same_numbers, seeded)
 
 # %% auto #0
 __all__ = ['FAILURES', 'SEEDS', 'short', 'look_is_due', 'Made', 'together', 'Asker', 'shuffled', 'rows_to_see', 'deals_of',
@@ -35,9 +37,7 @@ def short(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:100]}"
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #c0d9bb37
-def look_is_due(
-    step: int, # of this run, from 1
-) -> bool:
+def look_is_due(step: int) -> bool: # of this run, from 1
     "At steps 1, 2, 4, 8, ..."
     return step & (step - 1) == 0
 
@@ -46,108 +46,99 @@ def look_is_due(
 class Made:
     "What a batch gave."
     loss: float
+    gradient: torch.Tensor # of all parameters; one 0 where there is none
     weight: float # in a mean, as it was read; not a number: it cannot be
     epsilon: float # of the loss's dtype
-    gradient: list | tuple = () # by parameter; none of a mean over nothing
-    signature: str = "" # of the terms of the loss
-    why_not: str = "" # why its weight cannot be read
+    signature: str # of the terms of the loss
+    why_not: str # why its weight cannot be read
 
-def together(parts: list[Made], way: Way) -> tuple[float, list]: # loss, gradient
+def together(parts: list[Made], way: Way) -> tuple[float, torch.Tensor]: # loss, gradient
     "What parts make if they are added, or averaged by their weights."
     total = sum(part.weight for part in parts) or 1.0
-    loss, gradient = 0.0, []
+    loss, gradient = 0.0, torch.zeros(())
     for part in parts:
         factor = 1.0 if way is Way.ADDS else part.weight / total
         if factor:
             loss += factor * part.loss
-            gradient = _plus(gradient, part.gradient, factor)
+            gradient = gradient + factor * part.gradient
     return loss, gradient
-
-def _plus(sums: list, more: list, factor: float) -> list:
-    def added(first, second):
-        if first is None or second is None:
-            return second if first is None else first
-        return first + second
-    more = [None if gradient is None else gradient * factor for gradient in more]
-    return list(map(added, sums, more)) if sums and more else sums or more
-
-def _norm(gradient: list) -> float:
-    return sum(float(g.norm()) ** 2 for g in gradient if g is not None) ** 0.5
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #5e2da396
 class Asker:
     "Loss and gradient of batches, without a trace."
-    def __init__(self,
-        model: nn.Module,
-        loss_of: Callable, # (batch, num_items_in_batch) -> loss with its graph
-        count=None, # `num_items_in_batch` of the step
-        # (rows, some of their numbers) -> batch, as it is computed: packed, say
-        part: Callable = lambda rows, numbers: rows.take(numbers),
-        prepare: Callable = lambda batch: batch, # to where the model is
-        weight_of: Callable = lambda batch: None, # its weight, where the user says it
-    ):
-        self.model, self.loss_of, self.count = model, loss_of, count
-        self.part, self.prepare, self.weight_of = part, prepare, weight_of
+    def __init__(self, model: nn.Module, passes, count=None): # model without wrappers
+        # a `TrainerPasses`, and `num_items_in_batch` of the step
+        self.model, self.passes, self.count = model, passes, count
+        self.part = passes.part # (rows, some of their numbers) -> batch: packed, say
         self.takes_gradients = not is_sharded(model)
-        self.writes = False # the model writes into parameters, which is undone
-        self.drew = False # random numbers, when its value was computed last
+        # what the first pass shows: writes into parameters, which are undone, and calls
+        # of other processes
+        self.writes, self.collectives = None, 0
+        self.written = [] # what the last pass made of parameters
+        self.drew = False # random numbers on the CPU, when a value was computed last
 
     def whole(self, sample: StepRows):
         "The rows as one batch, as the user's collator makes it."
         with seeded():
-            return self.prepare(sample.take())
+            return self.passes.prepare(sample.take())
 
-    def run(self, batches: list, watch: Watch | None = None) -> list[Made]:
-        "Buffers and random numbers go on from batch to batch, as they do in a step."
-        if self.writes and watch is None:
-            watch = Watch(self.model)
-        reader = WeightReader()
-        with undisturbed(self.model, watch=watch), no_checkpoints(self.model), \
+    @contextmanager
+    def _watched(self, seed: int = 0) -> Iterator:
+        "Gives the context for forward passes: under a `Watch` while it has to be."
+        watch = None if self.writes is False else Watch(self.model)
+        with undisturbed(self.model, seed, watch), no_checkpoints(self.model), \
                 torch.enable_grad():
-            return [self._made(batch, reader, watch or nullcontext()) for batch in batches]
+            yield watch or nullcontext()
+        self.written = watch.written if watch else []
+        if self.writes is None:
+            self.writes, self.collectives = bool(watch.written), watch.collectives
 
-    def _made(self, batch, reader: WeightReader, watch) -> Made:
-        with watch:
-            loss = self.loss_of(batch, self.count)
-        epsilon = torch.finfo(loss.dtype).eps
-        made = Made(float(loss.detach()), self.weight_of(batch), epsilon)
-        if made.weight is None:
-            made.weight = nan
-            try:
-                made.weight = reader(loss)
-            except Unreadable as reason:
-                made.why_not = str(reason)
-            made.signature = reader.signature
-        gradient = self._gradient_of(loss)
-        if made.weight == 0 and isnan(made.loss): # a mean over nothing
-            made.loss = 0.0
-        else:
-            made.gradient = gradient
-        return made
-
-    def _gradient_of(self, loss: torch.Tensor) -> list:
-        if not loss.requires_grad or not self.takes_gradients:
-            return []
-        loss.backward() # `autograd.grad` fails with checkpoints of the older kind
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        gradient = [p.grad for p in parameters]
-        for p in parameters:
-            p.grad = None
-        return gradient
+    def run(self, batches: list) -> list[Made]:
+        "Buffers and random numbers go on from batch to batch, as they do in a step."
+        reader = WeightReader()
+        with self._watched() as watch:
+            return [self._made(batch, reader, watch) for batch in batches]
 
     def value(self, batch, count=None, seed: int = 0) -> float:
         # with a graph: some losses compute gradients themselves, or are others without
-        watch = Watch(self.model) if self.writes else None
-        with undisturbed(self.model, seed, watch), no_checkpoints(self.model), \
-                torch.enable_grad():
+        count = self.count if count is None else count
+        with self._watched(seed) as watch, watch:
             before = numbers_drawn()
-            with watch or nullcontext():
-                loss = self.loss_of(batch, self.count if count is None else count)
+            loss = self.passes.loss(self.model, batch, count)
             self.drew = numbers_drawn() != before
         return float(loss.detach())
 
+    def _made(self, batch, reader: WeightReader, watch) -> Made:
+        with watch:
+            loss = self.passes.loss(self.model, batch, self.count)
+        value, weight = float(loss.detach()), self.passes.weight_of(batch)
+        reader.signature = ""
+        if weight is None:
+            weight = reader(loss)
+        gradient = self._gradient_of(loss)
+        if weight == 0 and isnan(value): # a mean over nothing
+            value, gradient = 0.0, torch.zeros(())
+        return Made(value, gradient, nan if weight is None else weight,
+                    torch.finfo(loss.dtype).eps, reader.signature,
+                    reader.why_not if weight is None else "")
+
+    def _gradient_of(self, loss: torch.Tensor) -> torch.Tensor:
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        if not (parameters and loss.requires_grad and self.takes_gradients):
+            return torch.zeros(())
+        loss.backward() # `autograd.grad` fails with checkpoints of the older kind
+        gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        for p in parameters:
+            p.grad = None
+        # of a model on several devices, and of sparse embeddings, too
+        return torch.cat([g.to_dense().flatten().to(loss.device) for g in gradient])
+
     def tolerance(self, epsilon: float) -> float: # relative
-        "How far two equal losses can differ by rounding."
+        """How far two equal losses can differ by rounding.
+
+        A sum of thousands of numbers in another order is off by some dozens of epsilons
+        in float32. In sixteen bits that would allow everything; there the sums
+        themselves are kept in float32, and what is left is the rounding of the result."""
         dtypes = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
         epsilon = max([epsilon, *(torch.finfo(dtype).eps for dtype in dtypes)])
         return 2 * epsilon if epsilon > 1e-4 else max(100 * epsilon, 1e-9)
@@ -162,22 +153,25 @@ class Asker:
         "Whether these parts make the loss and the gradient of the whole in this way."
         loss, gradient = together(parts, way)
         epsilon = max(made.epsilon for made in [*parts, whole])
-        # rounding of the parameters moves a loss by this much
-        size = _norm([p.detach() for p in self.model.parameters() if p.requires_grad])
-        summands = sum(_norm(part.gradient) for part in parts)
-        noise = 10 * epsilon * size * (summands + _norm(whole.gradient))
+        # rounding of the parameters moves a loss by this much: gradient times parameters
+        size = float(get_total_norm([p for p in self.model.parameters() if p.requires_grad]))
+        summands = sum(float(part.gradient.norm()) for part in parts)
+        length = float(whole.gradient.norm())
+        noise = 10 * epsilon * size * (summands + length)
         if not self.near(loss, whole.loss, epsilon, noise):
             return False
         tolerance = self.tolerance(epsilon)
-        apart = _norm(_plus(gradient, whole.gradient, -1.0))
+        apart = float((gradient - whole.gradient).norm())
+        # rounding adds up through the layers of a backward pass, so gradients may be 20
+        # times as far apart as losses; never so far that a part left out would pass
         most = min(max(20 * tolerance, 1e-6), 0.15)
         # where the summands nearly cancel
-        rounding = tolerance / 10 * (summands if way is Way.ADDS else _norm(gradient))
-        return apart <= max(most * max(_norm(whole.gradient), 1e-10), rounding)
+        rounding = tolerance / 10 * (summands if way is Way.ADDS else float(gradient.norm()))
+        return apart <= max(most * max(length, 1e-10), rounding)
 
     def tells(self, made: Made) -> bool:
         "Whether it has a gradient, which would show a difference."
-        has_gradient = 1e-12 < _norm(made.gradient) < inf
+        has_gradient = 1e-12 < float(made.gradient.norm()) < inf
         return has_gradient or not self.takes_gradients or not made.weight
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #365d8ab2
@@ -186,18 +180,13 @@ def shuffled(count: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randperm(count, generator=generator).tolist()
 
-def rows_to_see(
-    lengths: np.ndarray, # tokens in each row of a step
-    number: int, # of the look, from 0
-    most_tokens: int = 512, # of the rows as one batch, if that holds a few
-    short: bool = True, # False: any rows, where short ones told nothing
-) -> list[int]: # row numbers
-    "At first as many short rows as the tokens hold; then a few, others each time."
+def rows_to_see(lengths: np.ndarray, number: int, most_tokens: int = 512) -> list[int]:
+    """Which rows of a step, of so many tokens each, the look of this number takes.
+
+    The first one, 0, takes as many short rows as a batch of `most_tokens` holds, and a
+    few at least; each later one a few, others each time."""
     few = 5 if len(lengths) >= 16 else 4
     order = np.argsort(lengths, kind="stable")
-    if not short: # of which a few are within the tokens
-        order = order[:max(few, int((few * lengths <= most_tokens).sum()))]
-        order = order[shuffled(len(order), number)]
     widths = np.maximum.accumulate(lengths[order])
     within = int((widths * np.arange(1, len(order) + 1) <= most_tokens).sum())
     pool = order[:max(few, within)]
@@ -205,49 +194,47 @@ def rows_to_see(
         return pool.tolist()
     pool = pool[:max(few, len(order) // 4)]
     pool = pool[shuffled(len(pool), number)]
+    # one of each length first
     _, first = np.unique(lengths[pool], return_index=True)
-    of_each_length = pool[np.sort(first)].tolist()
-    return (of_each_length + [i for i in pool.tolist() if i not in of_each_length])[:few]
+    return [*pool[np.sort(first)], *np.delete(pool, first)][:few]
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #be9c5259
 def deals_of(rows: int, number: int) -> list: # each two parts, of row numbers
     "How the look of this number parts its rows."
+    seeds = range(2) if number == 0 and rows < 12 else [number]
     deals = []
-    for seed in range(2) if number == 0 and rows < 12 else [number]:
+    for seed in seeds:
+        # no row is alone, since that tells nothing of a loss that compares rows; of four
+        # rows one is in every second deal, since two and two weigh the same in a mean
+        is_alone = rows < 4 or rows == 4 and seed % 2
+        size = max(rows // 3, 1 if is_alone else 2)
         order = shuffled(rows, seed)
-        # uneven, so that means over rows weigh differently; one row alone tells nothing
-        # of a loss that compares rows
-        first = max(rows // 3, 1 if rows < 4 or rows == 4 and seed % 2 else 2)
-        deals.append([order[:first], order[first:]])
+        deals.append([order[:size], order[size:]])
     return deals
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #3dd46ef5
 def _ask_collator(findings: Findings, sample: StepRows):
     "Whether a batch depends on more than its rows."
-    def made():
-        with seeded(0):
-            before = numbers_drawn()
-            return sample.take(), numbers_drawn() != before
-    (first, draws), (again, _) = made(), made()
-    has_state = not same_numbers(first, again)
+    with seeded(0):
+        before, first = numbers_drawn(), sample.take()
+        draws = numbers_drawn() != before
+    with seeded(0):
+        has_state = not same_numbers(first, sample.take())
     if has_state:
         findings.say(_has_state.format("collator"), Kind.NOT_CHECKED)
     findings.set(collator_draws=draws or has_state)
 
-def joins_rows(
-    sample: StepRows, # two rows at least
-) -> bool:
+def joins_rows(sample: StepRows) -> bool: # of two rows at least
     """Whether the collator makes one batch of two rows; else rows are ready-made batches.
 
     `lambda rows: rows[0]` takes batches out of a data set whose items are batches."""
-    made = []
-    for few in ([0], [0, 1]):
-        try:
-            with seeded(0):
-                made.append(sample.take(few))
-        except FAILURES: # as of a collator that needs two rows
-            return True
-    return not same_numbers(*made)
+    try:
+        with seeded(0):
+            alone = sample.take([0])
+        with seeded(0):
+            return not same_numbers(alone, sample.take([0, 1]))
+    except FAILURES: # as of a collator that needs two rows
+        return True
 
 SEEDS = range(1, 7) # what happens now and then happens with one of them
 
@@ -259,6 +246,7 @@ def _ask_for_reasons(asker: Asker, findings: Findings, whole, uncut: Made, ways:
     if findings.facts.checks > 1 and findings.facts.way in ways:
         return
     if asker.count is not None and Way.WEIGHS not in ways:
+        # another count, also where it is 0
         findings.set(takes_count=differs(2 * asker.count + 1))
     if differs():
         findings.say(_has_state.format("loss"), Kind.NOT_CHECKED)
@@ -273,13 +261,8 @@ class Compared:
     parts: list | tuple = () # its batches
 
 def ways_of_parts(
-    asker: Asker,
-    sample: StepRows,
-    number: int, # of the look
-    whole, # the rows as one batch
-    uncut: Made, # of it
-) -> Compared:
-    "In which ways parts of the rows make the whole."
+        asker: Asker, sample: StepRows, number: int, whole, uncut: Made) -> Compared:
+    "In which ways parts of the rows make the whole, in the look of this number."
     found = Compared([Way.ADDS, Way.WEIGHS])
     size = first_size(whole) or 1 # one entry: rows laid end to end
     if size > 1 and size % len(sample):
@@ -287,19 +270,19 @@ def ways_of_parts(
     for deal in deals_of(len(sample), number):
         try:
             with seeded():
-                found.parts = [asker.prepare(asker.part(sample, part)) for part in deal]
+                found.parts = [asker.passes.prepare(asker.part(sample, part))
+                               for part in deal]
             found.made = asker.run(found.parts)
         except FAILURES as error: # as of a loss that needs two rows
             return Compared([], f"a part of a step fails alone ({short(error)})", found.made)
         why_not = "".join({made.why_not for made in found.made})
         # a part of nothing adds nothing, and what cannot be read weighs nothing
         can_be = {Way.ADDS: all(made.weight for made in found.made), Way.WEIGHS: not why_not}
-        fitting = [way for way in can_be if can_be[way]
-                   and asker.same(found.made, way, uncut)]
-        found.ways = [way for way in found.ways if way in fitting]
+        found.ways = [way for way in found.ways
+                      if can_be[way] and asker.same(found.made, way, uncut)]
         if not found.ways:
             found.reason = f"as one batch the loss is {uncut.loss:.6g} and its gradient " \
-                f"{_norm(uncut.gradient):.6g}, of the parts neither the sum nor a mean"
+                f"{float(uncut.gradient.norm()):.6g}, of the parts neither the sum nor a mean"
             found.reason += f", and its graph cannot be read ({why_not})" if why_not else ""
     return found
 
@@ -327,13 +310,9 @@ def _set_parts(findings: Findings, way: Way, found: Compared, uncut: Made):
     findings.set(uneven=facts.uneven or differ)
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #73443f4e
-def look(
-    asker: Asker,
-    findings: Findings, # what is known, and what will be
-    sample: StepRows, # rows of the step that begins, the same on all processes
-    processes: int = 1,
-) -> bool: # it said something
-    """Find out, or verify, how the losses of parts make the loss of the whole.
+def look(asker: Asker, findings: Findings, sample: StepRows, processes: int = 1) -> bool:
+    """Find out, or verify, how the losses of parts make the loss of the whole, by rows of
+    the step that begins, the same on all processes. Whether the rows told something.
 
     The reference is what the user's collator makes of all rows of the sample, and the
     parts are what it makes of some of them: the very batches that a step is cut into. Of
@@ -343,26 +322,24 @@ def look(
         return True # right for all losses, or nothing is
     if len(sample) < 2:
         return False
-    asker.writes = facts.moves
     try:
         whole = asker.whole(sample)
-        before, watch = versions(asker.model), Watch(asker.model) if not number else None
-        uncut, = asker.run([whole], watch)
-        if watch and watch.writes or before != versions(asker.model):
-            asker.writes = True # from here on undone each time
+        uncut, = asker.run([whole])
         if not uncut.weight: # a mean over nothing
             return False
         if number == 0 and not isinstance(sample, IndexedRows):
             _ask_collator(findings, sample)
     except FAILURES: # so it does without us, and training will say so
         return False
-    findings.set(checks=number + 1, moves=asker.writes)
-    if watch and watch.collectives and processes > 1:
+    findings.set(checks=number + 1)
+    if asker.collectives and processes > 1:
         findings.set(communicates=True)
-        findings.say(_communicates, Kind.EXACT)
+        findings.say(
+            "the loss communicates between processes: its batches are computed as they "
+            "come, with the losses and gradients of transformers, and are not cut",
+            Kind.EXACT)
         return True
     if asker.writes:
-        findings.say(_moves, Kind.NOT_CHECKED)
         found = Compared([], "a forward pass writes into parameters")
     else:
         # where the collator makes two entries of a row, nothing says which belong to it
@@ -376,91 +353,82 @@ def look(
             return False
         _ask_for_reasons(asker, findings, whole, uncut, found.ways)
     if findings.facts.draws:
-        trust(findings, _draws)
+        trust(findings, "the weights of the parts are read, and cannot be checked, since "
+              "the loss draws random numbers, others for each part of a step than for the "
+              "whole batch", all(made.weight == uncut.weight for made in found.made))
     elif found.ways:
         way = facts.way if facts.way in found.ways else found.ways[0]
         _set_parts(findings, way, found, uncut)
     else:
         _whole_or_not(asker, findings, whole, sample, found)
+    if asker.writes and findings.facts.way is not Way.CHUNKS: # which write as often
+        findings.say(
+            "a forward pass writes into parameters, as that of a moving teacher does: what "
+            "a look at the loss changes is put back, and steps in parts would write more "
+            "often", Kind.NOT_CHECKED)
     return True
 
-def trust(findings: Findings, reason: str):
-    "Parts that cannot be compared with a whole are weighed as read, and that is said."
+def trust(findings: Findings, reason: str, adds: bool = False):
+    """Parts that cannot be compared with a whole are computed as read, and that is said.
+
+    They add up where each of them is divided by the same number as the whole."""
     if findings.facts.way is Way.UNKNOWN:
-        findings.set(way=Way.ADDS if findings.facts.takes_count else Way.WEIGHS)
+        findings.set(way=Way.ADDS if adds or findings.facts.takes_count else Way.WEIGHS)
     findings.set(uneven=True, chunked=())
     findings.say(reason, Kind.NOT_CHECKED)
-
-_draws = (
-    "the weights of the parts are read, and cannot be checked, since the loss draws random "
-    "numbers, others for each part of a step than for the whole batch")
 
 _has_state = (
     "the {} gives something else each time for the same rows, as with a state or random "
     "numbers of its own: steps in parts, and looks at it, call it more often")
 
-_communicates = (
-    "the loss communicates between processes: its batches are computed as they come, with "
-    "the losses and gradients of transformers, and are not cut")
-
-_moves = (
-    "a forward pass writes into parameters, as that of a moving teacher does: what a look "
-    "at the loss changes is put back, and steps in parts would write more often")
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #a1a09836
 def _whole_or_not(asker: Asker, findings: Findings, whole, sample: StepRows,
                   found: Compared):
     "No way fits: from this step on the loss sees all rows, where that can be."
-    reads = bool(found.made) and not any(made.why_not for made in found.made)
-    if isinstance(sample, IndexedRows): # nothing makes one batch of two
-        findings.give_up(f"{found.reason}; and batches that come ready-made are kept as "
-                         "they are", reads)
-        return
-    can_be_whole(asker, findings, whole, sample)
-    if not findings.facts.chunked:
-        findings.give_up(f"{found.reason}; nor can the model be cut", reads)
-        return
-    whole_from_here(findings, found.reason)
+    why_not = "; and batches that come ready-made are kept as they are"
+    if not isinstance(sample, IndexedRows): # of which nothing makes one batch
+        can_be_whole(asker, findings, whole, sample)
+        why_not = "; nor can the model be cut"
+    if findings.facts.chunked:
+        whole_from_here(findings, found.reason)
+    else:
+        reads = bool(found.made) and not any(made.why_not for made in found.made)
+        findings.give_up(found.reason + why_not, reads)
 
 def whole_from_here(findings: Findings, reason: str):
     findings.set(way=Way.CHUNKS, uneven=True)
     findings.say(f"{reason}: the model runs in chunks of rows, once more in the "
                  "backward pass; head and loss see the whole step", Kind.EXACT)
 
-def can_be_whole(
-    asker: Asker,
-    findings: Findings,
-    whole, # a batch
-    sample: StepRows, # that it was made of
-):
-    "Find out, once, in what chunks of rows the model can run."
+def can_be_whole(asker: Asker, findings: Findings, whole, sample: StepRows):
+    "Find out, once, in what chunks of rows of a whole the model can run."
     if findings.facts.chunked is not None:
         return
     findings.set(chunked=())
     rows = first_size(whole) or len(sample) # a collator may make two entries of each row
-    width = max((t.shape[1] for t in entries(whole).values()
-                 if torch.is_tensor(t) and t.dim() > 1), default=1)
-    most = max(width, rows * width // 2)
+    passed = () # names of modules whose chunks are not the whole
     try:
         usual, = asker.run([whole])
-        for names in _chunkings(asker, whole, rows):
-            try:
-                with in_chunks(asker.model, names, most, width):
-                    cut = asker.run([whole])
-            except FAILURES:
-                continue
-            if asker.same(cut, Way.ADDS, usual):
+        written = asker.written
+        while len(passed) < 3: # the topmost modules first, then those inside them
+            names = chunked_modules(
+                asker.model, lambda: asker.value(whole), rows, sum(passed, ()))
+            if not names:
+                return
+            if _is_whole_in_chunks(asker, names, rows, whole, usual, written):
                 findings.set(chunked=names)
                 return
+            passed += (names,)
     except FAILURES: # the whole fails, too
         pass
 
-def _chunkings(asker: Asker, whole, rows: int) -> Iterator[tuple]:
-    "Names of modules: the topmost ones first, then those inside."
-    passed = ()
-    for _ in range(3): # of modules in modules
-        names = tuple(chunked_modules(asker.model, lambda: asker.value(whole), rows, passed))
-        if not names:
-            return
-        yield names
-        passed += names
+def _is_whole_in_chunks(asker: Asker, names: tuple, rows: int, whole, usual: Made,
+                        written: list) -> bool:
+    try:
+        with in_chunks(asker.model, names, max(1, rows // 2)):
+            cut = asker.run([whole])
+    except FAILURES:
+        return False
+    return asker.same(cut, Way.ADDS, usual) and len(written) == len(asker.written) and all(
+        map(torch.allclose, written, asker.written))

@@ -107,10 +107,10 @@ def _losses_in(node, name: str) -> tuple:
         return ()
     return below.next_functions
 
-def read_terms(
-    loss: torch.Tensor, # one number, with its graph
-) -> list[Term]: # none for a loss that no parameter has made
-    "The terms of a loss. Raises `Unreadable`."
+def read_terms(loss: torch.Tensor) -> list[Term]:
+    """The terms of a loss of one number; none if no parameter has made it.
+
+    Raises `Unreadable`."""
     if loss.numel() != 1:
         raise Unreadable(f"a loss of shape {tuple(loss.shape)}")
     if loss.is_leaf and loss.requires_grad: # its backward pass is a hook
@@ -145,12 +145,23 @@ class WeightReader:
         self.first = None # kinds and denominators of the first part that had any
         self.is_sum = False # of one part at least
         self.signature = "" # of the part that was read last
+        self.signatures = set() # of all parts
+        self.why_not = "" # the reason of the last part that could not be read
 
-    def __call__(self, loss: torch.Tensor) -> float:
-        "The weight of a part, 0.0 for a mean over nothing. Raises `Unreadable`."
+    def __call__(self, loss: torch.Tensor) -> float | None:
+        "The weight of a part, 0.0 for a mean over nothing; None: it cannot be read."
         self.signature = "unreadable"
-        terms = read_terms(loss)
-        self.signature = signature_of(terms)
+        try:
+            terms = read_terms(loss)
+            self.signature = signature_of(terms)
+            return self._weight_of(terms)
+        except Unreadable as reason:
+            self.why_not = str(reason)
+            return None
+        finally:
+            self.signatures.add(self.signature)
+
+    def _weight_of(self, terms: list[Term]) -> float:
         kinds = {term.is_mean for term in terms}
         denominators = [term.denominator for term in terms]
         self.is_sum = self.is_sum or False in kinds

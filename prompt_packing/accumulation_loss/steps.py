@@ -5,28 +5,164 @@
 # %% ../../nbs/accumulation_loss/steps.ipynb #c01a8787
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from copy import copy
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import torch
 from accelerate.utils import send_to_device
+from torch import nn
 
+from .asking import add_back, set_aside
 from .chunks import RowsOfAll, in_chunks
-from .facts import Findings, Kind, LossFacts, Way
+from .facts import (
+    Findings, Kind, LossFacts, Way, counted_targets, numbers)
 from prompt_packing.accumulation_loss.looks import (
     FAILURES, Asker, can_be_whole, look, look_is_due, rows_to_see, short, trust,
     whole_from_here)
-from .passes import TrainerPasses
-from .processes import AllProcesses
-from .step import (
-    UNEVEN, Attempt, Step, WeightsSeen, add_back, multiply_gradients, set_aside)
+from .passes import AllProcesses, TrainerPasses
+from .reading import WeightReader
 from ..foundation.rows import (
     IndexedRows, RowLengths, StepRows, first_size, seeded)
 
 # %% auto #0
-__all__ = ['Looks', 'Steps']
+__all__ = ['UNEVEN', 'Step', 'Attempt', 'WeightsSeen', 'multiply_gradients', 'Looks', 'Steps']
+
+# %% ../../nbs/accumulation_loss/steps.ipynb #31a06e63
+@dataclass
+class Step:
+    "One optimizer step of this process: what is to be computed."
+    batches: list # its micro-batches
+    count: float | torch.Tensor | None # `num_items_in_batch`
+    rows: StepRows | None = None # that these were made of; None: they came ready-made
+    parts: list | None = None # in which it is computed; None: its micro-batches
+    is_real: bool = True # False: none is left; an old batch is computed, with weight 0
+
+class Attempt:
+    "What came of computing a step in one way."
+    def __init__(self, way: Way, facts: LossFacts, weight_of: Callable, is_real=True):
+        self.way, self.facts = way, facts
+        self.weight_of = weight_of # part -> its weight, where the user says it
+        self.is_real = is_real # False: nothing of this process counts
+        self.weight, self.loss = 0.0, 0.0 # sums over the parts so far
+        self.reader = WeightReader()
+        self.weights = [] # (weight, loss, part) of each part
+        self.failure = "" # why the step cannot be computed in this way
+        self.gather = None # the `RowsOfAll` of a step that is whole
+
+    def noted(self, compute_loss: Callable) -> Callable:
+        "`compute_loss` of a Trainer, whose losses are weighed and summed up here."
+        def compute_and_weigh(model, inputs, *args, **kwargs):
+            part = copy(inputs) # `compute_loss` may pop labels
+            made = compute_loss(model, inputs, *args, **kwargs)
+            if isinstance(made, tuple):
+                return (self._weighed(made[0], part), *made[1:])
+            return self._weighed(made, part)
+        return compute_and_weigh
+
+    def _weighed(self, loss: torch.Tensor, part) -> torch.Tensor:
+        if self.gather is not None:
+            self.gather.loss_is_known = True
+        # a whole step has the rows of all processes
+        counts = self.is_real or self.way is Way.CHUNKS
+        weight = self._weight(loss, part) if counts else 0.0
+        if not weight: # a mean over nothing; with a gradient, so that processes can meet
+            return 0 * loss.nan_to_num(0.)
+        self.weight += weight
+        self.loss += loss.detach() * weight
+        return loss * weight
+
+    def _weight(self, loss: torch.Tensor, part) -> float:
+        if self.way is Way.CHUNKS:
+            return 1.0
+        if self.way is Way.ROWS:
+            return float(first_size(part) or 1)
+        weight = self.weight_of(part)
+        if weight is None:
+            weight = self.reader(loss)
+        if weight is None and self.way is Way.WEIGHS: # parts that are added need no weight
+            self.failure = f"the loss cannot be read ({self.reader.why_not})"
+        weight = weight or 0.0
+        self.weights.append((weight, loss.detach(), part))
+        return 1.0 if self.way is Way.ADDS else weight / self.facts.unit
+
+    def has_new_terms(self, facts: LossFacts) -> bool:
+        "Whether a loss has other terms than those that looks have verified."
+        return bool(facts.verified) and not self.reader.signatures <= {*facts.verified}
+
+    def sum_up(self, processes, doubt: str):
+        "What all processes have seen, so that they decide alike about the next attempt."
+        self.weight, self.loss, doubts, failures, new = processes.sum(
+            self.weight, self.loss, float(bool(doubt)), float(bool(self.failure)),
+            float(self.has_new_terms(self.facts)))
+        self.doubt = doubt or ("on another process" if doubts else "")
+        self.has_failed, self.is_new = bool(failures), bool(new)
+
+# %% ../../nbs/accumulation_loss/steps.ipynb #52afd10e
+UNEVEN = "weights differ for the first time" # which a look can settle
+
+@dataclass
+class WeightsSeen:
+    "The weights of a run so far."
+    smallest: float = float("inf")
+    largest: float = 0.0
+
+    def doubt(self, attempt: Attempt) -> str:
+        "Why a weight of this attempt, or all of it, may be wrong; '' if nothing may."
+        if attempt.failure:
+            return attempt.failure
+        if attempt.way is Way.ADDS:
+            return _doubt_in_sum(attempt)
+        return self._doubt_in_mean(attempt) if attempt.way is Way.WEIGHS else ""
+
+    def _doubt_in_mean(self, attempt: Attempt) -> str:
+        """What was read is the divisor of a loss, and that may be a bound of it, as in
+        `total / count.clamp(min=1)` of a part without a target. A weight is believed
+        where a count of the batch says the same, or where it is one of many."""
+        facts, reason = attempt.facts, ""
+        weights = [weight for weight, *_ in attempt.weights]
+        self.largest = max([self.largest, *weights])
+        most = max(self.largest, facts.unit) # of looks, too
+        for (weight, loss, _), counted in zip(attempt.weights, _counts(attempt)):
+            if counted is not None:
+                is_doubtful = abs(weight - facts.per_count * counted) > 1e-5 * abs(weight)
+            else:
+                is_light = weight <= 1 < most or weight < self.smallest * (1 - 1e-5)
+                is_doubtful = weight and (is_light or float(loss) == 0)
+            if is_doubtful:
+                reason = "the weight that was read for a part may be a bound of it"
+        self.smallest = min([self.smallest, *weights])
+        if not facts.uneven and self.largest - self.smallest > 1e-5 * self.largest:
+            reason = UNEVEN
+        return reason
+
+def _counts(attempt: Attempt) -> list: # a number for each part, or None
+    "What looks have found to be the weights, counted in each part."
+    name, nothing = attempt.facts.mean_over, [None] * len(attempt.weights)
+    if not name:
+        return nothing
+    counts = [counted_targets(part).get(name) for *_, part in attempt.weights]
+    # packed rows have no mask to count by
+    return nothing if any(count is None for count in counts) else numbers(counts)
+
+def _doubt_in_sum(attempt: Attempt) -> str:
+    "Parts that add up are divided by one number: the count of the step, or a constant."
+    facts = attempt.facts
+    divisors = [weight for weight, *_ in attempt.weights if weight]
+    if not divisors or facts.constant is None and not facts.takes_count:
+        return ""
+    expected = divisors[0] if facts.constant is None else facts.constant
+    if any(abs(each - expected) > 1e-5 * abs(expected) for each in divisors):
+        return "the losses of parts are divided by different numbers"
+    return ""
+
+# %% ../../nbs/accumulation_loss/steps.ipynb #0ecb6a73
+def multiply_gradients(model: nn.Module, factor: float):
+    for parameter in model.parameters():
+        if parameter.grad is not None and factor != 1.0:
+            parameter.grad.mul_(factor)
 
 # %% ../../nbs/accumulation_loss/steps.ipynb #d108f3dd
 class Looks:
@@ -38,26 +174,24 @@ class Looks:
         self.lengths: RowLengths | None = None # of the rows of the training loader
 
     def asker(self, model, count) -> Asker:
-        bare, passes = self.passes.bare(model), self.passes
-        return Asker(bare, lambda batch, count: passes.loss(bare, batch, count), count,
-                     passes.part, passes.prepare, passes.weight_of)
+        return Asker(self.passes.bare(model), self.passes, count)
 
     def can_join(self, step: Step) -> bool:
         "Whether one batch can be made of the step, the same on all processes."
         return not self.processes.sum(float(step.rows is None))[0]
 
-    def sample(self, step: Step, number: int, short: bool = True) -> StepRows | None:
+    def sample(self, step: Step, number: int) -> StepRows | None:
         "Rows to look at, the same on all processes; None: nothing says what a row is."
         if not self.can_join(step):
             return self._entries(step, number)
-        rows, lengths = step.rows.rows, self.lengths(step.rows.rows)
-        most = min(512, self.passes.token_budget or 512)
-        if number == 0: # a first look at all short rows, and not at all of a small step
-            most = min(most, max(128, int(lengths.sum()) // 4))
-        rows = [rows[i] for i in rows_to_see(lengths, number, most, short)]
+        def few(rows: list, parts: int) -> list:
+            lengths, most = self.lengths(rows), min(512, self.passes.token_budget or 512)
+            if number == 0: # at all short rows, and not at all of a small step
+                most = min(most, max(128, int(lengths.sum()) // parts))
+            return [rows[i] for i in rows_to_see(lengths, number, most)]
+        rows = few(step.rows.rows, 4)
         if self.processes.number > 1: # all look at the same ones
-            rows = self.processes.rows([rows])
-            rows = [rows[i] for i in rows_to_see(self.lengths(rows), number, most, short)]
+            rows = few(self.processes.rows([rows]), self.processes.number)
         return StepRows(rows, step.rows.collate)
 
     def _entries(self, step: Step, number: int) -> IndexedRows | None:
@@ -71,24 +205,26 @@ class Looks:
         return None if size is None else IndexedRows(few, size)
 
     def look(self, model, step: Step):
-        "Look at rows of this step; where short ones say nothing, at others."
-        for of_short_rows in (True, False):
-            sample = self.sample(step, self.findings.facts.checks, of_short_rows)
-            if sample is None:
-                trust(self.findings, _not_rows)
-                return
-            if look(self.asker(model, step.count), self.findings, sample,
-                    self.processes.number):
-                return
+        sample = self.sample(step, self.findings.facts.checks)
+        if sample is not None:
+            look(self.asker(model, step.count), self.findings, sample, self.processes.number)
+            return
+        trust(self.findings, "the weights of the parts are read, and cannot be checked: "
+              "batches come ready-made, and their values do not agree on a number of rows")
 
     def why_not_whole(self, model, step: Step) -> str: # '' if it can
         "Why the loss cannot see the whole step."
         if not self.can_join(step):
-            return _not_joined
+            return ("the loss has to see the whole step at once, and nothing makes one "
+                    "batch of those that come ready-made, or that an override of "
+                    "training_step has changed")
         if self.findings.facts.chunked is None:
-            sample, asker = self.sample(step, 1), self.asker(model, step.count)
+            # as few rows as a second look takes
+            sample, asker = self.sample(step, number=1), self.asker(model, step.count)
             can_be_whole(asker, self.findings, asker.whole(sample), sample)
-        return "" if self.findings.facts.chunked else _not_in_chunks
+        is_cut = bool(self.findings.facts.chunked)
+        return "" if is_cut else (
+            "nothing could be found out of the loss, and the model cannot be cut")
 
     def way(self, model, step: Step) -> Way:
         "In which a step is computed first: whole while nothing is known."
@@ -96,7 +232,7 @@ class Looks:
             why_not = self.why_not_whole(model, step)
             if not why_not:
                 return Way.CHUNKS
-            self.findings.give_up(why_not, reads=True)
+            self.findings.give_up(why_not, reads=True) # if not, the attempt will say so
         return self.findings.facts.way
 
     def other_way(self, model, step: Step, attempt: Attempt) -> Way:
@@ -119,7 +255,7 @@ class Looks:
             if is_whole:
                 whole_from_here(findings, doubt)
             else:
-                findings.give_up(doubt, reads=False)
+                findings.give_up(doubt, reads=False) # its graph is what failed
             return findings.facts.way
         if is_whole: # this step alone
             return Way.CHUNKS
@@ -128,15 +264,6 @@ class Looks:
                          Kind.NOT_CHECKED)
         return findings.facts.way
 
-_not_rows = (
-    "the weights of the parts are read, and cannot be checked: batches come ready-made, "
-    "and their values do not agree on a number of rows")
-
-_not_joined = (
-    "the loss has to see the whole step at once, and nothing makes one batch of those that "
-    "come ready-made, or that an override of training_step has changed")
-
-_not_in_chunks = "nothing could be found out of the loss, and the model cannot be cut"
 
 # %% ../../nbs/accumulation_loss/steps.ipynb #126a756f
 class Steps:
@@ -164,7 +291,8 @@ class Steps:
             self._look_if_due(model, step)
         if self.findings.facts.communicates: # its batches have to meet those of others
             if len(step.batches) > 1:
-                self.findings.say(_communicates_in_parts)
+                self.findings.say("the loss communicates between processes, so it sees "
+                                  "one micro-batch of each at a time, and not the whole step")
             return self.passes.backward(model, step.batches, step.count)
         way, kept = self.looks.way(model, step), set_aside(model)
         attempt = self._attempt(model, step, way)
@@ -187,7 +315,10 @@ class Steps:
             self.findings.set(before)
         self.is_resumed = False
         if before.uneven and before.is_of_parts and not facts.is_of_parts:
-            self.findings.say(_found_late, Kind.NOT_CHECKED)
+            self.findings.say(
+                "earlier steps of this run weighed their parts, as earlier looks at the loss "
+                "allowed, and this one does not: those steps may not be exact",
+                Kind.NOT_CHECKED)
 
     def _attempt(self, model, step: Step, way: Way) -> Attempt:
         facts = self.findings.facts
@@ -197,7 +328,9 @@ class Steps:
         else:
             # it was cut before an attempt showed that no parts make the whole
             if step.parts is not None and facts.ordered:
-                self.findings.say(_not_in_parts, Kind.EXACT)
+                self.findings.say(
+                    "batches are computed as they come, whatever token_budget says: smaller "
+                    "parts of them would be further from the whole step", Kind.EXACT)
                 step.parts = None
             self._in_parts(model, attempt, step.parts or step.batches, step.count)
         attempt.sum_up(self.processes, self.weights.doubt(attempt))
@@ -220,23 +353,25 @@ class Steps:
                 whole = StepRows(rows, step.rows.collate).take()
             if facts.collator_draws: # other numbers, other targets
                 count = self.passes.count([whole])
-            tokens, longest = self._sizes(step.rows.micro, rows)
-            with in_chunks(self.passes.bare(model), list(facts.chunked), tokens=tokens,
-                           longest=longest, gather=attempt.gather):
+            with in_chunks(self.passes.bare(model), facts.chunked,
+                           self._rows_each(step.rows.micro, rows), attempt.gather):
                 self._in_parts(model, attempt, [self.passes.prepare(whole)], count)
         except torch.OutOfMemoryError: # no fault of the chunks
             raise
         except FAILURES as error:
             attempt.failure = f"the whole step cannot be computed ({short(error)})"
 
-    def _sizes(self, micro: list[list], rows: list) -> tuple[int, int]:
-        "Tokens of a chunk: the budget, or what the largest micro-batch holds; longest row."
-        sizes = [(len(each), int(self.looks.lengths(each).max())) for each in micro if each]
-        most = max((number * width for number, width in sizes), default=1)
-        longest = max((width for _, width in sizes), default=1)
-        if self.processes.number > 1: # every process has the rows of all
+    def _rows_each(self, micro: list[list], rows: list) -> int:
+        """Rows of a chunk: as many as the budget, or the largest micro-batch, has tokens.
+
+        Each counts as the longest row of all processes, which the collator made it."""
+        widths = [int(self.looks.lengths(each).max(initial=1)) for each in micro]
+        longest = max(widths)
+        if self.processes.number > 1:
             longest = int(self.looks.lengths(rows).max())
-        return self.passes.token_budget or most, longest
+        tokens = self.passes.token_budget or max(
+            len(each) * width for each, width in zip(micro, widths))
+        return max(1, tokens // longest)
 
     def _ended(self, model, attempt: Attempt, kept: list) -> torch.Tensor:
         "The loss of a step; its gradients are divided by its weight."
@@ -248,6 +383,7 @@ class Steps:
             loss, factor = loss * by, factor * by
         multiply_gradients(model, factor)
         add_back(kept)
+        # transformers adds it to a float32; over processes it was summed in float64
         return torch.as_tensor(loss, dtype=torch.float32)
 
     def state_dict(self) -> dict: # JSON-safe
@@ -258,15 +394,3 @@ class Steps:
         self.findings.set(LossFacts.from_state_dict(state["facts"]))
         self.begun, self.weights = state["steps"], WeightsSeen(**state["weights"])
         self.is_resumed = True
-
-_communicates_in_parts = (
-    "the loss communicates between processes, so it sees one micro-batch of each at a time, "
-    "and not the whole step")
-
-_not_in_parts = (
-    "batches are computed as they come, whatever token_budget says: smaller parts of them "
-    "would be further from the whole step")
-
-_found_late = (
-    "earlier steps of this run weighed their parts, as earlier looks at the loss allowed, "
-    "and this one does not: those steps may not be exact")

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils import _pytree
 
 # %% auto #0
-__all__ = ['BatchNorm', 'tree_flatten', 'tree_map', 'IF_THERE', 'write_count', 'computed_buffers', 'tensor_tables', 'input_shape',
+__all__ = ['BatchNorm', 'tree_flatten', 'tree_map', 'IF_THERE', 'computed_buffers', 'tensor_tables', 'input_shape',
            'attention_of', 'set_attention_of', 'set_sync', 'plain_forward', 'picked_rows', 'pinned', 'no_foreign_code',
            'check_order', 'set_for_now', 'in_eval_mode']
 
@@ -22,10 +21,6 @@ __all__ = ['BatchNorm', 'tree_flatten', 'tree_map', 'IF_THERE', 'write_count', '
 BatchNorm = nn.modules.batchnorm._BatchNorm # the base of `SyncBatchNorm` too
 # torch.utils.checkpoint and FSDP take nests of tensors apart in this way
 tree_flatten, tree_map = _pytree.tree_flatten, _pytree.tree_map
-
-def write_count(tensor: torch.Tensor) -> int:
-    "How often a tensor was written to in place; tensors made by inference count nothing."
-    return 0 if tensor.is_inference() else tensor._version
 
 def computed_buffers(module: nn.Module) -> set[str]:
     "Names of a module's own buffers that no checkpoint has."

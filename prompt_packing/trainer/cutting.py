@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from ..accumulation_loss.asking import is_sharded
 from ..accumulation_loss.looks import FAILURES, short
-from ..accumulation_loss.processes import AllProcesses
+from ..accumulation_loss.passes import AllProcesses
 from ..bucketing.cut import cut_packed_rows, cut_rows
 from ..foundation.rows import RowLengths, StepRows, seeded
 
@@ -216,7 +216,7 @@ class StepCut:
         cut = partial(packed_parts, pack=pack) if pack else padded_parts
         parts = cut(lengths, **limits)
         if self.meets: # the process with the most passes sets the number of all
-            most = min(max(self.processes.numbers(len(parts))), len(lengths))
+            most = min(max(self.processes.rows([[len(parts)]])), len(lengths))
             parts = parts if len(parts) == most else cut(lengths, passes=most, **limits)
         if not pack:
             computed = sum(len(rows) * int(lengths[rows].max()) + cost
@@ -233,7 +233,7 @@ class StepCut:
         with seeded():
             budget = measured_budget(rows, lengths, self.run, self.model, free)
         # one budget for all processes: what the fullest device can hold
-        return min(self.processes.numbers(budget))
+        return min(self.processes.rows([[budget]]))
 
     def find_cost(self, rows: StepRows, lengths: np.ndarray):
         "Measured, and the same on all processes."

@@ -150,7 +150,7 @@ class _PartPredictionMixin:
             with undisturbed(self._steps.passes.bare(model)), \
                     set_for_now(self, is_asking=True), set_for_now(mean, paused=True):
                 predictions.try_parts(predict, loader.few(self.token_budget),
-                                      bool(evaluation.known.ways))
+                                      bool(self.findings.evaluation_ways))
         if predictions.why_whole or len(parts) == 1:
             return predict(inputs.data)
         return predictions(predict, loader.rows, parts, mean)
