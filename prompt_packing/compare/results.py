@@ -17,7 +17,7 @@ import pandas as pd
 from scipy import stats
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from .methods import METHODS
+from .runs import METHODS
 from ..prompt_tuning import PromptForSequenceClassification
 from ..prompt_tuning.solved_head import TextClassifier
 from ..tasks.task import METRICS

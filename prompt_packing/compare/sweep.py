@@ -19,9 +19,8 @@ from threading import Lock
 
 from tqdm.auto import tqdm
 
-from .methods import METHODS
 from .results import Comparison
-from .runs import TASK_OPTIONS, Run, load_kit, run_one
+from .runs import METHODS, TASK_OPTIONS, Run, load_kit, run_one
 from ..foundation.folders import owned, written
 from ..tasks import load_task
 
