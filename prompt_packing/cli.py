@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['TextFiles', 'Model', 'Tokenizer', 'Column', 'Encoding', 'OutputDir', 'UTF_8', 'UsageError', 'app', 'Version', 'HEADS',
-           'FinishedRun', 'Checkpoint', 'METHODS', 'Saved', 'TextFile', 'chapter', 'whole', 'several', 'one_of',
-           'task_name', 'model_name', 'reader', 'check_columns', 'text_column', 'Command', 'in_option_names', 'command',
-           'top', 'main', 'padding', 'audit', 'verify', 'tokenize', 'compare', 'predict']
+           'Checkpoint', 'METHODS', 'Saved', 'TextFile', 'chapter', 'whole', 'several', 'one_of', 'task_name',
+           'model_name', 'reader', 'check_columns', 'text_column', 'check_model', 'Command', 'in_option_names',
+           'command', 'top', 'main', 'padding', 'audit', 'verify', 'tokenize', 'compare', 'predict']
 
 # %% ../nbs/cli/commands.ipynb #748f9643
 import csv
@@ -39,11 +39,8 @@ def whole(help: str):
 
 def several(help: str, *names: str, read=str):
     "An option for values between commas, each read by a function."
-    def read_all(text: str):
-        try:
-            return [read(word) for word in re.split(r",(?! )", text)]
-        except ValueError as error: # of `int` and `float`
-            raise BadParameter(str(error)) from None
+    def read_all(text: str): # typer says of which option it raises a `ValueError`
+        return [read(word) for word in re.split(r",(?! )", text)]
     return Annotated[str, Option(*names, parser=read_all, metavar="A,B", help=help)]
 
 def one_of(*known: str):
@@ -73,10 +70,16 @@ def model_name(text: str):
 def reader():
     return import_module("prompt_packing.foundation.text")
 
-def check_columns(file: Path, columns: list, encoding: str):
+_labels = "label", "labels", "target", "class" # one of these, where none is named
+
+def check_columns(file: Path, columns: list, encoding: str, finds_label: bool = False):
     "Raises `ValueError` for a file without a row, or without these columns."
-    if next(reader().table_rows(file, columns, encoding=encoding), None) is None:
+    _, row = next(reader().table_rows(file, columns, encoding=encoding), (0, None))
+    if row is None:
         raise ValueError(f"{file} is empty")
+    if finds_label and not {*_labels} & {name.lower() for name in row}:
+        raise ValueError(f"{file} has no column {' or '.join(_labels)}; it has "
+                         f"{', '.join(row)}: name the label by label_column")
 
 def text_column(files: list, column: str | None, encoding: str) -> str:
     "The column with the text: as given, or found in the first file."
@@ -84,6 +87,12 @@ def text_column(files: list, column: str | None, encoding: str) -> str:
     for file in files:
         check_columns(file, [reader().text_column(file, column)], encoding)
     return column
+
+def check_model(folder: Path, *names: str):
+    "Raises `ValueError` for a folder that has none of these."
+    if not any((folder / name).exists() for name in names):
+        raise ValueError(f"{folder} holds no {' or '.join(names)}, so no whole model is "
+                         "in it")
 
 # %% ../nbs/cli/commands.ipynb #333b4158
 TextFiles = Annotated[list[Path], Argument(
@@ -202,28 +211,24 @@ _SHOWN = ["padding", "batches", "computed_tokens", "length_correlation"]
 HEADS = Literal["causal-lm", "masked-lm", "seq2seq-lm", "sequence-classification",
                 "token-classification", "question-answering", "multiple-choice",
                 "next-sentence-prediction"]
-FinishedRun = Annotated[Path, Option(exists=True, file_okay=False)]
 
 @command("audit --model bert-base-uncased --head token-classification")
 def audit(
     model: Model = None,
     head: Annotated[HEADS, Option(help="[default: that of the model]")] = None,
-    checkpoint: FinishedRun = None,
+    checkpoint: Annotated[Path, Option(exists=True, file_okay=False)] = None,
     gradient_accumulation_steps: whole("of the run") = None,
     processes: whole("of the run [default: as it says]") = None,
 ):
     "Report by what factor gradients are off with transformers' Trainer, or were."
     if (model is None) == (checkpoint is None):
         raise BadParameter("give --model, perhaps with --head, or else --checkpoint")
+    if checkpoint:
+        check_model(checkpoint, "config.json")
     run = checkpoint or chapter("tasks.backbones").load_config(model)
     found = chapter("accumulation_loss").audit_checkpoint(
         run, gradient_accumulation_steps, processes, head)
     return str(found), vars(found)
-
-def _table_text(table):
-    if not len(table):
-        return "nothing to list"
-    return table.to_string(index=False, float_format="{:#.4g}".format)
 
 # %% ../nbs/cli/commands.ipynb #c61131f8
 Checkpoint = Annotated[Path, Argument(
@@ -233,7 +238,8 @@ Checkpoint = Annotated[Path, Argument(
 def verify(a: Checkpoint, b: Checkpoint):
     "List the tensors in which two checkpoints differ."
     table = chapter("frozen_weights").compare_weights(a, b)
-    return _table_text(table), table, int(len(table) > 0)
+    text = table.to_string(index=False, float_format="{:#.4g}".format)
+    return text if len(table) else "nothing to list", table, int(len(table) > 0)
 
 # %% ../nbs/cli/commands.ipynb #82d147a2
 @command("tokenize shards/*.gz --tokenizer gpt2 --output-dir ids")
@@ -269,13 +275,14 @@ _problems = Literal["single_label_classification", "multi_label_classification",
 @command("compare --model smollm2-135m --task my.csv --methods head,prompt")
 @command("sweep --models minilm-l6,bert-base-uncased --tasks my.csv,sst2", name="sweep")
 def compare(
-    model: several("by names or folders", "--model", "--models", read=model_name),
-    task: several(_tasks_help, "--task", "--tasks", read=task_name),
+    models: several("by names or folders", "--model", "--models", read=model_name),
+    tasks: several(_tasks_help, "--task", "--tasks", read=task_name),
     methods: several(f"of {', '.join(METHODS)}", read=one_of(*METHODS)) = None,
     prompt_tokens: several("prompt sizes [default: 5]", read=int) = None,
     seeds: several("runs of each method [default: 0,1,2]", read=int) = None,
     source: Annotated[str, Option(help="of a GLUE task: its folder")] = None,
-    text_column: several("of the task's file: the text, or two for pairs") = None,
+    text_columns: several(
+        "of the task's file: the text, or two for pairs", "--text-column") = None,
     label_column: several("of the task's file; several of 0 and 1: multi-label") = None,
     encoding: Encoding = UTF_8,
     problem_type: Annotated[_problems, Option(help="[default: by the labels]")] = None,
@@ -292,14 +299,13 @@ def compare(
 ):
     "Compare a head, a prompt and fine-tuning; several models and tasks are crossed."
     given = {name: value for name, value in locals().items() if value is not None}
-    models, tasks = given.pop("model"), given.pop("task")
-    given["text_columns"] = given.pop("text_column", None)
     for name in {"label_column", "learning_rate"} & {*given}:
         if len(given[name]) == 1:
             [given[name]] = given[name]
     for file in filter(Path.is_file, map(Path, tasks)):
-        check_columns(file, [*(text_column or ()), *(label_column or ())], encoding)
-    comparison = chapter("compare").sweep(models, tasks, **given)
+        named = [*(text_columns or ()), *(label_column or ())]
+        check_columns(file, named, encoding, finds_label=label_column is None)
+    comparison = chapter("compare").sweep(given.pop("models"), **given)
     table = comparison.table()
     rows = json.loads(table.reset_index().to_json(orient="records"))
     lines, best = [table.round(4).to_string(na_rep="–")], None
@@ -341,6 +347,7 @@ def predict(
     encoding: Encoding = UTF_8,
 ):
     "Give each text of a file a label and a score."
+    check_model(folder, "config.json", "records")
     if file != Path("-"):
         check_columns(file, text_column or [], encoding)
     table = reader().read_table(file, encoding=encoding)
