@@ -171,6 +171,7 @@ def _table(runs, refused):
     index = pd.MultiIndex.from_tuples(rows, names=where + what)
     table = pd.DataFrame(list(rows.values()), index=index)
     table = table.drop(columns=[] if table.note.any() else "note")
+    table = table.dropna(axis="columns", how="all") # as ± of one seed each
     alike = [k for k in where if index.get_level_values(k).nunique() == 1]
     return table.droplevel(alike)
 
