@@ -137,21 +137,18 @@ def _solved(model, kit):
     return model.set_head(*kit.solved[key])
 
 # %% ../../nbs/compare/runs.ipynb #26e3fef8
-def _head(run, kit):
-    return _solved(_prompt_model(run, kit), kit)
+def _start(run, kit):
+    return _solved(_prompt_model(run, kit, init=run.init), kit)
 
-METHODS["head"] = Method(_head, seeded=False)
+METHODS["head"] = Method(_start, seeded=False) # its runs have no prompt
 
 # %% ../../nbs/compare/runs.ipynb #c7758195
 METHODS["head-trained"] = Method(
     _prompt_model, learning_rate=(1e-3, 3e-3, 1e-2), epochs=5)
 
 # %% ../../nbs/compare/runs.ipynb #7dd60672
-def _prompt(run, kit):
-    return _solved(_prompt_model(run, kit, init=run.init), kit)
-
 METHODS["prompt"] = Method(
-    _prompt, learning_rate=(1e-3, 3e-3, 1e-2), epochs=5, prompted=True)
+    _start, learning_rate=(1e-3, 3e-3, 1e-2), epochs=5, prompted=True)
 METHODS["prompt-random"] = Method(
     partial(_prompt_model, init="random"), learning_rate=(3e-3, 1e-2, 3e-2),
     epochs=5, prompted=True)
@@ -197,7 +194,7 @@ class Run:
     held_out:float = 0. # share of the training rows that is scored in their place
     token_budget:int = 1024 # tokens of a step, and the most computed at once
     max_length:int = 128 # longer texts are cut
-    init:str = "vocab" # the prompt's start: "vocab", "random", or a text
+    init:str = "vocab" # the prompt's start, as `from_backbone` takes it
     dtype:str = "float32" # of the backbone's weights
     source:str|None = None # of the task: "hub", "pypi" or a folder
     text_columns:tuple|None = None # of the task's file; None: found by their names
@@ -298,20 +295,18 @@ def _hold_out(kit, share):
     return replace(kit, **parts)
 
 # %% ../../nbs/compare/runs.ipynb #4e671b22
-def _arguments(run, folder):
+def _trainer(run, kit, model, folder):
     settings = dict(
         output_dir=folder, token_budget=run.token_budget,
         tokens_per_step=run.token_budget, num_train_epochs=run.epochs,
         learning_rate=run.learning_rate, warmup_steps=0.1, seed=run.seed,
         data_seed=run.seed, save_strategy="no", logging_strategy="no",
         report_to="none", disable_tqdm=True)
-    return TrainingArguments(**settings | json.loads(run.training or "{}"))
-
-def _trainer(run, kit, model, folder):
+    settings |= json.loads(run.training or "{}")
     train = kit.data(model, "train")
     collator = PaddedCollator(pad_token_id=kit.tokenizer.pad_token_id)
     trainer = Trainer(
-        model=model, args=_arguments(run, folder), train_dataset=train,
+        model=model, args=TrainingArguments(**settings), train_dataset=train,
         eval_dataset=kit.data(model, "evaluation"), compute_metrics=kit.task.metric,
         data_collator=getattr(train, "data_collator", collator))
     trainer.remove_callback(PrinterCallback)
