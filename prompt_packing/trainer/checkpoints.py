@@ -26,7 +26,8 @@ from prompt_packing.foundation.folders import (
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['STATE_FILE', 'PLACE_FILE', 'Writing', 'checkpoints_in', 'OutputFolder', 'check_checkpoint', 'last_checkpoint']
+__all__ = ['STATE_FILE', 'PLACE_FILE', 'Writing', 'checkpoints_in', 'OutputFolder', 'warn_of_other_run', 'check_checkpoint',
+           'last_checkpoint']
 
 # %% ../../nbs/trainer/checkpoints.ipynb #41d16885
 class Writing(Enum):
@@ -93,16 +94,6 @@ class OutputFolder:
         if self.accelerator.is_local_main_process and os.path.isdir(chosen):
             check_checkpoint(chosen)
         return str(chosen)
-
-    def warn_of_other_run(self, step: int) -> None: # that this run begins with
-        "A later resume would take the highest step, whichever run has written it."
-        beyond = [path.name for other, path in checkpoints_in(self.folder).items()
-                  if other > step]
-        if beyond and self.accelerator.is_main_process:
-            _logger.warning(
-                f"{self.folder} holds {', '.join(beyond)} of another run, and this one "
-                f"begins at step {step}: resume_from_checkpoint=True takes the highest "
-                "step. Delete them, or use another folder.")
 
     def path(self, step: int) -> Path:
         return self.folder / f"checkpoint-{step}"
@@ -189,6 +180,20 @@ class OutputFolder:
         excess = len(steps) - (self.limit or len(steps))
         for step in removable[:max(excess, 0)]:
             remove(self.path(step))
+
+# %% ../../nbs/trainer/checkpoints.ipynb #1e2e0320
+def warn_of_other_run(
+    output: OutputFolder,
+    step: int, # that this run begins with
+) -> None:
+    "A later resume would take the highest step, whichever run has written it."
+    beyond = [path.name for other, path in checkpoints_in(output.folder).items()
+              if other > step]
+    if beyond and output.accelerator.is_main_process:
+        _logger.warning(
+            f"{output.folder} holds {', '.join(beyond)} of another run, and this one "
+            f"begins at step {step}: resume_from_checkpoint=True takes the highest "
+            "step. Delete them, or use another folder.")
 
 # %% ../../nbs/trainer/checkpoints.ipynb #7518f24f
 def check_checkpoint(checkpoint: str | os.PathLike) -> None:

@@ -25,7 +25,8 @@ from transformers.trainer_utils import has_length
 
 from ..foundation.mixins import set_for_now
 from ..foundation.rows import seeded
-from .checkpoints import PLACE_FILE, OutputFolder, Writing
+from .checkpoints import (
+    PLACE_FILE, OutputFolder, Writing, warn_of_other_run)
 from .loaders import StreamPlace
 
 AHEAD = "rng_before_batch" # a folder in a checkpoint, for a batch that was read ahead
@@ -282,7 +283,7 @@ class ExactResumeMixin(_WholeCheckpointMixin):
         run = self._run_state
         begin = super()._init_training_state(*args, **kwargs)
         if self.args.save_strategy != "no": # else nobody resumes this run
-            run.output.warn_of_other_run(self.state.global_step)
+            warn_of_other_run(run.output, self.state.global_step)
         if run.checkpoint is None:
             return begin
         if _has_ended(self.state, self.callback_handler.callbacks):
