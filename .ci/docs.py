@@ -40,7 +40,7 @@ def targets(page, symbols):
         place = module.split(".", 1)[-1].replace(".", "/")
         near = place.split("/")[0] == page.split("/")[0]
         distance = 2 - near - (place == page.removesuffix("/index"))
-        if place.startswith("cli/") and not near: # `compare` is the function, not the command
+        if place == "cli" and not near: # `compare` is the function, not the command
             continue
         for full, (address, _) in names.items():
             name = full.removeprefix(f"{module}.")

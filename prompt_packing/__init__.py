@@ -14,50 +14,39 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-# %% ../nbs/how_it_is_built.ipynb #425365f7
-_names = {
-    "packed_sequence": ["PackedSequenceMixin", "PackedSequenceCollator"],
-    "accumulation_loss": ["ExactLossMixin", "audit_loss"],
-    "bucketing": ["plan_batches", "pack_sequences", "StreamingBatches"],
-    "frozen_weights": ["FrozenWeightsCallback"],
-    "tasks": ["load_task", "load_backbone", "load_tokenizer"],
-    "trainer": ["Trainer", "TrainingArguments"],
-    "prompt_tuning": ["PromptForSequenceClassification", "TextCache"],
-    "compare": ["compare", "sweep", "load_model"],
-}
-_homes = {name: chapter for chapter, names in _names.items() for name in names}
-
-def __getattr__(name):
-    if name not in _homes:
-        raise _not_here(name)
-    value = getattr(import_module(f"prompt_packing.{_homes[name]}"), name)
-    globals()[name] = value
-    return value
-
-def __dir__(): return sorted([*globals(), *_homes])
-
-# %% ../nbs/how_it_is_built.ipynb #7e1e90a1
-def _not_here(name):
-    "The error for a name that the top does not have."
-    for file in sorted(Path(__file__).parent.glob("*/__init__.py")):
-        names = file.read_text("utf-8").partition("__all__ = [")[2].partition("]")[0]
-        if f"'{name}'" in names:
-            chapter = file.parent.name
-            return ImportError(f"{name} is in prompt_packing.{chapter}: "
-                               f"from prompt_packing.{chapter} import {name}")
-    return AttributeError(f"module 'prompt_packing' has no attribute {name!r}")
-
-# %% ../nbs/how_it_is_built.ipynb #7c1e90ab
-class _Package(ModuleType):
-    "This package: a folder with the name of a function does not replace it."
-    def __setattr__(self, name, value):
-        if name not in _homes or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
-
-sys.modules[__name__].__class__ = _Package
-
 # %% ../nbs/how_it_is_built.ipynb #5037d2d0
 _all_ = ["PackedSequenceMixin", "PackedSequenceCollator", "ExactLossMixin", "audit_loss",
          "plan_batches", "pack_sequences", "StreamingBatches", "FrozenWeightsCallback",
          "load_task", "load_backbone", "load_tokenizer", "Trainer", "TrainingArguments",
          "PromptForSequenceClassification", "TextCache", "compare", "sweep", "load_model"]
+
+# %% ../nbs/how_it_is_built.ipynb #425365f7
+def _chapter_of(name: str) -> str | None: # None: no chapter has it
+    "The folder whose public names include this one."
+    for file in sorted(Path(__file__).parent.glob("*/__init__.py")):
+        names = file.read_text("utf-8").partition("__all__ = [")[2].partition("]")[0]
+        if f"'{name}'" in names:
+            return file.parent.name
+    return None
+
+def __getattr__(name):
+    chapter = _chapter_of(name)
+    if chapter is None:
+        raise AttributeError(f"module 'prompt_packing' has no attribute {name!r}")
+    if name not in _all_:
+        raise ImportError(f"{name} is in prompt_packing.{chapter}: "
+                          f"from prompt_packing.{chapter} import {name}")
+    value = getattr(import_module(f"prompt_packing.{chapter}"), name)
+    globals()[name] = value
+    return value
+
+def __dir__(): return sorted([*globals(), *_all_])
+
+# %% ../nbs/how_it_is_built.ipynb #7c1e90ab
+class _Package(ModuleType):
+    "This package: a folder with the name of a function does not replace it."
+    def __setattr__(self, name, value):
+        if name not in _all_ or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+sys.modules[__name__].__class__ = _Package

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..foundation.foreign import set_for_now, tree_map
-from ..foundation.rows import seeded
+from ..foundation.rows import numbers_drawn, seeded
 
 # %% auto #0
 __all__ = ['NoDropout', 'no_checkpoints', 'Watch', 'set_aside', 'add_back', 'undisturbed', 'is_sharded', 'thin_graph']
@@ -25,16 +26,22 @@ __all__ = ['NoDropout', 'no_checkpoints', 'Watch', 'set_aside', 'add_back', 'und
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
              "feature_dropout", "feature_alpha_dropout"}
 
+_drops = WeakKeyDictionary() # model -> {in training mode: whether it may drop something}
+
 class NoDropout(TorchFunctionMode):
     """While it lasts, dropout gives its input back, wherever it is called.
 
     No module's `training` is touched, since losses may look at it."""
+    met = False # one with a rate above 0 has been called
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if name in _DROPOUTS:
+            self.met |= (args[1] if len(args) > 1 else kwargs.get("p", 0.5)) > 0
             return args[0] if args else kwargs["input"]
         if name == "scaled_dot_product_attention":
+            self.met |= kwargs.get("dropout_p", 0.0) > 0
             kwargs["dropout_p"] = 0.0
         return func(*args, **kwargs)
 
@@ -110,11 +117,16 @@ def undisturbed(
     gradients = set_aside(model)
     device = next(model.parameters(), torch.empty(0)).device
     devices = [] if device.type == "cpu" else [device.index or 0]
+    # under the mode each function of torch passes through Python: without it where the
+    # model met no dropout before and drew no number, and then that is looked at again
+    drops = _drops.setdefault(model, {})
+    mode = NoDropout() if drops.get(model.training, True) else nullcontext()
     try:
-        with seeded(seed), torch.random.fork_rng(devices, device_type=device.type), \
-                NoDropout():
+        with seeded(seed), torch.random.fork_rng(devices, device_type=device.type), mode:
             torch.manual_seed(seed) # of the device, too, which `seeded` leaves alone
+            before = _numbers(device)
             yield
+            drops[model.training] = getattr(mode, "met", False) or _numbers(device) != before
     finally:
         if watch is not None:
             watch.put_back()
@@ -125,6 +137,11 @@ def undisturbed(
                     buffer.copy_(buffers[name])
         set_aside(model)
         add_back(gradients)
+
+def _numbers(device: torch.device) -> tuple: # another one after any was drawn
+    if device.type == "cpu":
+        return numbers_drawn()
+    return *numbers_drawn(), torch.get_device_module(device).get_rng_state().tolist()
 
 def is_sharded(model: nn.Module) -> bool:
     "Whether parameters lie in shards on several processes."

@@ -6,8 +6,7 @@
 __all__ = ['Comparison', 'load_model', 'compare', 'sweep']
 
 # %% ../../nbs/compare/index.ipynb #8acaead8
-from .methods import METHODS as METHODS, Method as Method
-from .runs import Run as Run
+from .runs import METHODS as METHODS, Method as Method, Run as Run
 from .results import Comparison, load_model
 from .sweep import compare, sweep
 

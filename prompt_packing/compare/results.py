@@ -17,7 +17,7 @@ import pandas as pd
 from scipy import stats
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from .methods import METHODS
+from .runs import METHODS
 from ..prompt_tuning import PromptForSequenceClassification
 from ..prompt_tuning.solved_head import TextClassifier
 from ..tasks.labels import METRICS
@@ -106,8 +106,7 @@ def _note(runs, head_score):
     notes = []
     if alike := int(runs.one_class.sum()):
         notes.append(f"{alike} of {len(runs)} give one answer")
-    rare = runs.iloc[0].get("rare_classes", 0) # older records do not say it
-    if rare > 0:
+    if (rare := runs.iloc[0].get("rare_classes", 0)) > 0: # older records have none
         notes.append(f"{rare:.0f} classes have fewer than 5 rows to train on")
     if runs.prompt_tokens.iloc[0] and runs.score.mean() < head_score:
         notes.append("below the head alone: set init to a text")
@@ -132,9 +131,8 @@ def _row(runs, head_score):
 def _majority_row(runs):
     "What it scores to give all rows the answer that fits the training rows best."
     first, nan = runs.iloc[0], float("nan")
-    scores = first.get("majority_scores")
-    if not isinstance(scores, dict): # a record from before they were kept
-        scores = {}
+    scores = first.get("majority_scores") # older records do not have them
+    scores = scores if isinstance(scores, dict) else {}
     return {"trained": 0, "rows": first.rows, "tried": 0, "seeds": 0,
             first.metric: first.majority, "±": nan, "low": nan, "high": nan,
             **{metric: scores.get(metric, nan) for metric in first.metrics[1:]},
@@ -171,6 +169,7 @@ def _table(runs, refused):
     index = pd.MultiIndex.from_tuples(rows, names=where + what)
     table = pd.DataFrame(list(rows.values()), index=index)
     table = table.drop(columns=[] if table.note.any() else "note")
+    table = table.dropna(axis="columns", how="all") # as ± of one seed each
     alike = [k for k in where if index.get_level_values(k).nunique() == 1]
     return table.droplevel(alike)
 

@@ -19,9 +19,8 @@ from threading import Lock
 
 from tqdm.auto import tqdm
 
-from .methods import METHODS
 from .results import Comparison
-from .runs import TASK_OPTIONS, Run, load_kit, run_one
+from .runs import METHODS, TASK_OPTIONS, Run, load_kit, run_one
 from ..foundation.folders import owned, written
 from ..tasks import load_task
 
@@ -181,11 +180,6 @@ def _digest(task):
             h.update(json.dumps([name, column, list(split[column])]).encode())
     return h.hexdigest()
 
-def _data(name, settings):
-    "The digest of a task."
-    given = {o: settings[o] for o in TASK_OPTIONS if o in settings}
-    return _digest(load_task(name, **given))
-
 # %% ../../nbs/compare/sweep.ipynb #130da275
 def sweep(
     backbones:Sequence[str|Path], # names or folders, as `load_backbone` takes them
@@ -215,9 +209,10 @@ def sweep(
     The folder `text_cache` may be deleted; without it the next call computes again."""
     _check(methods, prompt_tokens, tasks)
     settings["training"] = json.dumps(training, sort_keys=True) if training else ""
+    given = {name: settings[name] for name in TASK_OPTIONS if name in settings}
     wanted = [run for task in tasks for run in plan_runs(
         backbones, [task], methods, prompt_tokens, seeds,
-        data=_data(task, settings), **settings)]
+        data=_digest(load_task(task, **given)), **settings)]
     recorded = partial(
         _records, output_dir=output_dir, max_cache_bytes=max_cache_bytes,
         keep_finetuned=keep_finetuned, executor=executor,

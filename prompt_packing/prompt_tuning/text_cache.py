@@ -229,6 +229,8 @@ class TextCache(Dataset):
             tensors = compute(device)
         else:
             ids = repr((texts, None if labels is None else labels.tolist()))
+            # a file of an earlier form says another number, and is refused; states lie
+            # in the order of the batches, which the budget decides
             identity = dict(
                 format="6", weights=facts.digest, token_budget=str(budget),
                 token_ids_and_labels=hashlib.sha256(ids.encode()).hexdigest()[:16],

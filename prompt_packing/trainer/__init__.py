@@ -7,10 +7,10 @@ __all__ = ['BudgetArguments', 'Seq2SeqTrainingArguments', 'TrainingArguments', '
            'TokenBudgetMixin', 'Trainer']
 
 # %% ../../nbs/trainer/index.ipynb #bfd38537
-from .arguments import (BudgetArguments, Seq2SeqTrainingArguments,
-                                              TrainingArguments)
 from .resume import ExactResumeMixin
-from .trainer import Seq2SeqTrainer, TokenBudgetMixin, Trainer
+from prompt_packing.trainer.trainer import (
+    BudgetArguments, Seq2SeqTrainer, Seq2SeqTrainingArguments, TokenBudgetMixin, Trainer,
+    TrainingArguments)
 
 # %% ../../nbs/trainer/index.ipynb #6b169fab
 _all_ = ["BudgetArguments", "Seq2SeqTrainingArguments", "TrainingArguments",

@@ -26,13 +26,13 @@ from prompt_packing.foundation.folders import (
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['STATE_FILE', 'PLACE_FILE', 'Writing', 'checkpoints_in', 'OutputFolder', 'owned_output', 'check_checkpoint',
-           'last_checkpoint', 'find_checkpoint']
+__all__ = ['STATE_FILE', 'PLACE_FILE', 'Writing', 'checkpoints_in', 'OutputFolder', 'warn_of_other_run', 'check_checkpoint',
+           'last_checkpoint']
 
 # %% ../../nbs/trainer/checkpoints.ipynb #41d16885
 class Writing(Enum):
     "How far the newest checkpoint of a run is."
-    NOTHING = auto() # none is written, or it is sealed
+    NOTHING = auto() # none is written, or it is finished
     ASIDE = auto() # transformers writes it into a folder that does not count
     IN_PLACE = auto() # it is `checkpoint-<step>`; callbacks have it in `on_save`
 
@@ -53,17 +53,47 @@ def checkpoints_in(folder: str | os.PathLike) -> dict[int, Path]:
 class OutputFolder:
     """The `output_dir` of a training, for the run that owns it.
 
-    Once a checkpoint: `writing`, in its block `put_in_place`, then `seal`."""
+    Once a run: `owned`, and `find` in its block. Once a checkpoint: `writing`, in its
+    block `put_in_place`, then `finish`."""
     def __init__(self,
         folder: str | os.PathLike,
         accelerator: Accelerator, # of the Trainer
-        run: str, # 8 hexadecimal digits that all processes of this run share
         limit: int | None = None, # `save_total_limit`
     ):
-        self.folder, self.accelerator = Path(folder), accelerator
-        self.run, self.limit = run, limit
+        self.folder, self.accelerator, self.limit = Path(folder), accelerator, limit
+        self.run: str | None = None # 8 digits that all processes of this run share
         self.state, self.step = Writing.NOTHING, 0 # of the newest checkpoint
         self.best: int | None = None # step of the best checkpoint, which is kept
+
+    @contextmanager
+    def owned(self, locks: bool = True) -> Iterator[OutputFolder]: # itself
+        """Lock it, and clear what killed runs have left; a run that saves nothing need not.
+
+        Raises `FolderInUse` if another run writes there, and `OSError` if this one may
+        not."""
+        owns = locks and self.accelerator.is_main_process
+        with owned(self.folder, "training") if owns else nullcontext():
+            self.run, = broadcast_object_list([secrets.token_hex(4)])
+            try:
+                yield self
+            finally: # also after an error, when other processes may be gone
+                self.finish()
+
+    def find(self, resume_from_checkpoint: str | bool | None) -> str | None: # its path
+        """The checkpoint to resume from, verified; the main process chooses.
+
+        Raises `DamagedFolder` for a checkpoint given by name that is not as it was
+        written, and `ValueError` for `True` if there is no good one."""
+        if resume_from_checkpoint in (None, False):
+            return None
+        chosen = resume_from_checkpoint
+        if chosen is True and self.accelerator.is_main_process:
+            chosen = last_checkpoint(self.folder)
+        chosen, = broadcast_object_list([chosen])
+        # of what is no folder transformers says what is wrong
+        if self.accelerator.is_local_main_process and os.path.isdir(chosen):
+            check_checkpoint(chosen)
+        return str(chosen)
 
     def path(self, step: int) -> Path:
         return self.folder / f"checkpoint-{step}"
@@ -133,8 +163,9 @@ class OutputFolder:
         self.aside.rmdir()
         self.state = Writing.IN_PLACE
 
-    def seal(self) -> None:
-        "Checksums of the checkpoint that this process has put in place; old ones go."
+    def finish(self) -> None:
+        """At the end of a step, when callbacks have changed what they want to change:
+        checksums of the checkpoint that this process has put in place; old ones go."""
         if self.state is Writing.IN_PLACE and self.path(self.step).is_dir():
             write_manifest(self.path(self.step))
             self.rotate()
@@ -150,26 +181,19 @@ class OutputFolder:
         for step in removable[:max(excess, 0)]:
             remove(self.path(step))
 
-# %% ../../nbs/trainer/checkpoints.ipynb #734ffe20
-@contextmanager
-def owned_output(
-    accelerator: Accelerator, # of the Trainer
-    folder: str | os.PathLike, # where the checkpoints are
-    limit: int | None = None, # `save_total_limit`
-    locks: bool = True, # False for a run that saves nothing
-) -> Iterator[OutputFolder]:
-    """Lock the output folder of a training, and clear what killed runs have left.
-
-    The main process locks it. Raises `FolderInUse` if another run writes there, and
-    `OSError` if this one may not."""
-    owns = locks and accelerator.is_main_process
-    with owned(folder, "training") if owns else nullcontext():
-        run, = broadcast_object_list([secrets.token_hex(4)])
-        output = OutputFolder(folder, accelerator, run, limit)
-        try:
-            yield output
-        finally: # also after an error, when other processes may be gone
-            output.seal()
+# %% ../../nbs/trainer/checkpoints.ipynb #1e2e0320
+def warn_of_other_run(
+    output: OutputFolder,
+    step: int, # that this run begins with
+) -> None:
+    "A later resume would take the highest step, whichever run has written it."
+    beyond = [path.name for other, path in checkpoints_in(output.folder).items()
+              if other > step]
+    if beyond and output.accelerator.is_main_process:
+        _logger.warning(
+            f"{output.folder} holds {', '.join(beyond)} of another run, and this one "
+            f"begins at step {step}: resume_from_checkpoint=True takes the highest "
+            "step. Delete them, or use another folder.")
 
 # %% ../../nbs/trainer/checkpoints.ipynb #7518f24f
 def check_checkpoint(checkpoint: str | os.PathLike) -> None:
@@ -193,24 +217,3 @@ def last_checkpoint(folder: str | os.PathLike) -> str:
             _logger.warning(f"{path.name} is passed over: {reason}")
     raise ValueError(f"No valid checkpoint found in output directory ({folder}): "
                      "train without resume_from_checkpoint first")
-
-# %% ../../nbs/trainer/checkpoints.ipynb #0627123f
-def find_checkpoint(
-    accelerator: Accelerator,
-    folder: str | os.PathLike, # `output_dir` of the training
-    resume_from_checkpoint: str | bool | None, # as `train` gets it
-) -> str | None: # path of the checkpoint to resume from
-    """The checkpoint to resume from, verified.
-
-    Raises `DamagedFolder` for a checkpoint given by name that is not as it was
-    written, and `ValueError` for `True` if there is no good one."""
-    if resume_from_checkpoint in (None, False):
-        return None
-    chosen = resume_from_checkpoint
-    if chosen is True and accelerator.is_main_process:
-        chosen = last_checkpoint(folder)
-    chosen, = broadcast_object_list([chosen])
-    # of what is no folder transformers says what is wrong
-    if accelerator.is_local_main_process and os.path.isdir(chosen):
-        check_checkpoint(chosen)
-    return str(chosen)

@@ -22,15 +22,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.trainer_utils import has_length
-from transformers.utils import logging
 
 from ..foundation.foreign import set_for_now
 from ..foundation.rows import seeded
 from .checkpoints import (
-    PLACE_FILE, OutputFolder, Writing, checkpoints_in, find_checkpoint, owned_output)
+    PLACE_FILE, OutputFolder, Writing, warn_of_other_run)
 from .loaders import StreamPlace
-
-_logger = logging.get_logger(__name__)
 
 AHEAD = "rng_before_batch" # a folder in a checkpoint, for a batch that was read ahead
 
@@ -100,16 +97,6 @@ def noted_collator_of(dataloader: object) -> NotedCollator | None:
     return loader.collate_fn
 
 # %% ../../nbs/trainer/resume.ipynb #c68e5792
-def _warn_of_other_run(output: OutputFolder, step: int) -> None:
-    "A later resume would take the highest step, whichever run has written it."
-    paths = checkpoints_in(output.folder)
-    beyond = [path.name for other, path in paths.items() if other > step]
-    if beyond and output.accelerator.is_main_process:
-        _logger.warning(
-            f"{output.folder} holds {', '.join(beyond)} of another run, and this one "
-            f"begins at step {step}: resume_from_checkpoint=True takes the highest "
-            "step. Delete them, or use another folder.")
-
 def _has_ended(state: TrainerState, callbacks: Iterable[TrainerCallback]) -> bool:
     "Whether nothing is left to train: all steps are, or early stopping has stopped."
     stoppers = [each for each in callbacks if isinstance(each, EarlyStoppingCallback)]
@@ -146,8 +133,11 @@ class RunState:
             self.losses = losses_of_process(
                 self.saved["losses"], args.process_index, args.world_size)
 
-    def place_in_passes(self, data: object, world_size: int) -> tuple[int, int] | None:
-        "Epoch and batch of a stream whose length nobody knows; None for other data."
+    def begin_in_stream(self, data: object, world_size: int) -> tuple[int, int] | None:
+        """Epoch and batch to begin with, of a stream whose length nobody knows.
+
+        transformers divides the steps by those of an epoch, which it has to know. None
+        for other data, and for a stream that is a `StreamPlace`."""
         is_stream = isinstance(data, IterableDataset) and not has_length(data)
         if not is_stream or self.place is not None or not self.saved:
             return None
@@ -256,7 +246,7 @@ class ExactResumeMixin(_WholeCheckpointMixin):
     2. an epoch: `_run_epoch` (before its batches are read), which calls
        `_load_rng_state` in a resumed epoch;
     3. a step: `get_batch_samples` (before its batches are read), and at its end
-       `_maybe_log_save_evaluate` (seals a new checkpoint);
+       `_maybe_log_save_evaluate` (finishes a new checkpoint);
     4. a checkpoint: `_save_checkpoint`, which calls `_get_output_dir`,
        `_save_rng_state` and `_push_from_checkpoint`;
     5. once: `_finalize_training` (`train_loss` of all starts)."""
@@ -272,11 +262,10 @@ class ExactResumeMixin(_WholeCheckpointMixin):
         "Owns the output folder until training ends; finds and verifies the checkpoint."
         run = self._run_state = RunState()
         saves = self.args.save_strategy != "no" or self.args.enable_jit_checkpoint
-        with owned_output(self.accelerator, self._get_output_dir(trial),
-                          self.args.save_total_limit, locks=saves) as output, \
-                set_for_now(run, output=output):
-            checkpoint = find_checkpoint(
-                self.accelerator, self.args.output_dir, resume_from_checkpoint)
+        output = OutputFolder(self._get_output_dir(trial), self.accelerator,
+                              self.args.save_total_limit)
+        with output.owned(locks=saves), set_for_now(run, output=output):
+            checkpoint = output.find(resume_from_checkpoint)
             run.take_over(checkpoint, self.args)
             return super().train(checkpoint, trial, *args, **kwargs)
 
@@ -296,7 +285,7 @@ class ExactResumeMixin(_WholeCheckpointMixin):
         run = self._run_state
         begin = super()._init_training_state(*args, **kwargs)
         if self.args.save_strategy != "no": # else nobody resumes this run
-            _warn_of_other_run(run.output, self.state.global_step)
+            warn_of_other_run(run.output, self.state.global_step)
         if run.checkpoint is None:
             return begin
         if _has_ended(self.state, self.callback_handler.callbacks):
@@ -305,7 +294,7 @@ class ExactResumeMixin(_WholeCheckpointMixin):
             return sys.maxsize, 0
         if self.args.ignore_data_skip:
             return begin
-        return run.place_in_passes(self.train_dataset, self.args.world_size) or begin
+        return run.begin_in_stream(self.train_dataset, self.args.world_size) or begin
 
     def _load_callback_state(self):
         "What callbacks have counted goes into those that are passed now."
@@ -358,17 +347,17 @@ class ExactResumeMixin(_WholeCheckpointMixin):
         if run.saves_after_step: # wanted before the optimizer had stepped
             self.control.should_save, run.saves_after_step = True, False
         super()._maybe_log_save_evaluate(*args, **kwargs)
-        run.output.seal()
+        run.output.finish()
 
     def _finalize_training(self, *args, **kwargs):
         "`train_loss` becomes that of all starts of the run."
         if self._run_state.saved:
             self._restore_losses() # where no step was left to train
-            # transformers divides by the steps of this start, after adding `_tr_loss`;
-            # older versions divide by all
+            # transformers adds `_tr_loss` to this sum and divides by the steps of this
+            # start, or 0.001 where there was none; older versions divide by all steps.
+            # Scaled so, the quotient is the mean over all steps
             steps = self.state.global_step - getattr(self, "_initial_global_step", 0)
-            unlogged = float(self._tr_loss)
-            share = max(steps, 0.001) / self.state.global_step
-            self._total_loss_scalar = (
-                (self._total_loss_scalar + unlogged) * share - unlogged)
+            divisor, unlogged = max(steps, 0.001), float(self._tr_loss)
+            mean = (self._total_loss_scalar + unlogged) / self.state.global_step
+            self._total_loss_scalar = mean * divisor - unlogged
         return super()._finalize_training(*args, **kwargs)
