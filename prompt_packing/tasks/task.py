@@ -11,8 +11,11 @@ import logging
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+import evaluate
 import numpy as np
 import pandas as pd
 from datasets import (
@@ -28,7 +31,7 @@ from .labels import (
 _logger = logging.getLogger(__name__)
 
 # %% auto #0
-__all__ = ['TASKS', 'Task', 'load_task']
+__all__ = ['TASKS', 'TaskMetric', 'Task', 'load_task']
 
 # %% ../../nbs/tasks/task.ipynb #27599b03
 def _entry(*labels, metrics=("accuracy",), problem_type="single_label_classification"):
@@ -58,6 +61,36 @@ def _tokens(batch, tokenizer, text_columns, max_length):
     lengths = [len(ids) for ids in out["input_ids"]]
     return {**out, "labels": batch["label"], "length": lengths}
 
+# %% ../../nbs/tasks/task.ipynb #458bb283
+_VALUES = {"single_label_classification": Value("int64"),
+           "multi_label_classification": List(Value("int64")),
+           "regression": Value("float64")}
+
+class TaskMetric(evaluate.Metric):
+    "A task's metrics without a download; also a `compute_metrics` for the Trainer."
+    def __init__(self,
+        task: Task,
+        **kwargs: Any, # of `evaluate.Metric`, such as `num_process`
+    ):
+        self.task = task
+        super().__init__(config_name="-".join(task.metrics), **kwargs)
+
+    def _info(self):
+        value = _VALUES[self.task.problem_type]
+        return evaluate.MetricInfo(
+            description=type(self).__doc__, citation="", inputs_description="labels",
+            features=Features({"predictions": value, "references": value}))
+
+    def _compute(self, predictions, references):
+        predictions, references = np.asarray(predictions), np.asarray(references)
+        return {n: float(METRICS[n](predictions, references)) for n in self.task.metrics}
+
+    def __call__(self, prediction: EvalPrediction) -> dict: # a score for each metric
+        logits = prediction.predictions
+        if isinstance(logits, tuple): # they come first if the model returns more
+            logits = logits[0]
+        return self._compute(self.task.decide(logits), prediction.label_ids)
+
 # %% ../../nbs/tasks/task.ipynb #d1d38d76
 @dataclass
 class Task:
@@ -84,15 +117,9 @@ class Task:
             return (logits > 0).astype(int)
         return logits.argmax(-1)
 
-    def metric(self,
-        prediction:EvalPrediction, # of a Trainer: logits and labels of all rows
-    ) -> dict: # a score for each metric
-        "To be given to the Trainer as `compute_metrics`."
-        logits = prediction.predictions
-        if isinstance(logits, tuple): # they come first if the model returns more
-            logits = logits[0]
-        predictions, references = self.decide(logits), np.asarray(prediction.label_ids)
-        return {n: float(METRICS[n](predictions, references)) for n in self.metrics}
+    @cached_property
+    def metric(self) -> TaskMetric: # to be given to the Trainer as `compute_metrics`
+        return TaskMetric(self)
 
     def encode(self,
         tokenizer:PreTrainedTokenizerBase, # of the backbone
