@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from .asking import thin_graph
 from .facts import Findings, Way, numbers
 from .looks import (
-    FAILURES, Asker, joins_rows, rows_to_see, ways_of_parts)
+    FAILURES, Asker, joins_rows, rows_to_see, shuffled, ways_of_parts)
 from .passes import AllProcesses
 from .reading import WeightReader
 from ..foundation.foreign import tree_map
@@ -61,7 +61,9 @@ class EvaluationRows:
     def few(self, budget: int | None = None) -> StepRows:
         "Rows to look at, of those that have been seen: as many short ones as fit."
         lengths = self.lengths(self.seen.rows)
-        return self.seen.some(rows_to_see(lengths, 0, min(512, budget or 512)))
+        numbers = rows_to_see(lengths, 0, min(512, budget or 512))
+        # in any order: collators may sort rows, or cut them to the first or shortest
+        return self.seen.some(numbers[i] for i in shuffled(len(numbers), 0))
 
     def real_rows(self, inputs, accelerator: Accelerator) -> tuple:
         """Whether a batch ends with rows that accelerate copied, and the rows before them.
