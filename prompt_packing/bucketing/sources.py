@@ -227,7 +227,8 @@ class Lane(CheckpointableIterator):
                 raise ValueError(f"no row in {self.source.name}")
             raise StopIteration
         file, (row, _) = window[-1]
-        self.state = self.state | {"window": number + 1, "last": [file, row], "own": own}
+        self.state = self.state | {
+            "window": number + 1, "last": [file, row], "own": own}
         return window
 
     def close(self) -> None:
