@@ -23,6 +23,7 @@ import fsspec
 import pandas as pd
 import pyarrow as pa
 from fsspec.compression import compr, register_compression
+from fsspec.utils import infer_compression
 from pyarrow.parquet import ParquetFile
 
 # %% ../../nbs/foundation/text.ipynb #a4c74024
@@ -43,7 +44,11 @@ def _open(path):
     "A file of bytes, decompressed; - is the standard input."
     if str(path) == "-":
         return open(sys.stdin.fileno(), "rb", closefd=False)
-    return fsspec.open(str(path), "rb", compression="infer").open()
+    # a relative path stays one: a folder above it may be closed to this user
+    is_here = "://" not in str(path)
+    file = open(path, "rb") if is_here else fsspec.open(str(path), "rb").open()
+    compression = infer_compression(str(path))
+    return compr[compression](file, mode="rb") if compression else file
 
 # %% ../../nbs/foundation/text.ipynb #b67ea510
 class BadRow(ValueError):
@@ -173,7 +178,7 @@ def table_rows(
                 yield number, row
             elif bad_rows != "skip":
                 raise BadRow(f"{row_name(path, number)} {fault}")
-    except (BadRow, FileNotFoundError):
+    except (BadRow, FileNotFoundError, PermissionError):
         raise
     except Exception as error: # each way of compression has errors of its own
         last = row_name(path, number).removeprefix(f"{path}, ")
