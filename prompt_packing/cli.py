@@ -39,8 +39,11 @@ def whole(help: str):
 
 def several(help: str, *names: str, read=str):
     "An option for values between commas, each read by a function."
-    def read_all(text: str): # typer says of which option it raises a `ValueError`
-        return [read(word) for word in re.split(r",(?! )", text)]
+    def read_all(text: str):
+        try:
+            return [read(word) for word in re.split(r",(?! )", text)]
+        except ValueError as error: # of `int` and `float`
+            raise BadParameter(str(error)) from None
     return Annotated[str, Option(*names, parser=read_all, metavar="A,B", help=help)]
 
 def one_of(*known: str):
@@ -91,8 +94,8 @@ def text_column(files: list, column: str | None, encoding: str) -> str:
 def check_model(folder: Path, *names: str):
     "Raises `ValueError` for a folder that has none of these."
     if not any((folder / name).exists() for name in names):
-        raise ValueError(f"{folder} holds no {' or '.join(names)}, so no whole model is "
-                         "in it")
+        raise ValueError(f"{folder} holds no {' or '.join(names)}: give a folder that a "
+                         "Trainer or save_pretrained wrote, such as run/checkpoint-500")
 
 # %% ../nbs/cli/commands.ipynb #333b4158
 TextFiles = Annotated[list[Path], Argument(
