@@ -92,8 +92,7 @@ class Layout:
         if self.is_packed: # by the user
             refuse(attention_mask is not None, "A PackedSequence says itself where its "
                    "rows end: pass no attention_mask with it.")
-            self.lengths, self.places = _positions_like(input_ids)
-            self.shape = len(self.lengths), int(self.lengths.max())
+            self.given = input_ids
             return
         self.shape = _check_rows(input_ids)
         if attention_mask is not None:
@@ -130,6 +129,9 @@ class Layout:
         return self._of_tokens(torch.cat([rows[:, 1:], nothing[:, :1]], 1))
 
     def _label_rows(self, labels):
+        if self.is_packed: # not before it is needed, since a device is waited for
+            self.lengths, self.places = _positions_like(self.given)
+            self.shape = len(self.lengths), int(self.lengths.max())
         if isinstance(labels, PackedSequence):
             refuse(not self.is_packed, "The labels are a PackedSequence and input_ids "
                    "are not: give both as rows, or pack both.")
