@@ -4,6 +4,7 @@ Notebooks pass through nbdev's processors, as for Quarto; smalldocs renders them
 becomes MathML, so that no page needs a script from a network; every local link and image
 of the result is then looked up.
 """
+import json
 import re
 import shutil
 import sys
@@ -58,6 +59,26 @@ class Site(smalldocs.site.Site):
         page.env["math"] = False # it is MathML, and needs no script of another host
 
 
+def pages_of(contents):
+    "The addresses of a part of a sidebar."
+    for entry in contents:
+        if isinstance(entry, str):
+            yield entry.replace(".ipynb", ".html")
+        else:
+            yield from pages_of([entry["href"]] if "href" in entry else [])
+            yield from pages_of(entry.get("contents", []))
+
+
+def label_sources(path, sidebars):
+    "Titles in the search's index say which pages are source and tests; search.html lists them last."
+    use = {page for part in sidebars if part["id"] == "use" for page in pages_of(part["contents"])}
+    entries = json.loads(path.read_text(encoding="utf-8"))
+    for entry in entries:
+        if entry["href"].partition("#")[0] not in use:
+            entry["title"] = f"Source: {entry['title']}"
+    path.write_text(json.dumps(entries, ensure_ascii=False), encoding="utf-8")
+
+
 def build():
     "The whole site; its folder, and the links that lead to no file."
     # annotations stay text: torch and transformers import names for type checkers alone
@@ -74,6 +95,7 @@ def build():
     site.build()
     shutil.rmtree(docs, ignore_errors=True)
     shutil.move(proc / "_docs", docs)
+    label_sources(docs / "search.json", project.website["sidebar"])
     for theme in (docs / "site_libs" / "themes").glob("*.css"):
         theme.write_text(FONT.sub("", theme.read_text(encoding="utf-8")), encoding="utf-8")
     return docs, [f"{page}: {link} leads nowhere" for page, link in site.broken]

@@ -1,4 +1,4 @@
-"""Cases for `batches.ipynb`: losses, collators, evaluations and predictions that users write.
+"""Cases for `side_by_side.ipynb`: losses, collators, evaluations and predictions that users write.
 
 A case is a few lines. What it computes with is above it: rows of different lengths, the
 collator that pads them, a small model. `s` holds what a loss may look at besides outputs

@@ -1,4 +1,4 @@
-"""Runs the cases of `batches_cases.py`, for `batches.ipynb`.
+"""Runs the cases of `batches_cases.py`, for `side_by_side.ipynb`.
 
 python measure_batches.py [--more] [KIND OR NAME ...]
 torchrun --nproc_per_node 2 measure_batches.py OUT.json REFERENCES.pt"""

@@ -1,0 +1,41 @@
+// The words that readers type find their page among the first three: `node .ci/tests/search.js`,
+// on the site that .ci/docs.py has built, with its own index and the code of its own search.
+const fs = require("fs"), path = require("path");
+const docs = path.join(__dirname, "../../_docs");
+const read = (...place) => fs.readFileSync(path.join(docs, ...place), "utf8");
+
+const PAGES = { // what is typed: pages that answer it
+  "padding": "bucketing/index", "LSTM": "recurrent/index stories/recurrent_models",
+  "gradient accumulation": "accumulation_loss/index", "prompt tuning": "prompt_tuning/index",
+  "LoRA": "guides/peft", "SFTTrainer": "guides/trl", "multiple GPUs": "trainer/index",
+  "resume": "trainer/resume", "out of memory": "trainer/index troubleshooting",
+  "packing": "bucketing/index bucketing/packing", "csv": "stories/csv_to_predictions",
+  "contrastive": "accumulation_loss/index guides/sentence_transformers",
+  "eval loss": "accumulation_loss/index", "streaming": "bucketing/stream",
+  "checkpoint": "trainer/resume", "frozen": "frozen_weights/index",
+  "PackedSequence": "packed_sequence/index", "token budget": "trainer/index",
+  "group_by_length": "guides/coming_from bucketing/index",
+  "predict": "compare/index trainer/index stories/csv_to_predictions",
+  "class weights": "accumulation_loss/index", "DPO": "guides/trl", "MLM": "trainer/index",
+  "CTC": "reliability/gradients reliability/side_by_side"};
+
+const theme = {exports: {}}, waiting = [];
+new Function("module", "exports", read("site_libs/fuse/fuse.min.js"))(theme, theme.exports);
+global.window = {Fuse: theme.exports};
+global.document = {addEventListener: (_, function_) => waiting.push(function_)};
+const source = fs.readFileSync(path.join(__dirname, "../../nbs/search.html"), "utf8");
+new Function(source.match(/<script>([^]*?)<\/script>/)[1])();
+waiting.forEach((function_) => function_());
+const keys = [["title", 2], ["section", 2], ["text", 1]].map(([name, weight]) => ({name, weight}));
+const search = new window.Fuse(JSON.parse(read("search.json")), {
+  keys, ignoreLocation: true, threshold: 0.3, minMatchCharLength: 2}); // as smalldocs has it
+
+let right = 0;
+for (const [query, pages] of Object.entries(PAGES)) {
+  const hits = search.search(query, {limit: 20}).map(({item}) => item.href.replace(".html", ""));
+  const isThere = hits.slice(0, 3).some((hit) => pages.split(" ").includes(hit.split("#")[0]));
+  right += isThere;
+  console.log(isThere ? "ok  " : "MISS", query.padEnd(22), hits.slice(0, 3).join("  "));
+}
+console.log(`${right} of ${Object.keys(PAGES).length}`);
+process.exit(right < 22 ? 1 : 0);
