@@ -207,8 +207,8 @@ def _table(rows):
     return table, names
 
 # %% ../../nbs/tasks/task.ipynb #c2321ea5
-def _labelled(splits, name, text_columns, label_columns):
-    "The tables that have labels, in a column `label`."
+def _labelled(splits, name, text_columns, label_columns, given):
+    "The tables that have labels, in a column `label`; `given`: text columns, or None."
     tables, columns = {}, list(label_columns)
     for split, rows in splits.items():
         table, _ = _table(rows)
@@ -217,11 +217,14 @@ def _labelled(splits, name, text_columns, label_columns):
         blind = cells.isna() | cells.astype(str).isin(("", "-1", "-1.0"))
         if split == "test" and len(table) and blind.all(axis=None):
             continue
-        find_columns(table, f"{name}, {split}", text_columns, label_columns)
+        # a split may name its text otherwise than the training rows do
+        own = text_columns if {*text_columns} <= {*table} else given
+        own, _ = find_columns(table, f"{name}, {split}", own, label_columns)
         labels = table[columns[0]]
         if len(columns) > 1: # a list of zeros and ones for each row
             labels = pd.Series(table[columns].to_numpy(object).tolist(), table.index)
-        tables[split] = table[[*text_columns]].assign(label=labels)
+        texts = table[[*own]].set_axis([*text_columns], axis=1)
+        tables[split] = texts.assign(label=labels)
     return tables
 
 # %% ../../nbs/tasks/task.ipynb #6ff0c3e5
@@ -347,7 +350,7 @@ def load_task(
         _logger.warning_once(
             f"{name}: the text is in {' and '.join(texts)}, the label in "
             f"{', '.join(label_columns)}; left aside: {', '.join(map(str, rest))}")
-    tables = _labelled(splits, name, texts, label_columns)
+    tables = _labelled(splits, name, texts, label_columns, text_columns)
     if len(label_columns) > 1:
         kind = Labels("multi_label_classification", label_columns, vectors=True)
     else:
