@@ -297,8 +297,7 @@ class TextCache(Dataset):
     def __getstate__(self): # a cache on disk is opened again, not copied
         if self.path is None:
             return self.__dict__
-        # of the states only where they were, for `__setstate__`
-        return self.__dict__ | {"states": self.states.device}
+        return self.__dict__ | {"states": self.states.device} # where they are to be
 
     def __setstate__(self, state: dict):
         self.__dict__.update(state)
