@@ -19,6 +19,8 @@ class BothSides(ast.NodeTransformer):
     "For `shell.ast_transformers`: `assert a == b` becomes `assert _compared(...)`."
     def visit_Assert(self, node):
         if node.msg is None:
+            if not isinstance(node.test, ast.Compare): # no sides: its source
+                node.msg = ast.Constant(ast.unparse(node.test)[:400])
             node.test = self.condition(node.test)
         return ast.fix_missing_locations(node)
 

@@ -16,10 +16,10 @@ def test_links():
     symbols = {f"lib.{module}": {f"lib.{module}.{name}": (module, "") for name in names}
                for module, names in {"a.one": ["verify", "One"], "a.two": ["verify"],
                                      "b.three": ["verify", "_own", "One.run"],
-                                     "cli.run": ["One"]}.items()}
+                                     "cli": ["One"]}.items()}
     assert targets("a/two", symbols) == {"verify": "/a.two", "One": "/a.one"}
     assert targets("b/index", symbols) == {"verify": "/b.three", "One": "/a.one"}
-    assert targets("cli/run", symbols) == {"One": "/cli.run"}
+    assert targets("cli", symbols) == {"One": "/cli"}
     assert targets("guides/x", symbols) == {"One": "/a.one"}
 
 
@@ -69,6 +69,7 @@ def test_asserts():
     assert said("def f():\n    assert 0 < 7 < 5\nf()") == "0 < 7 < 5, with 0 and 7 and 5"
     assert said("assert 'a' in 'a' and 'b' in 'a'") == "'b' in 'a', with 'b' and 'a'"
     assert said("assert 1 == 2, 'mine'") == "mine"
+    assert said("x = 'cat'\nassert x.startswith('d')") == "x.startswith('d')"
     calls = "n = []\ndef f():\n    n.append(1)\n    return len(n)\nassert f() == 2"
     assert said(calls) == "f() == 2, with 1 and 2" # computed once
 

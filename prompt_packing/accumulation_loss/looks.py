@@ -71,8 +71,8 @@ class Asker:
         self.model, self.passes, self.count = model, passes, count
         self.part = passes.part # (rows, some of their numbers) -> batch: packed, say
         self.takes_gradients = not is_sharded(model)
-        # what the first pass shows: writes into parameters, which are undone, and calls
-        # of other processes
+        # what the first pass shows: writes into parameters (None: not known yet), which
+        # are undone, and calls of other processes
         self.writes, self.collectives = None, 0
         self.written = [] # what the last pass made of parameters
         self.drew = False # random numbers on the CPU, when a value was computed last
@@ -171,6 +171,7 @@ class Asker:
 
     def tells(self, made: Made) -> bool:
         "Whether it has a gradient, which would show a difference."
+        # without weight it is a mean over nothing, which rightly has none
         has_gradient = 1e-12 < float(made.gradient.norm()) < inf
         return has_gradient or not self.takes_gradients or not made.weight
 
@@ -185,6 +186,7 @@ def rows_to_see(lengths: np.ndarray, number: int, most_tokens: int = 512) -> lis
 
     The first one, 0, takes as many short rows as a batch of `most_tokens` holds, and a
     few at least; each later one a few, others each time."""
+    # five of the shortest quarter; of a step whose quarter has fewer, four rows
     few = 5 if len(lengths) >= 16 else 4
     order = np.argsort(lengths, kind="stable")
     widths = np.maximum.accumulate(lengths[order])
@@ -201,6 +203,7 @@ def rows_to_see(lengths: np.ndarray, number: int, most_tokens: int = 512) -> lis
 # %% ../../nbs/accumulation_loss/looks.ipynb #be9c5259
 def deals_of(rows: int, number: int) -> list: # each two parts, of row numbers
     "How the look of this number parts its rows."
+    # a few parts make their whole by chance, in one deal, and many hardly ever do
     seeds = range(2) if number == 0 and rows < 12 else [number]
     deals = []
     for seed in seeds:
@@ -242,9 +245,11 @@ def _ask_for_reasons(asker: Asker, findings: Findings, whole, uncut: Made, ways:
     "Whether the loss divides by the count it is given; where no way fits, what it draws."
     def differs(*args):
         return not asker.near(uncut.loss, asker.value(whole, *args), uncut.epsilon)
-    # at first it may draw now and then
+    # not at the first look (which is counted by now): a loss that draws now and then
+    # may have fitted by chance
     if findings.facts.checks > 1 and findings.facts.way in ways:
         return
+    # what parts weigh for themselves is divided by no count of the step
     if asker.count is not None and Way.WEIGHS not in ways:
         # another count, also where it is 0
         findings.set(takes_count=differs(2 * asker.count + 1))
@@ -276,7 +281,8 @@ def ways_of_parts(
         except FAILURES as error: # as of a loss that needs two rows
             return Compared([], f"a part of a step fails alone ({short(error)})", found.made)
         why_not = "".join({made.why_not for made in found.made})
-        # a part of nothing adds nothing, and what cannot be read weighs nothing
+        # a mean over nothing (weight 0) is no summand: that loss divides by its part;
+        # a weight that cannot be read (not a number, which is true) may be one
         can_be = {Way.ADDS: all(made.weight for made in found.made), Way.WEIGHS: not why_not}
         found.ways = [way for way in found.ways
                       if can_be[way] and asker.same(found.made, way, uncut)]
@@ -291,14 +297,17 @@ def _set_parts(findings: Findings, way: Way, found: Compared, uncut: Made):
     facts, weights = findings.facts, [made.weight for made in found.made]
     signatures = {*facts.verified, *(made.signature for made in [*found.made, uncut])}
     findings.set(way=way, verified=tuple(sorted(signatures)))
-    differ = ratio_of(weights, [1.0] * len(weights)) is None
+    differ = ratio_of(weights, [1.0] * len(weights)) is None # weights of the parts
     if way is Way.ADDS:
+        # nothing is weighed, so no weight can be new: `uneven` asks for no further look
         is_constant = not (facts.takes_count or differ)
         findings.set(uneven=True, constant=weights[0] if is_constant else None)
         return
-    if facts.unit == 1.0:
+    if facts.unit == 1.0: # once, so that steps of a run have one unit
         largest = max(map(abs, weights)) or 1.0
         findings.set(unit=2.0 ** round(log2(largest)))
+    # parts of equal weight fit any count that is equal, so they change no name that
+    # parts of different weight have shown
     if differ or not facts.uneven:
         counts = [counted_targets(part) for part in found.parts]
         ratios = {name: ratio_of(weights, numbers(count[name] for count in counts))
@@ -348,7 +357,7 @@ def look(asker: Asker, findings: Findings, sample: StepRows, processes: int = 1)
         found = ways_of_parts(asker, parts_of, number, whole, uncut)
         told = any(made.weight for made in found.made) and all(
             map(asker.tells, [*found.made, uncut]))
-        if found.ways and not told:
+        if found.ways and not told: # 0 fits 0: as if nobody had looked
             findings.set(checks=number)
             return False
         _ask_for_reasons(asker, findings, whole, uncut, found.ways)

@@ -128,7 +128,7 @@ class WeightsSeen:
         for (weight, loss, _), counted in zip(attempt.weights, _counts(attempt)):
             if counted is not None:
                 is_doubtful = abs(weight - facts.per_count * counted) > 1e-5 * abs(weight)
-            else:
+            else: # at most 1: perhaps `clamp(min=1)`; the smallest: another bound
                 is_light = weight <= 1 < most or weight < self.smallest * (1 - 1e-5)
                 is_doubtful = weight and (is_light or float(loss) == 0)
             if is_doubtful:
@@ -186,11 +186,13 @@ class Looks:
             return self._entries(step, number)
         def few(rows: list, parts: int) -> list:
             lengths, most = self.lengths(rows), min(512, self.passes.token_budget or 512)
-            if number == 0: # at all short rows, and not at all of a small step
+            # at all short rows, and not at all of a small step: one of `parts` equal parts
+            if number == 0:
                 most = min(most, max(128, int(lengths.sum()) // parts))
             return [rows[i] for i in rows_to_see(lengths, number, most)]
-        rows = few(step.rows.rows, 4)
-        if self.processes.number > 1: # all look at the same ones
+        rows = few(step.rows.rows, 4) # a quarter of the tokens of this process
+        # all look at the same ones: of the few of all as many as one process had chosen
+        if self.processes.number > 1:
             rows = few(self.processes.rows([rows]), self.processes.number)
         return StepRows(rows, step.rows.collate)
 
@@ -199,7 +201,7 @@ class Looks:
         mine = copy(step.batches[number % len(step.batches)])
         if self.processes.number > 1: # others cannot take what lies on this device
             mine = send_to_device(mine, "cpu")
-        few = self.processes.rows([[mine]])
+        few = self.processes.rows([[mine]]) # a batch of each process, in place of rows
         few = self.passes.prepare(few[number % len(few)])
         size = first_size(few)
         return None if size is None else IndexedRows(few, size)
@@ -246,6 +248,7 @@ class Looks:
         if doubt in ("", UNEVEN): # look at what no look has seen
             self.look(model, step)
             facts = findings.facts
+            # did it see other weights, or these terms?
             is_seen = facts.uneven if doubt else not attempt.has_new_terms(facts)
             if facts.way is not way or is_seen:
                 return facts.way
@@ -296,6 +299,7 @@ class Steps:
             return self.passes.backward(model, step.batches, step.count)
         way, kept = self.looks.way(model, step), set_aside(model)
         attempt = self._attempt(model, step, way)
+        # this ends: parts can become whole, and what is whole can only be given up
         while (other := self.looks.other_way(model, step, attempt)) is not attempt.way:
             set_aside(model) # the gradients of this attempt, for good
             with seeded(): # random numbers go on as if nothing were computed twice

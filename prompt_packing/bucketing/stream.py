@@ -75,6 +75,7 @@ def deal_again(
     following = max(state["next"] for state in states)
     todo, lanes = [], []
     for state in states:
+        # windows of this reader that are before the one where all go on
         passed_by = range(state["next"], following, state["reader"][1])
         todo += state["todo"] + [[window, []] for window in passed_by]
         lanes += [place for place in state["lanes"] if place not in lanes]
@@ -110,12 +111,15 @@ def batches_left(
     cuts: Sequence, # of (readers, batches that each has taken), the present ones last
 ) -> list[list[dict]]: # batches of rows; their number is a multiple of the readers'
     "What is left of a window that was begun."
+    # each number of readers in turn plans what the one before it has left, as it did
     for readers, taken in cuts:
         batches = None
         while batches is None:
             try:
                 batches = plan_window(stream, rows, number, readers)
-            except ValueError: # too few rows are left: take those of the next window
+            # too few rows are left: take those of the next window. Who goes on amid this
+            # one comes here again, and takes the same
+            except ValueError:
                 following = next(windows, None)
                 if following is None:
                     raise
@@ -146,6 +150,7 @@ def read_windows(
             opened[lane].setstate(states[-1] if states else None) # None: the start
         while opened[lane].getstate()["window"] < wanted: # windows of other readers
             next(opened[lane])
+        # before the window is read, since who goes on amid it has to read it again
         places = [place for place in known if place[0] not in opened]
         places += [[n, windows.getstate()] for n, windows in opened.items()]
         window = next(opened[lane], None)
@@ -280,6 +285,7 @@ class StreamingBatches(IterableDataset):
         not read is dealt out again. Raises `ValueError` if one is missing."""
         _check_states(states, _settings(self), self.finite)
         reader = list(self._process())
+        # one pass: the states of all processes are the same, and any will do
         mine = [state for state in states if self.finite or state["reader"] == reader]
         readers = {state["reader"][0] for state in states}
         if mine:

@@ -56,6 +56,7 @@ def _compute_batch(backbone, facts, texts, dtype):
     ids, mask = ids.to(backbone.device), mask.to(backbone.device)
     hidden, layers = text_pass(backbone, input_ids=ids, attention_mask=mask.long(),
                                **position_inputs(mask, facts.first_position))
+    # keys and values of a layer are [rows, heads, tokens, size]
     states = [t.transpose(1, 2)[mask].flatten(1) for pair in layers for t in pair]
     states = torch.cat([part.to(dtype) for part in states], dim=1)
     return states, hidden[torch.arange(len(texts)), lengths - 1].float().cpu()
@@ -220,7 +221,7 @@ class TextCache(Dataset):
         size = int(lengths.sum()) * _width(facts) * dtype.itemsize # of the states
         _check_room(size, max_bytes)
 
-        def compute(device="cpu"):
+        def compute(device="cpu"): # where a file is written from
             bar = tqdm(batches, desc=f"text cache, {size / 1e6:,.1f} MB",
                        disable=not progress)
             return _compute(backbone, facts, texts, bar, dtype, device)
@@ -296,7 +297,7 @@ class TextCache(Dataset):
     def __getstate__(self): # a cache on disk is opened again, not copied
         if self.path is None:
             return self.__dict__
-        return self.__dict__ | {"states": self.states.device}
+        return self.__dict__ | {"states": self.states.device} # where they are to be
 
     def __setstate__(self, state: dict):
         self.__dict__.update(state)

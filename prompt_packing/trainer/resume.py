@@ -74,7 +74,7 @@ def set_random_state(state: tuple) -> None: # of python, numpy, torch
 
 class NotedCollator:
     "A collator; the random numbers before its last batch are kept."
-    wraps_collator = True # of a user: rows are handed over inside it
+    wraps_collator = True # `hand_over_rows` puts its own inside this one
 
     def __init__(self, collate: Callable):
         self.collate = collate
@@ -290,7 +290,7 @@ class ExactResumeMixin(_WholeCheckpointMixin):
             return begin
         if _has_ended(self.state, self.callback_handler.callbacks):
             # no epoch is left; otherwise transformers trains a stream on, and rows by
-            # one step more where max_steps lies within an epoch
+            # one step more where max_steps lies within an epoch. So many epochs are done
             return sys.maxsize, 0
         if self.args.ignore_data_skip:
             return begin

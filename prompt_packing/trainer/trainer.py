@@ -148,6 +148,7 @@ class _StepLoaderMixin:
     def cut_in_worker(self, dataloader) -> Callable | None: # `StepRows` -> batches
         "Where a loader's batch is the step, its workers cut and collate."
         cut, has_workers = self._known_cut(), getattr(dataloader, "num_workers", 0)
+        # sharded processes (`meets`) agree on a number of passes, which no worker can
         is_step = self.args.gradient_accumulation_steps == 1 and not cut.meets
         if self.args.pack or cut.token_budget is None or not has_workers or not is_step:
             return None
@@ -192,7 +193,7 @@ class _PartPredictionMixin:
         if not isinstance(inputs, LazyBatch):
             return predict(inputs)
         evaluation = self._exact_evaluation
-        loader, mean = evaluation.loader, evaluation
+        loader, mean = evaluation.loader, evaluation # it is the mean over all batches
         if loader.rows is None: # rows are ready-made batches
             return predict(inputs.data)
         if evaluation.predictions is None:
@@ -204,7 +205,8 @@ class _PartPredictionMixin:
         parts = [part.numbers for part in padded_parts(
             loader.lengths(loader.rows.rows), self.token_budget,
             USUAL_PASS_COST if cost is None else cost)]
-        if predictions.why_whole is None and len(parts) > 1: # before the first cut
+        # None: not tried, before the first cut; then a reason, or '' where parts do
+        if predictions.why_whole is None and len(parts) > 1:
             with undisturbed(self._steps.passes.bare(model)), \
                     set_for_now(self, is_asking=True), set_for_now(mean, paused=True):
                 predictions.try_parts(predict, loader.few(self.token_budget),
@@ -317,6 +319,7 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
         pack, few = getattr(self.args, "pack", None), rows.some(numbers)
         if not pack:
             return few.take()
+        # without a budget, and where only passes cost, all rows are one part
         part, = packed_parts(self.row_lengths(few.rows), pack, None, ONE_PASS)
         return self._batch_of(few, part)[0]
 
