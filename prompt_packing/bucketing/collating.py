@@ -80,13 +80,14 @@ def _collate_column(name, values, fill, side):
     return torch.from_numpy(padded), is_token
 
 def by_column(features: Sequence[Mapping]) -> dict: # of lists
-    "Rows as a dict of columns. Raises `ValueError` where rows have others."
+    "Rows as a dict of columns. `ValueError` where rows have others, `TypeError` for text."
+    if not hasattr(features[0], "keys"):
+        raise TypeError("a row is a dict with input_ids: tokenize the texts one by one")
     names = features[0].keys()
     for number, row in enumerate(features):
         if row.keys() != names:
-            differs = ", ".join(sorted(map(repr, row.keys() ^ names)))
-            raise ValueError(f"rows have different columns: row {number} and row 0 of "
-                             f"the batch differ in {differs}")
+            differs = "columns " + ", ".join(sorted(map(repr, row.keys() ^ names)))
+            raise ValueError(f"row {number} and row 0 of the batch differ in {differs}")
     return {name: [row[name] for row in features] for name in names}
 
 # %% ../../nbs/bucketing/collating.ipynb #2c2908fb
@@ -152,7 +153,8 @@ class PaddedCollator:
             batch[name], mask = _collate_column(name, values, fill, self.padding_side)
             if key == "input_ids" and "attention_mask" not in columns:
                 batch["attention_mask"] = torch.from_numpy(mask.astype(np.int64))
-        if self.labels_from_ids and "labels" not in batch:
+        # without ids, transformers says which columns the model takes
+        if self.labels_from_ids and "labels" not in batch and "input_ids" in batch:
             padding = batch["attention_mask"] == 0
             batch["labels"] = batch["input_ids"].masked_fill(padding, -100)
         return batch

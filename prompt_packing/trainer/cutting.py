@@ -222,7 +222,8 @@ class StepCut:
         if self.meets: # the process with the most passes sets the number of all
             most = min(max(self.processes.rows([[len(parts)]])), len(lengths))
             parts = parts if len(parts) == most else cut(lengths, passes=most, **limits)
-        if not pack:
+        # a step of as many tokens as the budget is meant to be cut: it hardly ever fits
+        if not pack and budget != getattr(self.args, "tokens_per_step", None):
             computed = sum(len(rows) * int(lengths[rows].max()) + cost
                            for rows in (part.numbers for part in parts))
             if computed > len(lengths) * longest + cost:
