@@ -178,8 +178,8 @@ class ExactEvaluation:
         read = numbers([each for part in self.parts for each in part]) # in one transfer
         losses, weights, rows = torch.tensor(read, dtype=torch.float64).view(-1, 3).T
         # a loss of 0 may have a bound for its weight: `total / count.clamp(min=1)`;
-        # a weight above 1 is a count, and such a loss that of targets all predicted
-        if self.reads and ((losses == 0) & (weights > 0) & (weights <= 1)).any():
+        # a weight that is the number of rows is none
+        if self.reads and ((losses == 0) & (weights != 0) & (weights != rows)).any():
             self._make_by([])
         by_rows, batches = processes.sum(float(self.by_rows), float(len(self.parts)))
         weights = rows if by_rows else weights
