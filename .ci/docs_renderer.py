@@ -30,7 +30,8 @@ class sources_once(Processor):
             at = cells.index(source)
             cells[at:at] = [mk_cell(f"### {name}", "markdown") for name in names]
             if folded:
-                source.source = f"#| code-fold: true\n#| code-summary: Source\n{source.source}"
+                fold = "#| code-fold: true\n#| code-summary: Signature and source\n"
+                source.source = fold + source.source
 
 
 class folded_code(Processor):
