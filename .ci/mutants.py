@@ -1,6 +1,6 @@
 """Draw small faults in a folder's modules, and see which page finds them.
 
-    python .ci/mutants.py bucketing --seed 1
+    python .ci/mutants.py bucketing --seed 1 # or a module of its own, such as cli
 
 A fault is a sign, a comparison, `and` for `or`, or a number that is off by one. It is
 carried into the notebook by nbdev_update, in a copy of the repository. Then the module's
@@ -24,7 +24,9 @@ SWAPS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+"
 
 def candidates(folder):
     "(file, token, the fault in its place) of a folder's modules."
-    for file in sorted((root / "prompt_packing" / folder).glob("*.py")):
+    for file in sorted((root / "prompt_packing").rglob("*.py")):
+        if folder not in name_of(file).split("."):
+            continue
         with file.open("rb") as source:
             for token in tokenize.tokenize(source.readline):
                 fault = SWAPS.get(token.string)
