@@ -37,8 +37,10 @@ class StateGenerationMixin(GenerationMixin):
     "`generate()` for a model that carries a recurrent state."
     def prepare_inputs_for_generation(
             self, input_ids: torch.Tensor, next_sequence_length: int | None = None,
-            **kwargs: Any):
+            cache: Any = None, **kwargs: Any):
         "Once a step. `ValueError` for a text of which the state has read the end."
+        if cache is not None: # transformers 5.24 looks for the name in this signature
+            kwargs["cache"] = cache
         refuse(next_sequence_length is not None and next_sequence_length < 1,
                "past_key_values has seen as many steps as the input has, or more. Pass "
                "the whole text or its full attention_mask, or start from "
