@@ -121,11 +121,12 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, StateGenerationMixin):
         return CausalLMOutputWithPast(loss, layout.restore(logits), out.past_key_values)
 
     def prepare_inputs_for_generation(
-            self, *args: Any, inputs_embeds: torch.Tensor | None = None, **kwargs: Any):
+            self, *args: Any, inputs_embeds: torch.Tensor | None = None,
+            cache: Any = None, **kwargs: Any):
         "`ValueError` also for padding on the right."
         # `generate()` takes embeddings where this function names them
         inputs = super().prepare_inputs_for_generation(
-            *args, inputs_embeds=inputs_embeds, **kwargs)
+            *args, inputs_embeds=inputs_embeds, cache=cache, **kwargs)
         new = inputs["input_ids"]
         if new is None:
             new = inputs["inputs_embeds"]

@@ -34,7 +34,7 @@ class RecurrentState:
     seen: int = 0 # steps that led to this state, padding included
 
     is_compileable = is_croppable = False
-    is_linear = (True,) # a state is not sliced by position, as generate() asks
+    is_linear = (False,) # so generate() of transformers 5.24 skips what was seen
 
     def _map(self, function):
         if not isinstance(self.hidden, tuple):
