@@ -20,7 +20,7 @@ from .chunks import RowsOfAll, in_chunks
 from .facts import (
     Findings, Kind, LossFacts, Way, counted_targets, numbers)
 from prompt_packing.accumulation_loss.looks import (
-    FAILURES, Asker, can_be_whole, look, look_is_due, rows_to_see, short, trust,
+    FAILURES, Asker, can_be_whole, in_parts, look, look_is_due, rows_to_see, short, trust,
     whole_from_here)
 from .passes import AllProcesses, TrainerPasses
 from .reading import WeightReader
@@ -184,17 +184,24 @@ class Looks:
         "Rows to look at, the same on all processes; None: nothing says what a row is."
         if not self.can_join(step):
             return self._entries(step, number)
-        def few(rows: list, parts: int) -> list:
-            lengths, most = self.lengths(rows), min(512, self.passes.token_budget or 512)
-            # at all short rows, and not at all of a small step: one of `parts` equal parts
-            if number == 0:
-                most = min(most, max(128, int(lengths.sum()) // parts))
-            return [rows[i] for i in rows_to_see(lengths, number, most)]
-        rows = few(step.rows.rows, 4) # a quarter of the tokens of this process
+        def few(rows: list) -> list:
+            return [rows[i] for i in rows_to_see(self.lengths(rows), number)]
+        rows = few(step.rows.rows)
         # all look at the same ones: of the few of all as many as one process had chosen
         if self.processes.number > 1:
-            rows = few(self.processes.rows([rows]), self.processes.number)
+            rows = few(self.processes.rows([rows]))
         return StepRows(rows, step.rows.collate)
+
+    def more(self, step: Step) -> StepRows | None:
+        "More rows, of all processes, in parts as large as those of the step."
+        tokens, = self.processes.sum(self.tokens_of_part(step.rows.micro))
+        rows = StepRows(self.processes.rows([step.rows.rows]), step.rows.collate)
+        return in_parts(rows, self.lengths(rows.rows), int(tokens) // self.processes.number)
+
+    def tokens_of_part(self, micro: list[list]) -> int: # rows of each micro-batch
+        "The budget, or the tokens of the largest micro-batch."
+        return self.passes.token_budget or max(
+            len(rows) * int(self.lengths(rows).max(initial=1)) for rows in micro)
 
     def _entries(self, step: Step, number: int) -> IndexedRows | None:
         "Of one ready-made batch, whose rows are entries of its tensors."
@@ -209,7 +216,9 @@ class Looks:
     def look(self, model, step: Step):
         sample = self.sample(step, self.findings.facts.checks)
         if sample is not None:
-            look(self.asker(model, step.count), self.findings, sample, self.processes.number)
+            is_first = not self.findings.facts.checks and self.can_join(step)
+            look(self.asker(model, step.count), self.findings, sample,
+                 self.processes.number, self.more(step) if is_first else None)
             return
         trust(self.findings, "the weights of the parts are read, and cannot be checked: "
               "batches come ready-made, and their values do not agree on a number of rows")
@@ -369,13 +378,7 @@ class Steps:
         """Rows of a chunk: as many as the budget, or the largest micro-batch, has tokens.
 
         Each counts as the longest row of all processes, which the collator made it."""
-        widths = [int(self.looks.lengths(each).max(initial=1)) for each in micro]
-        longest = max(widths)
-        if self.processes.number > 1:
-            longest = int(self.looks.lengths(rows).max())
-        tokens = self.passes.token_budget or max(
-            len(each) * width for each, width in zip(micro, widths))
-        return max(1, tokens // longest)
+        return max(1, self.looks.tokens_of_part(micro) // int(self.looks.lengths(rows).max()))
 
     def _ended(self, model, attempt: Attempt, kept: list) -> torch.Tensor:
         "The loss of a step; its gradients are divided by its weight."
