@@ -66,7 +66,8 @@ class EvaluationRows:
     def more(self, budget: int | None = None) -> StepRows | None:
         "Rows that have been seen, in parts of the budget, or in halves."
         lengths = self.lengths(self.seen.rows)
-        return in_parts(self.seen, lengths, budget or int(lengths.sum()) // 2)
+        tokens = budget or int(lengths.sum()) // 2
+        return in_parts(self.seen, lengths, tokens, tokens)
 
     def real_rows(self, inputs, accelerator: Accelerator) -> tuple:
         """Whether a batch ends with rows that accelerate copied, and the rows before them.

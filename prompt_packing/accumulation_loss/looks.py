@@ -209,9 +209,9 @@ def rows_within(lengths: np.ndarray, most_tokens: int) -> list[int]:
     few = order[:max(4, fitting.sum())]
     return few[shuffled(len(few), 0)].tolist()
 
-def in_parts(rows: StepRows, lengths: np.ndarray, tokens: int) -> StepRows | None:
-    "Rows of four parts of so many tokens, or of 1,024, in such parts; None: they are one."
-    numbers = rows_within(lengths, max(4 * tokens, 1024))
+def in_parts(rows: StepRows, lengths: np.ndarray, tokens: int, most: int):
+    "Rows of `most` tokens, or of 1,024, in parts of so many; None: they are one part."
+    numbers = rows_within(lengths, max(most, 1024))
     each = max(1, tokens // lengths[numbers].max())
     some = rows.some(numbers)
     some.micro = [some.rows[i:i + each] for i in range(0, len(numbers), each)]
@@ -344,8 +344,7 @@ def _set_parts(findings: Findings, way: Way, found: Compared, uncut: Made):
     differ = ratio_of(weights, [1.0] * len(weights)) is None # weights of the parts
     if way is Way.ADDS:
         # nothing is weighed, so no weight can be new: `uneven` asks for no further look
-        is_constant = not (facts.takes_count or differ)
-        findings.set(uneven=True, constant=weights[0] if is_constant else None)
+        findings.set(uneven=True)
         return
     if facts.unit == 1.0: # once, so that steps of a run have one unit
         largest = max(map(abs, weights)) or 1.0
@@ -414,8 +413,8 @@ def look(asker: Asker, findings: Findings, sample: StepRows, processes: int = 1,
     elif found.ways:
         way = facts.way if facts.way in found.ways else found.ways[0]
         _set_parts(findings, way, found, uncut)
-        if findings.facts.constant is not None and uncut.is_mean:
-            _doubt_divisor(asker, findings, whole, sample)
+        if way is Way.ADDS and uncut.is_mean and not findings.facts.takes_count:
+            _doubt_divisor(asker, findings, whole, sample, uncut.weight)
     else:
         _whole_or_not(asker, findings, whole, sample, found)
     if asker.writes and findings.facts.way is not Way.CHUNKS: # which write as often
@@ -453,10 +452,10 @@ def _whole_or_not(asker: Asker, findings: Findings, whole, sample: StepRows,
         reads = bool(found.made) and not any(made.why_not for made in found.made)
         findings.give_up(found.reason + why_not, reads)
 
-def _doubt_divisor(asker: Asker, findings: Findings, whole, sample: StepRows):
-    "A mean over a constant may be one over `count.clamp(min=40)`, which more rows show."
-    reason = f"every part is divided by {findings.facts.constant:g}, and so is the whole, " \
-        "which may be a bound of a count"
+def _doubt_divisor(asker: Asker, findings: Findings, whole, sample: StepRows, by: float):
+    "A constant divisor may be a bound, as in `total / count.clamp(min=40)`."
+    reason = f"every part is divided by {by:g}, and so is the whole: by a constant, or by " \
+        "a bound of a count, which other rows would show"
     if not isinstance(sample, IndexedRows):
         can_be_whole(asker, findings, whole, sample)
     if findings.facts.chunked:

@@ -23,7 +23,7 @@ from prompt_packing.accumulation_loss.looks import (
     FAILURES, Asker, can_be_whole, in_parts, look, look_is_due, rows_to_see, short, trust,
     whole_from_here)
 from .passes import AllProcesses, TrainerPasses
-from .reading import WeightReader
+from .reading import WeightReader, ratio_of
 from ..foundation.rows import (
     IndexedRows, RowLengths, StepRows, first_size, seeded)
 
@@ -148,13 +148,9 @@ def _counts(attempt: Attempt) -> list: # a number for each part, or None
     return nothing if any(count is None for count in counts) else numbers(counts)
 
 def _doubt_in_sum(attempt: Attempt) -> str:
-    "Parts that add up are divided by one number: the count of the step, or a constant."
-    facts = attempt.facts
+    "Parts that add up and take a count are all divided by the count of the step."
     divisors = [weight for weight, *_ in attempt.weights if weight]
-    if not divisors or facts.constant is None and not facts.takes_count:
-        return ""
-    expected = divisors[0] if facts.constant is None else facts.constant
-    if any(abs(each - expected) > 1e-5 * abs(expected) for each in divisors):
+    if attempt.facts.takes_count and ratio_of(divisors, [1.0] * len(divisors)) is None:
         return "the losses of parts are divided by different numbers"
     return ""
 
@@ -194,9 +190,11 @@ class Looks:
 
     def more(self, step: Step) -> StepRows | None:
         "More rows, of all processes, in parts as large as those of the step."
-        tokens, = self.processes.sum(self.tokens_of_part(step.rows.micro))
+        total, = self.processes.sum(self.tokens_of_part(step.rows.micro))
+        tokens = int(total) // self.processes.number
         rows = StepRows(self.processes.rows([step.rows.rows]), step.rows.collate)
-        return in_parts(rows, self.lengths(rows.rows), int(tokens) // self.processes.number)
+        # without a graph two parts at once take less memory than one with its gradients
+        return in_parts(rows, self.lengths(rows.rows), tokens, 2 * tokens)
 
     def tokens_of_part(self, micro: list[list]) -> int: # rows of each micro-batch
         "The budget, or the tokens of the largest micro-batch."
