@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf, isfinite, isnan, log2, nan
 
@@ -27,7 +27,7 @@ from ..foundation.rows import (
 
 # %% auto #0
 __all__ = ['FAILURES', 'SEEDS', 'short', 'look_is_due', 'Made', 'together', 'Asker', 'shuffled', 'rows_to_see', 'rows_within',
-           'in_parts', 'deals_of', 'joins_rows', 'Compared', 'ways_of_parts', 'look', 'trust', 'whole_from_here',
+           'in_parts', 'deal_of', 'joins_rows', 'Compared', 'ways_of_parts', 'look', 'trust', 'whole_from_here',
            'can_be_whole']
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #9828552e
@@ -218,19 +218,14 @@ def in_parts(rows: StepRows, lengths: np.ndarray, tokens: int, most: int):
     return some if len(some.micro) > 1 else None
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #be9c5259
-def deals_of(rows: int, number: int) -> list: # each two parts, of row numbers
+def deal_of(rows: int, number: int) -> tuple: # of row numbers: two parts
     "How the look of this number parts its rows."
-    # a few parts make their whole by chance, in one deal, and many hardly ever do
-    seeds = range(2) if number == 0 and rows < 12 else [number]
-    deals = []
-    for seed in seeds:
-        # no row is alone, since that tells nothing of a loss that compares rows; of four
-        # rows one is in every second deal, since two and two weigh the same in a mean
-        is_alone = rows < 4 or rows == 4 and seed % 2
-        size = max(rows // 3, 1 if is_alone else 2)
-        order = shuffled(rows, seed)
-        deals.append([order[:size], order[size:]])
-    return deals
+    # no row is alone, since that tells nothing of a loss that compares rows; of four
+    # rows one is in every second look, since two and two weigh the same in a mean
+    is_alone = rows < 4 or rows == 4 and number % 2
+    size = max(rows // 3, 1 if is_alone else 2)
+    order = shuffled(rows, number)
+    return order[:size], order[size:]
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #3dd46ef5
 def _ask_collator(findings: Findings, sample: StepRows):
@@ -279,8 +274,9 @@ class Compared:
     "Parts of some rows, beside the whole."
     ways: list[Way] # in which every deal of the rows makes the whole
     reason: str = "" # why there is none
-    made: list[Made] | tuple = () # of the parts of the last deal
-    parts: list | tuple = () # its batches
+    made: list[Made] | tuple = () # of the parts
+    parts: list | tuple = () # their batches
+    told: bool = True # there was a gradient that could differ
 
 def ways_of_parts(asker: Asker, sample: StepRows, number: int, whole, uncut: Made,
                   more: StepRows | None = None) -> Compared: # rows in parts
@@ -292,22 +288,24 @@ def ways_of_parts(asker: Asker, sample: StepRows, number: int, whole, uncut: Mad
     size = first_size(whole) or 1 # one entry: rows laid end to end
     if size > 1 and size % len(sample):
         return Compared([], f"the collator makes {size} entries of {len(sample)} rows")
-    for deal in deals_of(len(sample), number):
-        try:
-            with seeded():
-                found.parts = [asker.passes.prepare(asker.part(sample, part))
-                               for part in deal]
-            found.made = asker.run(found.parts)
-        except FAILURES as error: # as of a loss that needs two rows
-            return Compared([], f"a part of a step fails alone ({short(error)})", found.made)
-        _keep_fitting(asker, found, found.made, uncut)
-    if found.ways and more is not None:
-        _try_by_value(asker, more, found, uncut)
-    return found
+    try:
+        _make_parts(asker, found, sample, deal_of(len(sample), number))
+    except FAILURES as error: # as of a loss that needs two rows
+        return Compared([], f"a part of a step fails alone ({short(error)})")
+    found.told = any(made.weight for made in found.made) and all(
+        map(asker.tells, [*found.made, uncut]))
+    _keep_fitting(asker, found, uncut)
+    is_tried = bool(found.ways) and more is not None
+    return _tried_by_value(asker, more, found, uncut) if is_tried else found
 
-def _keep_fitting(asker: Asker, found: Compared, made: list[Made], uncut: Made,
-                  noise: float = 0.0):
-    "Ways in which these parts do not make the whole are none."
+def _make_parts(asker: Asker, found: Compared, rows: StepRows, deal, by_value=False):
+    with seeded():
+        found.parts = [asker.passes.prepare(asker.part(rows, part)) for part in deal]
+    found.made = asker.run(found.parts, by_value)
+
+def _keep_fitting(asker: Asker, found: Compared, uncut: Made, noise: float = 0.0):
+    "Ways in which the parts do not make the whole are none."
+    made = found.made
     why_not = "".join({part.why_not for part in made})
     # a mean over nothing (weight 0) is no summand: that loss divides by its part;
     # a weight that cannot be read (not a number, which is true) may be one
@@ -320,21 +318,22 @@ def _keep_fitting(asker: Asker, found: Compared, made: list[Made], uncut: Made,
             f"{gradient if uncut.gradient.dim() else ''}, of the parts neither the sum " \
             f"nor a mean{f', and its graph cannot be read ({why_not})' if why_not else ''}"
 
-def _try_by_value(asker: Asker, more: StepRows, found: Compared, few: Made):
+def _tried_by_value(
+        asker: Asker, more: StepRows, found: Compared, few: Made) -> Compared:
     numbers = iter(range(len(more)))
-    groups = [list(islice(numbers, len(micro))) for micro in more.micro]
+    deal = [list(islice(numbers, len(micro))) for micro in more.micro]
     try:
         uncut, = asker.run([asker.whole(more)], by_value=True)
-        with seeded():
-            parts = [asker.passes.prepare(asker.part(more, group)) for group in groups]
-        made = asker.run(parts, by_value=True)
+        tried = replace(found)
+        _make_parts(asker, tried, more, deal, by_value=True)
     except FAILURES: # as of a loss that takes gradients by itself
-        return
+        return found
     # a bound in the place of a weight is met when its part is computed
-    if any(part.weight and part.loss == 0 for part in made):
-        return
+    if any(part.weight and part.loss == 0 for part in tried.made):
+        return found
     noise = asker.noise(few.epsilon, float(few.gradient.norm()))
-    _keep_fitting(asker, found, made, uncut, noise)
+    _keep_fitting(asker, tried, uncut, noise)
+    return tried
 
 def _set_parts(findings: Findings, way: Way, found: Compared, uncut: Made):
     "Steps are computed in parts: what they weigh, and which terms were verified."
@@ -400,9 +399,7 @@ def look(asker: Asker, findings: Findings, sample: StepRows, processes: int = 1,
         parts_of = IndexedRows(whole, len(sample)) if is_indexed else sample
         more = None if is_indexed else more
         found = ways_of_parts(asker, parts_of, number, whole, uncut, more)
-        told = any(made.weight for made in found.made) and all(
-            map(asker.tells, [*found.made, uncut]))
-        if found.ways and not told: # 0 fits 0: as if nobody had looked
+        if found.ways and not found.told: # 0 fits 0: as if nobody had looked
             findings.set(checks=number)
             return False
         _ask_for_reasons(asker, findings, whole, uncut, found.ways)
