@@ -27,7 +27,7 @@ from ..foundation.rows import (
 
 # %% auto #0
 __all__ = ['FAILURES', 'SEEDS', 'short', 'look_is_due', 'Made', 'together', 'Asker', 'shuffled', 'rows_to_see', 'rows_within',
-           'in_parts', 'deal_of', 'joins_rows', 'Compared', 'ways_of_parts', 'look', 'trust', 'whole_from_here',
+           'in_parts', 'deals_of', 'joins_rows', 'Compared', 'ways_of_parts', 'look', 'trust', 'whole_from_here',
            'can_be_whole']
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #9828552e
@@ -218,14 +218,19 @@ def in_parts(rows: StepRows, lengths: np.ndarray, tokens: int, most: int):
     return some if len(some.micro) > 1 else None
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #be9c5259
-def deal_of(rows: int, number: int) -> tuple: # of row numbers: two parts
+def deals_of(rows: int, number: int) -> list: # each two parts, of row numbers
     "How the look of this number parts its rows."
-    # no row is alone, since that tells nothing of a loss that compares rows; of four
-    # rows one is in every second look, since two and two weigh the same in a mean
-    is_alone = rows < 4 or rows == 4 and number % 2
-    size = max(rows // 3, 1 if is_alone else 2)
-    order = shuffled(rows, number)
-    return order[:size], order[size:]
+    # a few parts make their whole by chance, in one deal, and many hardly ever do
+    seeds = range(2) if number == 0 and rows < 12 else [number]
+    deals = []
+    for seed in seeds:
+        # no row is alone, since that tells nothing of a loss that compares rows; of four
+        # rows one is in every second deal, since two and two weigh the same in a mean
+        is_alone = rows < 4 or rows == 4 and seed % 2
+        size = max(rows // 3, 1 if is_alone else 2)
+        order = shuffled(rows, seed)
+        deals.append([order[:size], order[size:]])
+    return deals
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #3dd46ef5
 def _ask_collator(findings: Findings, sample: StepRows):
@@ -288,13 +293,14 @@ def ways_of_parts(asker: Asker, sample: StepRows, number: int, whole, uncut: Mad
     size = first_size(whole) or 1 # one entry: rows laid end to end
     if size > 1 and size % len(sample):
         return Compared([], f"the collator makes {size} entries of {len(sample)} rows")
-    try:
-        _make_parts(asker, found, sample, deal_of(len(sample), number))
-    except FAILURES as error: # as of a loss that needs two rows
-        return Compared([], f"a part of a step fails alone ({short(error)})")
+    for deal in deals_of(len(sample), number):
+        try:
+            _make_parts(asker, found, sample, deal)
+        except FAILURES as error: # as of a loss that needs two rows
+            return Compared([], f"a part of a step fails alone ({short(error)})", found.made)
+        _keep_fitting(asker, found, uncut)
     found.told = any(made.weight for made in found.made) and all(
         map(asker.tells, [*found.made, uncut]))
-    _keep_fitting(asker, found, uncut)
     is_tried = bool(found.ways) and more is not None
     return _tried_by_value(asker, more, found, uncut) if is_tried else found
 
