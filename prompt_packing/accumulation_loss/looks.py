@@ -299,8 +299,8 @@ def ways_of_parts(asker: Asker, sample: StepRows, number: int, whole, uncut: Mad
         except FAILURES as error: # as of a loss that needs two rows
             return Compared([], f"a part of a step fails alone ({short(error)})", found.made)
         _keep_fitting(asker, found, uncut)
-    found.told = any(made.weight for made in found.made) and all(
-        map(asker.tells, [*found.made, uncut]))
+    found.told = any(part.weight for part in found.made) and asker.tells(uncut) and all(
+        asker.tells(part) or part.loss == 0 for part in found.made)
     is_tried = bool(found.ways) and more is not None
     return _tried_by_value(asker, more, found, uncut) if is_tried else found
 
@@ -311,18 +311,23 @@ def _make_parts(asker: Asker, found: Compared, rows: StepRows, deal, by_value=Fa
 
 def _keep_fitting(asker: Asker, found: Compared, uncut: Made, noise: float = 0.0):
     "Ways in which the parts do not make the whole are none."
-    made = found.made
-    why_not = "".join({part.why_not for part in made})
-    # a mean over nothing (weight 0) is no summand: that loss divides by its part;
-    # a weight that cannot be read (not a number, which is true) may be one
-    can_be = {Way.ADDS: all(part.weight for part in made), Way.WEIGHS: not why_not}
-    found.ways = [way for way in found.ways
-                  if can_be[way] and asker.same(made, way, uncut, noise)]
-    if not found.ways:
-        gradient = f" and its gradient {float(uncut.gradient.norm()):.6g}"
-        found.reason = f"as one batch the loss is {uncut.loss:.6g}" \
-            f"{gradient if uncut.gradient.dim() else ''}, of the parts neither the sum " \
-            f"nor a mean{f', and its graph cannot be read ({why_not})' if why_not else ''}"
+    why_not = "".join({part.why_not for part in found.made})
+    # a part of loss 0 may weigh nothing: then what was read is a bound of its count, as
+    # in `total / count.clamp(min=1)`, which makes the step whole where it is met again
+    empty = [replace(part, weight=0.0) if part.loss == 0 else part for part in found.made]
+    for made in (found.made, empty):
+        # a mean over nothing (weight 0) is no summand: that loss divides by its part;
+        # a weight that cannot be read (not a number, which is true) may be one
+        can_be = {Way.ADDS: all(part.weight for part in made), Way.WEIGHS: not why_not}
+        ways = [way for way in found.ways
+                if can_be[way] and asker.same(made, way, uncut, noise)]
+        if ways:
+            found.ways, found.made = ways, made
+            return
+    gradient = f" and its gradient {float(uncut.gradient.norm()):.6g}"
+    found.ways, found.reason = [], f"as one batch the loss is {uncut.loss:.6g}" \
+        f"{gradient if uncut.gradient.dim() else ''}, of the parts neither the sum " \
+        f"nor a mean{f', and its graph cannot be read ({why_not})' if why_not else ''}"
 
 def _tried_by_value(
         asker: Asker, more: StepRows, found: Compared, few: Made) -> Compared:
@@ -333,9 +338,6 @@ def _tried_by_value(
         tried = replace(found)
         _make_parts(asker, tried, more, deal, by_value=True)
     except FAILURES: # as of a loss that takes gradients by itself
-        return found
-    # a bound in the place of a weight is met when its part is computed
-    if any(part.weight and part.loss == 0 for part in tried.made):
         return found
     noise = asker.noise(few.epsilon, float(few.gradient.norm()))
     _keep_fitting(asker, tried, uncut, noise)
