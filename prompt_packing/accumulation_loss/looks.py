@@ -274,6 +274,7 @@ def _ask_for_reasons(asker: Asker, findings: Findings, whole, uncut: Made, ways:
         findings.say(_has_state.format("loss"), Kind.NOT_CHECKED)
     findings.set(draws=asker.drew and any(differs(None, seed) for seed in SEEDS))
 
+# %% ../../nbs/accumulation_loss/looks.ipynb #3dd46e02
 @dataclass
 class Compared:
     "Parts of some rows, beside the whole."
@@ -343,6 +344,7 @@ def _tried_by_value(
     _keep_fitting(asker, tried, uncut, noise)
     return tried
 
+# %% ../../nbs/accumulation_loss/looks.ipynb #3dd46e04
 def _set_parts(findings: Findings, way: Way, found: Compared, uncut: Made):
     "Steps are computed in parts: what they weigh, and which terms were verified."
     facts, weights = findings.facts, [made.weight for made in found.made]
