@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from .asking import thin_graph
 from .facts import Findings, Way, numbers
 from .looks import (
-    FAILURES, Asker, joins_rows, rows_to_see, shuffled, ways_of_parts)
+    FAILURES, Asker, in_parts, joins_rows, rows_within, ways_of_parts)
 from .passes import AllProcesses
 from .reading import WeightReader
 from ..foundation.foreign import tree_map
@@ -61,9 +61,13 @@ class EvaluationRows:
     def few(self, budget: int | None = None) -> StepRows:
         "Rows to look at, of those that have been seen: as many short ones as fit."
         lengths = self.lengths(self.seen.rows)
-        numbers = rows_to_see(lengths, 0, min(512, budget or 512))
-        # in any order: collators may sort rows, or cut them to the first or shortest
-        return self.seen.some(numbers[i] for i in shuffled(len(numbers), 0))
+        return self.seen.some(rows_within(lengths, min(512, budget or 512)))
+
+    def more(self, budget: int | None = None) -> StepRows | None:
+        "Rows that have been seen, in parts of the budget, or in halves."
+        lengths = self.lengths(self.seen.rows)
+        tokens = budget or int(lengths.sum()) // 2
+        return in_parts(self.seen, lengths, tokens, tokens)
 
     def real_rows(self, inputs, accelerator: Accelerator) -> tuple:
         """Whether a batch ends with rows that accelerate copied, and the rows before them.
@@ -83,7 +87,8 @@ class EvaluationRows:
         return True, indexed(inputs, numbers, size) if rows is None else rows.take(numbers)
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #919d8e09
-def ways_of_evaluation(asker: Asker, sample: StepRows) -> list[Way]:
+def ways_of_evaluation(
+        asker: Asker, sample: StepRows, more: StepRows | None = None) -> list[Way]:
     "How the losses of parts of a few rows make that of all."
     if not joins_rows(sample): # they are ready-made batches, which nothing can join
         return [Way.WEIGHS]
@@ -96,8 +101,8 @@ def ways_of_evaluation(asker: Asker, sample: StepRows) -> list[Way]:
     except FAILURES: # without labels there is no loss that a cut could change
         return [Way.ADDS, Way.WEIGHS]
     if draws and first_size(whole) == len(sample):
-        sample = IndexedRows(whole, len(sample))
-    return ways_of_parts(asker, sample, 0, whole, uncut).ways
+        sample, more = IndexedRows(whole, len(sample)), None
+    return ways_of_parts(asker, sample, 0, whole, uncut, more).ways
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #162780c5
 class ExactEvaluation:
@@ -123,8 +128,9 @@ class ExactEvaluation:
         self._make_by(self.findings.evaluation_ways)
 
     def _look(self) -> list[Way]: # at rows that have been seen so far
+        budget = self.asker.passes.token_budget
         return ways_of_evaluation(
-            self.asker, self.loader.few(self.asker.passes.token_budget))
+            self.asker, self.loader.few(budget), self.loader.more(budget))
 
     def _make_by(self, ways: list[Way]):
         "As a look at some rows allows: weights as read, or transformers' mean."

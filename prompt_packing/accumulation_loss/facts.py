@@ -69,7 +69,6 @@ class LossFacts:
     communicates: bool = False # between processes, by itself
     ordered: bool = False # parts never make the whole, and nothing can be whole
     verified: tuple[str, ...] = () # signatures of terms that a look has seen
-    constant: float | None = None # what every part is divided by, where parts add up
     uneven: bool = False # it was seen that parts of different weight make the whole
     unit: float = 1.0 # a power of two that weights are divided by: sixteen bits overflow
     mean_over: str = "" # in words, where a count of the batch is what was read

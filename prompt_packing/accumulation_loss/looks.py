@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from math import inf, isfinite, isnan, log2, nan
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import nn
 from torch.nn.utils import get_total_norm
 
 from .asking import (
-    Watch, is_sharded, no_checkpoints, undisturbed)
+    Watch, is_sharded, no_checkpoints, thin_graph, undisturbed)
 from .chunks import chunked_modules, in_chunks
 from .facts import (
     Findings, Kind, Way, counted_targets, numbers)
@@ -25,8 +26,9 @@ from ..foundation.rows import (
     IndexedRows, StepRows, first_size, numbers_drawn, same_numbers, seeded)
 
 # %% auto #0
-__all__ = ['FAILURES', 'SEEDS', 'short', 'look_is_due', 'Made', 'together', 'Asker', 'shuffled', 'rows_to_see', 'deals_of',
-           'joins_rows', 'Compared', 'ways_of_parts', 'look', 'trust', 'whole_from_here', 'can_be_whole']
+__all__ = ['FAILURES', 'SEEDS', 'short', 'look_is_due', 'Made', 'together', 'Asker', 'shuffled', 'rows_to_see', 'rows_within',
+           'in_parts', 'deals_of', 'joins_rows', 'Compared', 'ways_of_parts', 'look', 'trust', 'whole_from_here',
+           'can_be_whole']
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #9828552e
 # what a batch may raise that a loss, a model or a collator cannot take
@@ -51,6 +53,7 @@ class Made:
     epsilon: float # of the loss's dtype
     signature: str # of the terms of the loss
     why_not: str # why its weight cannot be read
+    is_mean: bool # as it was read: of all terms
 
 def together(parts: list[Made], way: Way) -> tuple[float, torch.Tensor]: # loss, gradient
     "What parts make if they are added, or averaged by their weights."
@@ -93,11 +96,14 @@ class Asker:
         if self.writes is None:
             self.writes, self.collectives = bool(watch.written), watch.collectives
 
-    def run(self, batches: list) -> list[Made]:
-        "Buffers and random numbers go on from batch to batch, as they do in a step."
+    def run(self, batches: list, by_value: bool = False) -> list[Made]:
+        """Buffers and random numbers go on from batch to batch, as they do in a step.
+
+        By value: without gradients, and without the memory that a graph takes."""
         reader = WeightReader()
-        with self._watched() as watch:
-            return [self._made(batch, reader, watch) for batch in batches]
+        graph = thin_graph(self.model) if by_value else nullcontext()
+        with self._watched() as watch, graph:
+            return [self._made(batch, reader, watch, by_value) for batch in batches]
 
     def value(self, batch, count=None, seed: int = 0) -> float:
         # with a graph: some losses compute gradients themselves, or are others without
@@ -108,19 +114,19 @@ class Asker:
             self.drew = numbers_drawn() != before
         return float(loss.detach())
 
-    def _made(self, batch, reader: WeightReader, watch) -> Made:
+    def _made(self, batch, reader: WeightReader, watch, by_value: bool) -> Made:
         with watch:
             loss = self.passes.loss(self.model, batch, self.count)
         value, weight = float(loss.detach()), self.passes.weight_of(batch)
-        reader.signature = ""
+        reader.signature, reader.is_mean = "", False
         if weight is None:
             weight = reader(loss)
-        gradient = self._gradient_of(loss)
+        gradient = torch.zeros(()) if by_value else self._gradient_of(loss)
         if weight == 0 and isnan(value): # a mean over nothing
             value, gradient = 0.0, torch.zeros(())
         return Made(value, gradient, nan if weight is None else weight,
                     torch.finfo(loss.dtype).eps, reader.signature,
-                    reader.why_not if weight is None else "")
+                    reader.why_not if weight is None else "", reader.is_mean)
 
     def _gradient_of(self, loss: torch.Tensor) -> torch.Tensor:
         parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -149,15 +155,18 @@ class Asker:
         size = max(abs(first), abs(second), 1e-12)
         return abs(first - second) <= max(self.tolerance(epsilon) * size, noise)
 
-    def same(self, parts: list[Made], way: Way, whole: Made) -> bool:
+    def noise(self, epsilon: float, gradient: float) -> float: # the length of it
+        "Rounding of the parameters moves a loss by this much: gradient times parameters."
+        size = get_total_norm([p for p in self.model.parameters() if p.requires_grad])
+        return epsilon * float(size) * gradient
+
+    def same(self, parts: list[Made], way: Way, whole: Made, noise: float = 0.0) -> bool:
         "Whether these parts make the loss and the gradient of the whole in this way."
         loss, gradient = together(parts, way)
         epsilon = max(made.epsilon for made in [*parts, whole])
-        # rounding of the parameters moves a loss by this much: gradient times parameters
-        size = float(get_total_norm([p for p in self.model.parameters() if p.requires_grad]))
         summands = sum(float(part.gradient.norm()) for part in parts)
         length = float(whole.gradient.norm())
-        noise = 10 * epsilon * size * (summands + length)
+        noise = noise or self.noise(10 * epsilon, summands + length)
         if not self.near(loss, whole.loss, epsilon, noise):
             return False
         tolerance = self.tolerance(epsilon)
@@ -181,24 +190,32 @@ def shuffled(count: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randperm(count, generator=generator).tolist()
 
-def rows_to_see(lengths: np.ndarray, number: int, most_tokens: int = 512) -> list[int]:
-    """Which rows of a step, of so many tokens each, the look of this number takes.
-
-    The first one, 0, takes as many short rows as a batch of `most_tokens` holds, and a
-    few at least; each later one a few, others each time."""
+def rows_to_see(lengths: np.ndarray, number: int) -> list[int]:
+    "A few rows of a step, of so many tokens each: others in the look of each number."
     # five of the shortest quarter; of a step whose quarter has fewer, four rows
     few = 5 if len(lengths) >= 16 else 4
-    order = np.argsort(lengths, kind="stable")
-    widths = np.maximum.accumulate(lengths[order])
-    within = int((widths * np.arange(1, len(order) + 1) <= most_tokens).sum())
-    pool = order[:max(few, within)]
-    if number == 0:
-        return pool.tolist()
-    pool = pool[:max(few, len(order) // 4)]
+    pool = np.argsort(lengths, kind="stable")[:max(few, len(lengths) // 4)]
     pool = pool[shuffled(len(pool), number)]
     # one of each length first
     _, first = np.unique(lengths[pool], return_index=True)
     return [*pool[np.sort(first)], *np.delete(pool, first)][:few]
+
+def rows_within(lengths: np.ndarray, most_tokens: int) -> list[int]:
+    """As many of the shortest rows as one batch of so many tokens holds, four at least.
+
+    In any order: collators may sort rows, or leave out doubles, which have one length."""
+    order = np.argsort(lengths, kind="stable")
+    fitting = lengths[order] * np.arange(1, len(order) + 1) <= most_tokens
+    few = order[:max(4, fitting.sum())]
+    return few[shuffled(len(few), 0)].tolist()
+
+def in_parts(rows: StepRows, lengths: np.ndarray, tokens: int, most: int):
+    "Rows of `most` tokens, or of 1,024, in parts of so many; None: they are one part."
+    numbers = rows_within(lengths, max(most, 1024))
+    each = max(1, tokens // lengths[numbers].max())
+    some = rows.some(numbers)
+    some.micro = [some.rows[i:i + each] for i in range(0, len(numbers), each)]
+    return some if len(some.micro) > 1 else None
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #be9c5259
 def deals_of(rows: int, number: int) -> list: # each two parts, of row numbers
@@ -262,35 +279,67 @@ class Compared:
     "Parts of some rows, beside the whole."
     ways: list[Way] # in which every deal of the rows makes the whole
     reason: str = "" # why there is none
-    made: list[Made] | tuple = () # of the parts of the last deal
-    parts: list | tuple = () # its batches
+    made: list[Made] | tuple = () # of the parts
+    parts: list | tuple = () # their batches
+    told: bool = True # there was a gradient that could differ
 
-def ways_of_parts(
-        asker: Asker, sample: StepRows, number: int, whole, uncut: Made) -> Compared:
-    "In which ways parts of the rows make the whole, in the look of this number."
+def ways_of_parts(asker: Asker, sample: StepRows, number: int, whole, uncut: Made,
+                  more: StepRows | None = None) -> Compared: # rows in parts
+    """In which ways parts of the rows make the whole, in the look of this number.
+
+    A bound may lie above what a few rows have: forty targets, the eight hardest rows.
+    So `more` of them are computed as well, without gradients."""
     found = Compared([Way.ADDS, Way.WEIGHS])
     size = first_size(whole) or 1 # one entry: rows laid end to end
     if size > 1 and size % len(sample):
         return Compared([], f"the collator makes {size} entries of {len(sample)} rows")
     for deal in deals_of(len(sample), number):
         try:
-            with seeded():
-                found.parts = [asker.passes.prepare(asker.part(sample, part))
-                               for part in deal]
-            found.made = asker.run(found.parts)
+            _make_parts(asker, found, sample, deal)
         except FAILURES as error: # as of a loss that needs two rows
             return Compared([], f"a part of a step fails alone ({short(error)})", found.made)
-        why_not = "".join({made.why_not for made in found.made})
-        # a mean over nothing (weight 0) is no summand: that loss divides by its part;
-        # a weight that cannot be read (not a number, which is true) may be one
-        can_be = {Way.ADDS: all(made.weight for made in found.made), Way.WEIGHS: not why_not}
-        found.ways = [way for way in found.ways
-                      if can_be[way] and asker.same(found.made, way, uncut)]
-        if not found.ways:
-            found.reason = f"as one batch the loss is {uncut.loss:.6g} and its gradient " \
-                f"{float(uncut.gradient.norm()):.6g}, of the parts neither the sum nor a mean"
-            found.reason += f", and its graph cannot be read ({why_not})" if why_not else ""
-    return found
+        _keep_fitting(asker, found, uncut)
+    found.told = any(made.weight for made in found.made) and all(
+        map(asker.tells, [*found.made, uncut]))
+    is_tried = bool(found.ways) and more is not None
+    return _tried_by_value(asker, more, found, uncut) if is_tried else found
+
+def _make_parts(asker: Asker, found: Compared, rows: StepRows, deal, by_value=False):
+    with seeded():
+        found.parts = [asker.passes.prepare(asker.part(rows, part)) for part in deal]
+    found.made = asker.run(found.parts, by_value)
+
+def _keep_fitting(asker: Asker, found: Compared, uncut: Made, noise: float = 0.0):
+    "Ways in which the parts do not make the whole are none."
+    made = found.made
+    why_not = "".join({part.why_not for part in made})
+    # a mean over nothing (weight 0) is no summand: that loss divides by its part;
+    # a weight that cannot be read (not a number, which is true) may be one
+    can_be = {Way.ADDS: all(part.weight for part in made), Way.WEIGHS: not why_not}
+    found.ways = [way for way in found.ways
+                  if can_be[way] and asker.same(made, way, uncut, noise)]
+    if not found.ways:
+        gradient = f" and its gradient {float(uncut.gradient.norm()):.6g}"
+        found.reason = f"as one batch the loss is {uncut.loss:.6g}" \
+            f"{gradient if uncut.gradient.dim() else ''}, of the parts neither the sum " \
+            f"nor a mean{f', and its graph cannot be read ({why_not})' if why_not else ''}"
+
+def _tried_by_value(
+        asker: Asker, more: StepRows, found: Compared, few: Made) -> Compared:
+    numbers = iter(range(len(more)))
+    deal = [list(islice(numbers, len(micro))) for micro in more.micro]
+    try:
+        uncut, = asker.run([asker.whole(more)], by_value=True)
+        tried = replace(found)
+        _make_parts(asker, tried, more, deal, by_value=True)
+    except FAILURES: # as of a loss that takes gradients by itself
+        return found
+    # a bound in the place of a weight is met when its part is computed
+    if any(part.weight and part.loss == 0 for part in tried.made):
+        return found
+    noise = asker.noise(few.epsilon, float(few.gradient.norm()))
+    _keep_fitting(asker, tried, uncut, noise)
+    return tried
 
 def _set_parts(findings: Findings, way: Way, found: Compared, uncut: Made):
     "Steps are computed in parts: what they weigh, and which terms were verified."
@@ -300,8 +349,7 @@ def _set_parts(findings: Findings, way: Way, found: Compared, uncut: Made):
     differ = ratio_of(weights, [1.0] * len(weights)) is None # weights of the parts
     if way is Way.ADDS:
         # nothing is weighed, so no weight can be new: `uneven` asks for no further look
-        is_constant = not (facts.takes_count or differ)
-        findings.set(uneven=True, constant=weights[0] if is_constant else None)
+        findings.set(uneven=True)
         return
     if facts.unit == 1.0: # once, so that steps of a run have one unit
         largest = max(map(abs, weights)) or 1.0
@@ -319,9 +367,10 @@ def _set_parts(findings: Findings, way: Way, found: Compared, uncut: Made):
     findings.set(uneven=facts.uneven or differ)
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #73443f4e
-def look(asker: Asker, findings: Findings, sample: StepRows, processes: int = 1) -> bool:
+def look(asker: Asker, findings: Findings, sample: StepRows, processes: int = 1,
+         more: StepRows | None = None) -> bool:
     """Find out, or verify, how the losses of parts make the loss of the whole, by rows of
-    the step that begins, the same on all processes. Whether the rows told something.
+    the step that begins, the same on all processes, and `more` of them. Whether the rows told something.
 
     The reference is what the user's collator makes of all rows of the sample, and the
     parts are what it makes of some of them: the very batches that a step is cut into. Of
@@ -354,10 +403,9 @@ def look(asker: Asker, findings: Findings, sample: StepRows, processes: int = 1)
         # where the collator makes two entries of a row, nothing says which belong to it
         is_indexed = findings.facts.collator_draws and first_size(whole) == len(sample)
         parts_of = IndexedRows(whole, len(sample)) if is_indexed else sample
-        found = ways_of_parts(asker, parts_of, number, whole, uncut)
-        told = any(made.weight for made in found.made) and all(
-            map(asker.tells, [*found.made, uncut]))
-        if found.ways and not told: # 0 fits 0: as if nobody had looked
+        more = None if is_indexed else more
+        found = ways_of_parts(asker, parts_of, number, whole, uncut, more)
+        if found.ways and not found.told: # 0 fits 0: as if nobody had looked
             findings.set(checks=number)
             return False
         _ask_for_reasons(asker, findings, whole, uncut, found.ways)
@@ -368,6 +416,8 @@ def look(asker: Asker, findings: Findings, sample: StepRows, processes: int = 1)
     elif found.ways:
         way = facts.way if facts.way in found.ways else found.ways[0]
         _set_parts(findings, way, found, uncut)
+        if way is Way.ADDS and uncut.is_mean and not findings.facts.takes_count:
+            _doubt_divisor(asker, findings, whole, sample, uncut.weight)
     else:
         _whole_or_not(asker, findings, whole, sample, found)
     if asker.writes and findings.facts.way is not Way.CHUNKS: # which write as often
@@ -404,6 +454,17 @@ def _whole_or_not(asker: Asker, findings: Findings, whole, sample: StepRows,
     else:
         reads = bool(found.made) and not any(made.why_not for made in found.made)
         findings.give_up(found.reason + why_not, reads)
+
+def _doubt_divisor(asker: Asker, findings: Findings, whole, sample: StepRows, by: float):
+    "A constant divisor may be a bound, as in `total / count.clamp(min=40)`."
+    reason = f"every part is divided by {by:g}, and so is the whole: by a constant, or by " \
+        "a bound of a count, which other rows would show"
+    if not isinstance(sample, IndexedRows):
+        can_be_whole(asker, findings, whole, sample)
+    if findings.facts.chunked:
+        whole_from_here(findings, reason)
+    else:
+        findings.say(f"{reason}: the losses of the parts are added", Kind.NOT_CHECKED)
 
 def whole_from_here(findings: Findings, reason: str):
     findings.set(way=Way.CHUNKS, uneven=True)

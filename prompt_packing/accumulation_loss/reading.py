@@ -144,6 +144,7 @@ class WeightReader:
     def __init__(self):
         self.first = None # kinds and denominators of the first part that had any
         self.is_sum = False # of one part at least
+        self.is_mean = False # of the part that was read last
         self.signature = "" # of the part that was read last
         self.signatures = set() # of all parts
         self.why_not = "" # the reason of the last part that could not be read
@@ -164,7 +165,7 @@ class WeightReader:
     def _weight_of(self, terms: list[Term]) -> float:
         kinds = {term.is_mean for term in terms}
         denominators = [term.denominator for term in terms]
-        self.is_sum = self.is_sum or False in kinds
+        self.is_sum, self.is_mean = self.is_sum or False in kinds, kinds == {True}
         if len(kinds) > 1:
             raise Unreadable("a mean plus a sum")
         if not any(denominators):

@@ -20,10 +20,10 @@ from .chunks import RowsOfAll, in_chunks
 from .facts import (
     Findings, Kind, LossFacts, Way, counted_targets, numbers)
 from prompt_packing.accumulation_loss.looks import (
-    FAILURES, Asker, can_be_whole, look, look_is_due, rows_to_see, short, trust,
+    FAILURES, Asker, can_be_whole, in_parts, look, look_is_due, rows_to_see, short, trust,
     whole_from_here)
 from .passes import AllProcesses, TrainerPasses
-from .reading import WeightReader
+from .reading import WeightReader, ratio_of
 from ..foundation.rows import (
     IndexedRows, RowLengths, StepRows, first_size, seeded)
 
@@ -148,13 +148,9 @@ def _counts(attempt: Attempt) -> list: # a number for each part, or None
     return nothing if any(count is None for count in counts) else numbers(counts)
 
 def _doubt_in_sum(attempt: Attempt) -> str:
-    "Parts that add up are divided by one number: the count of the step, or a constant."
-    facts = attempt.facts
+    "Parts that add up and take a count are all divided by the count of the step."
     divisors = [weight for weight, *_ in attempt.weights if weight]
-    if not divisors or facts.constant is None and not facts.takes_count:
-        return ""
-    expected = divisors[0] if facts.constant is None else facts.constant
-    if any(abs(each - expected) > 1e-5 * abs(expected) for each in divisors):
+    if attempt.facts.takes_count and ratio_of(divisors, [1.0] * len(divisors)) is None:
         return "the losses of parts are divided by different numbers"
     return ""
 
@@ -184,17 +180,26 @@ class Looks:
         "Rows to look at, the same on all processes; None: nothing says what a row is."
         if not self.can_join(step):
             return self._entries(step, number)
-        def few(rows: list, parts: int) -> list:
-            lengths, most = self.lengths(rows), min(512, self.passes.token_budget or 512)
-            # at all short rows, and not at all of a small step: one of `parts` equal parts
-            if number == 0:
-                most = min(most, max(128, int(lengths.sum()) // parts))
-            return [rows[i] for i in rows_to_see(lengths, number, most)]
-        rows = few(step.rows.rows, 4) # a quarter of the tokens of this process
+        def few(rows: list) -> list:
+            return [rows[i] for i in rows_to_see(self.lengths(rows), number)]
+        rows = few(step.rows.rows)
         # all look at the same ones: of the few of all as many as one process had chosen
         if self.processes.number > 1:
-            rows = few(self.processes.rows([rows]), self.processes.number)
+            rows = few(self.processes.rows([rows]))
         return StepRows(rows, step.rows.collate)
+
+    def more(self, step: Step) -> StepRows | None:
+        "More rows, of all processes, in parts as large as those of the step."
+        total, = self.processes.sum(self.tokens_of_part(step.rows.micro))
+        tokens = int(total) // self.processes.number
+        rows = StepRows(self.processes.rows([step.rows.rows]), step.rows.collate)
+        # without a graph two parts at once take less memory than one with its gradients
+        return in_parts(rows, self.lengths(rows.rows), tokens, 2 * tokens)
+
+    def tokens_of_part(self, micro: list[list]) -> int: # rows of each micro-batch
+        "The budget, or the tokens of the largest micro-batch."
+        return self.passes.token_budget or max(
+            len(rows) * int(self.lengths(rows).max(initial=1)) for rows in micro)
 
     def _entries(self, step: Step, number: int) -> IndexedRows | None:
         "Of one ready-made batch, whose rows are entries of its tensors."
@@ -209,7 +214,9 @@ class Looks:
     def look(self, model, step: Step):
         sample = self.sample(step, self.findings.facts.checks)
         if sample is not None:
-            look(self.asker(model, step.count), self.findings, sample, self.processes.number)
+            is_first = not self.findings.facts.checks and self.can_join(step)
+            look(self.asker(model, step.count), self.findings, sample,
+                 self.processes.number, self.more(step) if is_first else None)
             return
         trust(self.findings, "the weights of the parts are read, and cannot be checked: "
               "batches come ready-made, and their values do not agree on a number of rows")
@@ -369,13 +376,7 @@ class Steps:
         """Rows of a chunk: as many as the budget, or the largest micro-batch, has tokens.
 
         Each counts as the longest row of all processes, which the collator made it."""
-        widths = [int(self.looks.lengths(each).max(initial=1)) for each in micro]
-        longest = max(widths)
-        if self.processes.number > 1:
-            longest = int(self.looks.lengths(rows).max())
-        tokens = self.passes.token_budget or max(
-            len(each) * width for each, width in zip(micro, widths))
-        return max(1, tokens // longest)
+        return max(1, self.looks.tokens_of_part(micro) // int(self.looks.lengths(rows).max()))
 
     def _ended(self, model, attempt: Attempt, kept: list) -> torch.Tensor:
         "The loss of a step; its gradients are divided by its weight."
