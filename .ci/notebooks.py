@@ -171,6 +171,7 @@ def main():
     chosen = changed_pages(args.notebooks) if args.changed else args.notebooks or pages()
     # large ones last, which are taken first: two workers end together
     names = sorted(map(os.path.relpath, chosen), key=lambda n: os.path.getsize(n.split("::")[0]))
+    os.environ.setdefault("MATPLOTLIBRC", str(root / "nbs" / "matplotlibrc")) # our style
     for name in SHARED:
         import_module(name)
     gc.freeze() # transformers collects garbage after each run: what was imported is none

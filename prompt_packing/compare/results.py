@@ -187,14 +187,14 @@ def _plot(runs, ax):
     groups = runs.groupby([runs[key].map(str) for key in keys], sort=False)
     for i, ((method, size, *rest), group) in enumerate(groups):
         names.append("\n".join([f"{method} {size}".removesuffix(" 0"), *rest]))
-        scores, color = group.score, f"C{i % 10}"
-        ax.scatter(np.full(len(group), i), scores, s=9, alpha=0.5, color=color)
+        ax.scatter(np.full(len(group), i), group.score, s=9, alpha=0.5, color="C0")
         # one seed has no interval: that of its mean is NaN, and is not drawn
-        ax.errorbar(i, scores.mean(), _seeds_interval(scores), fmt="o", capsize=3,
-                    color=color)
-    ax.hlines(runs.majority.unique(), -0.5, len(names) - 0.5, ls=":", color="0.5",
-              label="one answer for all rows")
-    ax.legend(fontsize="small")
+        ax.errorbar(i, group.score.mean(), _seeds_interval(group.score), fmt="o",
+                    capsize=3, color="C0")
+    answers = runs.majority.unique()
+    ax.hlines(answers, -0.5, len(names) - 0.5, ls=":", color="0.5")
+    ax.annotate("one answer for all rows", (-0.5, answers.max()), (0, 3),
+                textcoords="offset points", fontsize="small", color="0.5")
     ax.set_xticks(range(len(names)), names, fontsize="small")
     ax.set(ylabel=" or ".join(runs.metric.unique()).replace("_", " "))
     return ax
