@@ -4,12 +4,9 @@ import re
 import sys
 from pathlib import Path
 
-import matplotlib
-
 # what only developers install
 for name in ("nbdev", "fastcore", "execnb", "nbformat", "optuna", "hypothesis", "distributed"):
     sys.modules[name] = None
-matplotlib.use("Agg")  # pictures go to files
 for page in sys.argv[1:]:
     names = {"__name__": "__main__"}
     for cell in json.loads(Path(page).read_text(encoding="utf-8"))["cells"]:

@@ -2,10 +2,12 @@
 import ast
 import builtins
 
+NAMES = "abcdefgh" # of the sides of a comparison
 
-def compared(source, compare, *sides):
+
+def compared(source, comparison, *sides):
     "What a comparison gives; an AssertionError with its sides where it fails."
-    result = compare(*sides)
+    result = eval(comparison, dict(zip(NAMES, sides)))
     if not result:
         shown = " and ".join(repr(side)[:400] for side in sides)
         raise AssertionError(f"{source}, with {shown}")
@@ -16,11 +18,10 @@ builtins._compared = compared # by this name whatever a cell defines
 
 
 class BothSides(ast.NodeTransformer):
-    "For `shell.ast_transformers`: `assert a == b` becomes `assert _compared(...)`."
+    "For `shell.ast_transformers`: `assert x == y` becomes `assert _compared('x == y', 'a == b', x, y)`."
     def visit_Assert(self, node):
         if node.msg is None:
-            if not isinstance(node.test, ast.Compare): # no sides: its source
-                node.msg = ast.Constant(ast.unparse(node.test)[:400])
+            node.msg = ast.Constant(ast.unparse(node.test)[:400]) # where there are no sides
             node.test = self.condition(node.test)
         return ast.fix_missing_locations(node)
 
@@ -29,10 +30,7 @@ class BothSides(ast.NodeTransformer):
             test.values = [self.condition(each) for each in test.values]
         if not isinstance(test, ast.Compare):
             return test
-        source, sides = ast.unparse(test), [test.left, *test.comparators]
-        names = [f"side_{i}" for i in range(len(sides))]
-        call = ast.parse(f"_compared({source!r}, lambda {', '.join(names)}: 0)", mode="eval").body
-        loads = [ast.Name(name, ast.Load()) for name in names]
-        call.args[1].body = ast.Compare(loads[0], test.ops, loads[1:])
-        call.args += sides
-        return ast.copy_location(call, test)
+        sides, (first, *rest) = [test.left, *test.comparators], map(ast.Name, NAMES)
+        comparison = ast.Compare(first, test.ops, rest[:len(test.ops)])
+        words = [ast.Constant(ast.unparse(each)) for each in (test, comparison)]
+        return ast.Call(ast.Name("_compared", ast.Load()), words + sides, [])

@@ -4,20 +4,18 @@ Notebooks pass through nbdev's processors, as for Quarto; smalldocs renders them
 becomes MathML, so that no page needs a script from a network; every local link and image
 of the result is then looked up.
 """
-import json
 import re
 import shutil
 import sys
-from collections import defaultdict
 from inspect import signature
 from urllib.parse import unquote, urldefrag
 
 import fastcore.docments
-import nbdev.doclinks
 import nbdev.serve
 import smalldocs.config
 import smalldocs.markdown
 import smalldocs.site
+from docs_renderer import is_for_use
 from imports import root
 from latex2mathml.converter import convert
 from nbdev.config import get_config
@@ -35,7 +33,7 @@ def mathml(tex, options):
 
 def targets(page, symbols):
     "name -> its address, as a page means it: its own, its folder's, or the only one there is."
-    homes = defaultdict(list)
+    homes = {} # name -> distance -> addresses
     for module, names in symbols.items():
         place = module.split(".", 1)[-1].replace(".", "/")
         near = place.split("/")[0] == page.split("/")[0]
@@ -45,45 +43,30 @@ def targets(page, symbols):
         for full, (address, _) in names.items():
             name = full.removeprefix(f"{module}.")
             if name[0] != "_" and "." not in name: # these have a heading on the site
-                homes[name].append((distance, f"/{address}"))
-    nearest = {name: [address for distance, address in places if distance == min(places)[0]]
-               for name, places in homes.items()}
+                places = homes.setdefault(name, {})
+                places.setdefault(distance, []).append(f"/{address}")
+    nearest = {name: places[min(places)] for name, places in homes.items()}
     return {name: addresses[0] for name, addresses in nearest.items() if len(addresses) == 1}
 
 
 class Site(smalldocs.site.Site):
-    "Names in backticks lead to the page that defines them."
+    "Names in backticks lead to the page that defines them; a search lists pages of use first."
     def render_page(self, page):
         self.symbols = targets(page.src.with_suffix("").as_posix(), index["syms"])
         super().render_page(page)
         page.env["math"] = False # it is MathML, and needs no script of another host
 
-
-def pages_of(contents):
-    "The addresses of a part of a sidebar."
-    for entry in contents:
-        if isinstance(entry, str):
-            yield entry.replace(".ipynb", ".html")
-        else:
-            yield from pages_of([entry["href"]] if "href" in entry else [])
-            yield from pages_of(entry.get("contents", []))
-
-
-def label_sources(path, sidebars):
-    "Titles in the search's index say which pages are source and tests; search.html lists them last."
-    use = {page for part in sidebars if part["id"] == "use" for page in pages_of(part["contents"])}
-    entries = json.loads(path.read_text(encoding="utf-8"))
-    for entry in entries:
-        if entry["href"].partition("#")[0] not in use:
-            entry["title"] = f"Source: {entry['title']}"
-    path.write_text(json.dumps(entries, ensure_ascii=False), encoding="utf-8")
+    def write_search(self):
+        for page in self.pages.values():
+            if not is_for_use(page.src): # search.html knows them by their titles
+                page.env["title_text"] = f"Source: {page.title}"
+        super().write_search()
 
 
 def build():
     "The whole site; its folder, and the links that lead to no file."
     # annotations stay text: torch and transformers import names for type checkers alone
     fastcore.docments.signature = lambda symbol, eval_str=False: signature(symbol)
-    nbdev.doclinks._build_modidx()
     proc, docs = nbdev.serve.proc_nbs(n_workers=0, force=True), root / "_docs"
     shutil.copy(root / "CHANGELOG.md", proc / "changelog.md")
     smalldocs.markdown.math_renderer = mathml
@@ -95,7 +78,6 @@ def build():
     site.build()
     shutil.rmtree(docs, ignore_errors=True)
     shutil.move(proc / "_docs", docs)
-    label_sources(docs / "search.json", project.website["sidebar"])
     for theme in (docs / "site_libs" / "themes").glob("*.css"):
         theme.write_text(FONT.sub("", theme.read_text(encoding="utf-8")), encoding="utf-8")
     return docs, [f"{page}: {link} leads nowhere" for page, link in site.broken]

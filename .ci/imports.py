@@ -6,7 +6,6 @@ from pathlib import Path
 from execnb.nbio import read_nb
 
 root = Path(__file__).resolve().parent.parent
-PACKAGE = "prompt_packing"
 
 
 def name_of(file):
@@ -24,7 +23,7 @@ def pages():
 def exported(page):
     code = "\n".join(c.source for c in read_nb(page).cells if c.cell_type == "code")
     name = re.search(r"^#\| default_exp (\S+)", code, re.M)
-    return name and f"{PACKAGE}.{name[1]}".removesuffix(".__init__"), code
+    return name and f"prompt_packing.{name[1]}".removesuffix(".__init__"), code
 
 
 def users(names):
@@ -52,5 +51,4 @@ def changed_pages(files):
     own = [page for page in pages() if page in paths]
     modules = {pages()[page][0] for page in own} | {
         name_of(path) for path in paths if path.suffix == ".py"}
-    return list(dict.fromkeys(own + affected_pages(modules - {None}) + (
-        LEDGERS if modules - {None} else [])))
+    return list(dict.fromkeys(own + affected_pages(modules - {None}) + LEDGERS))

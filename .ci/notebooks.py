@@ -45,7 +45,7 @@ def run(name, folder, args):
     "The exit status of a notebook that this process runs, for `a/page.ipynb::id` as far as a cell."
     path, _, until = name.partition("::")
     fname = Path(path).resolve()
-    sink = os.open(f"{folder}.log", os.O_WRONLY | os.O_CREAT)
+    sink = os.open(f"{folder}/said.log", os.O_WRONLY | os.O_CREAT)
     for stream in (1, 2):
         os.dup2(sink, stream)
     signal.alarm(args.limit) # which ends this process
@@ -129,11 +129,10 @@ def tidy(output):
 
 def measured():
     "When, on what and with what a notebook was run, for its readers."
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
+    processor = subprocess.getoutput("lscpu 2>/dev/null | sed -n 's/^Model name: *//p'")
     commit = subprocess.getoutput("git rev-parse --short HEAD")
     return (f"::: {{.measured}}\nOutputs of {time.strftime('%Y-%m-%d')}, commit {commit}, "
-            f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores, "
+            f"{processor or platform.machine()}, {os.cpu_count()} cores, "
             f"threads {os.environ.get('OMP_NUM_THREADS', 'all')}, {installed()}.\n:::")
 
 
@@ -144,14 +143,13 @@ def installed():
 
 def report(name, folder, start, status):
     "Print how a notebook ended, and its output where it failed; (outcome, what broke)."
-    said = Path(f"{folder}.log").read_text(errors="replace")
+    said = Path(folder, "said.log").read_text(errors="replace")
     if status == -signal.SIGALRM:
         said += f"\nat {name}: not done after {time.time() - start:.0f} s"
     outcome = {0: "passed", SKIPPED: "skipped"}.get(status, "failed")
     shown = f"\n{said[-6000:]}" if outcome == "failed" else ""
     print(f"{outcome:8}{name} ({time.time() - start:.0f} s){shown}", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
-    os.remove(f"{folder}.log")
     places = re.findall(r"^at (.*)", said, re.M)
     return outcome, places[-1] if places else f"{name}: status {status} {said[-200:]}"
 

@@ -1,13 +1,13 @@
 """Tests of what the pages cannot test: `python .ci/tests/tools.py`."""
 import ast
-import json
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from asserts import BothSides
-from docs import label_sources, targets, wrong_links
+from docs import targets, wrong_links
+from docs_renderer import is_for_use
 from outputs import difference
 
 
@@ -23,18 +23,11 @@ def test_links():
     assert targets("guides/x", symbols) == {"One": "/a.one"}
 
 
-def test_labels():
-    "Titles in the search's index say which pages are source."
-    sidebars = [{"id": "use", "contents": ["index.ipynb", {"section": "A", "href": "a/index.ipynb",
-                                                           "contents": ["a/own.ipynb"]}]},
-                {"id": "source", "contents": ["a/part.ipynb"]}]
-    pages = ["index.html", "a/index.html#x", "a/own.html", "a/part.html#y"]
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "search.json")
-        path.write_text(json.dumps([{"href": page, "title": "T"} for page in pages]))
-        label_sources(path, sidebars)
-        assert [entry["title"] for entry in json.loads(path.read_text())] == [
-            "T", "T", "T", "Source: T"]
+def test_pages_of_use():
+    "Pages in the first sidebar are for use, at any depth; what others end with is not."
+    pages = ["index.ipynb", "cli/index.ipynb", "bucketing/packing.ipynb", "changelog.md"]
+    assert all(map(is_for_use, pages))
+    assert not any(map(is_for_use, ["steps.ipynb", "bucketing/steps.ipynb", "foundation/text.ipynb"]))
 
 
 def test_wrong_links():

@@ -26,6 +26,7 @@ from tempfile import gettempdir
 import pandas as pd
 import torch
 import transformers
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from tqdm import tqdm
 from test_trainer import StepReader
 from tiny_models import (
@@ -90,7 +91,8 @@ def trained_step(
         model, trainer_class, collator_of(model), rows,
         per_device_train_batch_size=-(-len(rows) // accumulation),
         gradient_accumulation_steps=accumulation, **arguments)
-    with StepReader(model) as reader:
+    reader = StepReader(model)
+    with register_optimizer_step_post_hook(reader):
         trainer.train()
     model.zero_grad(set_to_none=True)
     return reader.gradients[0], trainer

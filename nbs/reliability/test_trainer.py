@@ -5,12 +5,11 @@ should give the same gradient and the same logged loss in any number of micro-ba
 on any number of processes, padded on either side."""
 import math
 import os
-import sys
 import tempfile
 from dataclasses import dataclass
 
 import torch
-from torch import multiprocessing
+from accelerate.state import AcceleratorState
 from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -51,21 +50,18 @@ def make_trainer(setting: Setting): # write your own: it has `train()` and `mode
         logging_steps=1, learning_rate=0.0, max_grad_norm=0.0, save_strategy="no",
         report_to="none", use_cpu=True), collate, setting.rows)
 
-def settings(rows, cuts=(2, 8), processes=(2,), padding_sides=("left",), samplers=()):
+def settings(rows):
     "Ways to compute a step that should all give what one batch gives, by name."
-    ways = {f"accumulation={n}": Setting(rows, n) for n in cuts}
-    ways["uneven"] = Setting(rows[:-1], 2)
-    for n in processes:
-        ways |= {f"processes={n}": Setting(rows, 1, n), f"both={n}": Setting(rows, 2, n)}
-    for side in padding_sides:
-        ways[f"padding={side}"] = Setting(rows, padding_side=side)
-    return ways | {f"sampler={name}": Setting(rows, 2, sampler=name) for name in samplers}
+    ways = {f"accumulation={n}": Setting(rows, n) for n in (2, 8)}
+    return ways | {
+        "uneven": Setting(rows[:-1], 2), "processes=2": Setting(rows, 1, 2),
+        "both=2": Setting(rows, 2, 2), "padding=left": Setting(rows, padding_side="left")}
 
-def run(make_trainer, setting: Setting) -> dict: # gradients of the steps, logged losses
+def run(make_trainer, setting: Setting) -> dict: # gradient of a step, logged losses
     if setting.processes == 1:
         return run_here(make_trainer, setting)
     with tempfile.NamedTemporaryFile() as file: # forked: nothing need be importable
-        multiprocessing.start_processes(
+        torch.multiprocessing.start_processes(
             run_in_group, (make_trainer, setting, get_free_port(), file.name),
             setting.processes, start_method="fork")
         return torch.load(file.name, weights_only=True)
@@ -80,14 +76,7 @@ class StepReader:
         self.names = {id(p): name for name, p in model.named_parameters()}
         self.gradients = [] # by step, then by name
 
-    def __enter__(self):
-        self.handle = register_optimizer_step_post_hook(self.read)
-        return self
-
-    def __exit__(self, *error):
-        self.handle.remove()
-
-    def read(self, optimizer, args, kwargs): # by torch, after each step of each optimizer
+    def __call__(self, optimizer, args, kwargs): # by torch, after each optimizer's step
         gradient = {}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -99,7 +88,8 @@ class StepReader:
 
 def run_here(make_trainer, setting: Setting) -> dict:
     trainer = make_trainer(setting)
-    with StepReader(trainer.model) as reader:
+    reader = StepReader(trainer.model)
+    with register_optimizer_step_post_hook(reader):
         trainer.train()
     first, second = reader.gradients # one for each step
     if setting.accumulation * setting.processes == 1: # in parts, their order may matter
@@ -112,9 +102,8 @@ def run_in_group(rank, make_trainer, setting: Setting, port, file):
                        MASTER_PORT=str(port), WORLD_SIZE=str(setting.processes),
                        ACCELERATE_USE_CPU="true")
     torch.set_num_threads(1) # a forked process waits forever for its parent's threads
-    if "accelerate" in sys.modules: # knows from its parent that there is one process
-        state = sys.modules["accelerate.state"].AcceleratorState
-        state._reset_state(reset_partial_state=True)
+    # accelerate knows from the parent that there is one process
+    AcceleratorState._reset_state(reset_partial_state=True)
     ran = run_here(make_trainer, setting)
     if rank == 0:
         torch.save(ran, file)

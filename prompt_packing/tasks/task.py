@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import evaluate
 import numpy as np
@@ -34,8 +33,8 @@ _logger = logging.getLogger(__name__)
 __all__ = ['TASKS', 'TaskMetric', 'Task', 'load_task']
 
 # %% ../../nbs/tasks/task.ipynb #27599b03
-def _entry(*labels, metrics=("accuracy",), problem_type="single_label_classification"):
-    return dict(labels=labels, metrics=metrics, problem_type=problem_type)
+def _entry(*labels, metrics=None, kind="single_label_classification"):
+    return dict(labels=labels, metrics=metrics or METRICS_OF[kind], problem_type=kind)
 
 TASKS = dict(
     sst2=_entry("negative", "positive"),
@@ -46,8 +45,7 @@ TASKS = dict(
     mrpc=_entry("not_equivalent", "equivalent", metrics=("accuracy", "f1")),
     qqp=_entry("not_duplicate", "duplicate", metrics=("accuracy", "f1")),
     mnli=_entry("entailment", "neutral", "contradiction"),
-    stsb=_entry("score", metrics=("r2", "rmse", "pearson", "spearmanr"),
-                problem_type="regression"),
+    stsb=_entry("score", kind="regression"),
     movie_reviews=_entry("negative", "positive"),
     product_reviews=_entry("negative", "positive"))
 
@@ -58,25 +56,20 @@ def _tokens(batch, tokenizer, text_columns, max_length):
     out = tokenizer(*texts, truncation=True, max_length=max_length)
     if len(texts) == 1:
         out.pop("token_type_ids", None) # all zeros
-    lengths = [len(ids) for ids in out["input_ids"]]
-    return {**out, "labels": batch["label"], "length": lengths}
+    return {**out, "labels": batch["label"], "length": [*map(len, out["input_ids"])]}
 
 # %% ../../nbs/tasks/task.ipynb #458bb283
-_VALUES = {"single_label_classification": Value("int64"),
-           "multi_label_classification": List(Value("int64")),
-           "regression": Value("float64")}
-
 class TaskMetric(evaluate.Metric):
     "A task's metrics without a download; also a `compute_metrics` for the Trainer."
     def __init__(self,
         task: Task,
-        **kwargs: Any, # of `evaluate.Metric`, such as `num_process`
+        **kwargs: object, # of `evaluate.Metric`, such as `num_process`
     ):
         self.task = task
         super().__init__(config_name="-".join(task.metrics), **kwargs)
 
     def _info(self):
-        value = _VALUES[self.task.problem_type]
+        value = self.task.splits["train"].features["label"]
         return evaluate.MetricInfo(
             description=type(self).__doc__, citation="", inputs_description="labels",
             features=Features({"predictions": value, "references": value}))
