@@ -229,7 +229,10 @@ def audit_checkpoint(
                 f"{checkpoint} holds no config.json: give a checkpoint of transformers' "
                 "Trainer, such as runs/mine/checkpoint-500; of an adapter, use "
                 "audit_loss(trainer)")
-        config = AutoConfig.from_pretrained(checkpoint)
+        try:
+            config = AutoConfig.from_pretrained(checkpoint)
+        except (TypeError, KeyError) as error: # as of a list
+            raise ValueError(f"{checkpoint}/config.json names no model_type") from error
     name = (config.architectures or ["no class"])[0]
     if head is not None:
         with torch.device("meta"): # no weights
