@@ -1,5 +1,6 @@
 // The words that readers type find their page among the first three, a page of use before any
-// source: `node .ci/tests/search.js`, on the site that .ci/docs.py has built, with its own index and the code of its own search.
+// source: `node .ci/tests/search.js`, on the site that .ci/docs.py has built, with its own index
+// and the code of its own search.
 const fs = require("fs"), path = require("path");
 const docs = path.join(__dirname, "../../_docs");
 const read = (...place) => fs.readFileSync(path.join(docs, ...place), "utf8");
@@ -39,7 +40,8 @@ for (const [query, pages] of Object.entries(PAGES)) {
   const found = search.search(query, {limit: 20}).map(({item}) => item);
   const hits = found.map((item) => item.href.replace(".html", ""));
   const isUse = !found[0].title.startsWith("Source: ");
-  const isThere = isUse && hits.slice(0, 3).some((hit) => pages.split(" ").includes(hit.split("#")[0]));
+  const isThere = isUse && hits.slice(0, 3).some(
+    (hit) => pages.split(" ").includes(hit.split("#")[0]));
   right += isThere;
   console.log(isThere ? "ok  " : "MISS", query.padEnd(22), hits.slice(0, 3).join("  "));
 }
