@@ -33,7 +33,7 @@ __all__ = ['FAILURES', 'SEEDS', 'short', 'look_is_due', 'Made', 'together', 'Ask
 # %% ../../nbs/accumulation_loss/looks.ipynb #9828552e
 # what a batch may raise that a loss, a model or a collator cannot take
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, ArithmeticError,
-            AttributeError, NotImplementedError)
+            AttributeError, NotImplementedError, AssertionError)
 
 def short(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:100]}"
@@ -211,7 +211,12 @@ def rows_within(lengths: np.ndarray, most_tokens: int) -> list[int]:
 
 def in_parts(rows: StepRows, lengths: np.ndarray, tokens: int, most: int):
     "Rows of `most` tokens, or of 1,024, in parts of so many; None: they are one part."
-    numbers = rows_within(lengths, max(most, 1024))
+    numbers = np.array(rows_within(lengths, max(most, 1024)))
+    # the longer half by length, so that parts are of one length, as those of a step are;
+    # the shorter half, whose parts are narrower than the whole, in any order
+    long = np.sort(numbers)[np.argsort(lengths[np.sort(numbers)], kind="stable")]
+    long = long[len(numbers) // 2:]
+    numbers = [*numbers[~np.isin(numbers, long)], *long]
     each = max(1, tokens // lengths[numbers].max())
     some = rows.some(numbers)
     some.micro = [some.rows[i:i + each] for i in range(0, len(numbers), each)]
