@@ -27,8 +27,8 @@ from ..foundation.rows import (
 
 # %% auto #0
 __all__ = ['FAILURES', 'SEEDS', 'short', 'look_is_due', 'Made', 'together', 'Asker', 'shuffled', 'rows_to_see', 'rows_within',
-           'in_parts', 'deals_of', 'joins_rows', 'Compared', 'ways_of_parts', 'look', 'trust', 'whole_from_here',
-           'can_be_whole']
+           'in_parts', 'first_parts', 'deals_of', 'joins_rows', 'Compared', 'ways_of_parts', 'look', 'trust',
+           'whole_from_here', 'can_be_whole']
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #9828552e
 # what a batch may raise that a loss, a model or a collator cannot take
@@ -212,15 +212,23 @@ def rows_within(lengths: np.ndarray, most_tokens: int) -> list[int]:
 def in_parts(rows: StepRows, lengths: np.ndarray, tokens: int, most: int):
     "Rows of `most` tokens, or of 1,024, in parts of so many; None: they are one part."
     numbers = np.array(rows_within(lengths, max(most, 1024)))
-    # the longer half by length, so that parts are of one length, as those of a step are;
-    # the shorter half, whose parts are narrower than the whole, in any order
-    long = np.sort(numbers)[np.argsort(lengths[np.sort(numbers)], kind="stable")]
-    long = long[len(numbers) // 2:]
+    # the longer half by length, as parts of a step are; the shorter half in any order
+    by_length = numbers[np.argsort(lengths[numbers], kind="stable")]
+    long = by_length[len(numbers) // 2:]
     numbers = [*numbers[~np.isin(numbers, long)], *long]
     each = max(1, tokens // lengths[numbers].max())
     some = rows.some(numbers)
     some.micro = [some.rows[i:i + each] for i in range(0, len(numbers), each)]
     return some if len(some.micro) > 1 else None
+
+def first_parts(rows: StepRows, lengths: np.ndarray) -> StepRows | None:
+    "The first micro-batches of a step: two, and more where they have 1,024 tokens at most."
+    ends = np.cumsum([len(part) for part in rows.micro])
+    of_whole = ends * np.maximum.accumulate(lengths)[ends - 1] # tokens
+    most = max(1024, of_whole[min(1, len(ends) - 1)])
+    number = int((of_whole <= most).sum())
+    few = StepRows(rows.rows[:ends[number - 1]], rows.collate, rows.micro[:number])
+    return few if number > 1 else None
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #be9c5259
 def deals_of(rows: int, number: int) -> list: # each two parts, of row numbers

@@ -20,8 +20,8 @@ from .chunks import RowsOfAll, in_chunks
 from .facts import (
     Findings, Kind, LossFacts, Way, counted_targets, numbers)
 from prompt_packing.accumulation_loss.looks import (
-    FAILURES, Asker, can_be_whole, in_parts, look, look_is_due, rows_to_see, short, trust,
-    whole_from_here)
+    FAILURES, Asker, can_be_whole, first_parts, in_parts, look, look_is_due, rows_to_see,
+    short, trust, whole_from_here)
 from .passes import AllProcesses, TrainerPasses
 from .reading import WeightReader, ratio_of
 from ..foundation.rows import (
@@ -189,12 +189,13 @@ class Looks:
         return StepRows(rows, step.rows.collate)
 
     def more(self, step: Step) -> StepRows | None:
-        "More rows, of all processes, in parts as large as those of the step."
-        total, = self.processes.sum(self.tokens_of_part(step.rows.micro))
-        tokens = int(total) // self.processes.number
-        rows = StepRows(self.processes.rows([step.rows.rows]), step.rows.collate)
+        "More rows, of all processes: micro-batches of the step, or parts as large as its."
+        micro = self.processes.rows([step.rows.micro])
+        rows = StepRows([row for each in micro for row in each], step.rows.collate, micro)
+        lengths, budget = self.lengths(rows.rows), self.passes.token_budget
         # without a graph two parts at once take less memory than one with its gradients
-        return in_parts(rows, self.lengths(rows.rows), tokens, 2 * tokens)
+        return in_parts(rows, lengths, budget, 2 * budget) if budget else (
+            first_parts(rows, lengths))
 
     def tokens_of_part(self, micro: list[list]) -> int: # rows of each micro-batch
         "The budget, or the tokens of the largest micro-batch."
