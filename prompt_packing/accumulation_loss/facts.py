@@ -74,6 +74,9 @@ class LossFacts:
     mean_over: str = "" # in words, where a count of the batch is what was read
     per_count: float = 0.0 # weight for each thing of `mean_over`
     chunked: tuple[str, ...] | None = None # modules that run in chunks; None: not tried
+    # whose states the output layer sees alone: those with the "next" token as a target, or
+    # the "same"; "": all states; None: not tried
+    targets: str | None = None
     checks: int = 0 # looks that said something
     messages: tuple[Message, ...] = () # once each
 
@@ -84,6 +87,8 @@ class LossFacts:
         if self.way is Way.CHUNKS:
             shown = [name or "the model" for name in self.chunked]
             lines.append("in chunks: " + ", ".join(shown))
+        elif self.targets:
+            lines.append("the output layer sees the tokens that have a target, and no others")
         lines += [f"{name} = {getattr(self, name)}" for name in (
             "takes_count", "draws", "collator_draws", "checks")]
         return "\n".join([*lines, *(f"said: {message}" for message in self.messages)])

@@ -22,13 +22,14 @@ from .chunks import chunked_modules, in_chunks
 from .facts import (
     Findings, Kind, Way, counted_targets, numbers)
 from .reading import WeightReader, ratio_of
+from .targets import states_with_target
 from ..foundation.rows import (
-    IndexedRows, StepRows, first_size, numbers_drawn, same_numbers, seeded)
+    IndexedRows, StepRows, entries, first_size, numbers_drawn, same_numbers, seeded)
 
 # %% auto #0
 __all__ = ['FAILURES', 'SEEDS', 'short', 'look_is_due', 'Made', 'together', 'Asker', 'shuffled', 'rows_to_see', 'rows_within',
-           'in_parts', 'first_parts', 'deals_of', 'joins_rows', 'Compared', 'ways_of_parts', 'look', 'trust',
-           'whole_from_here', 'can_be_whole']
+           'in_parts', 'first_parts', 'deals_of', 'joins_rows', 'Compared', 'ways_of_parts', 'targets_to_try',
+           'settle_targets', 'look', 'trust', 'look_at_one_part', 'whole_from_here', 'can_be_whole']
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #9828552e
 # what a batch may raise that a loss, a model or a collator cannot take
@@ -79,6 +80,7 @@ class Asker:
         self.writes, self.collectives = None, 0
         self.written = [] # what the last pass made of parameters
         self.drew = False # random numbers on the CPU, when a value was computed last
+        self.targets = None # that the output layer sees alone when parts are computed
 
     def whole(self, sample: StepRows):
         "The rows as one batch, as the user's collator makes it."
@@ -96,14 +98,17 @@ class Asker:
         if self.writes is None:
             self.writes, self.collectives = bool(watch.written), watch.collectives
 
-    def run(self, batches: list, by_value: bool = False) -> list[Made]:
+    def run(self, batches: list, by_value: bool = False,
+            targets: str | None = None) -> list[Made]:
         """Buffers and random numbers go on from batch to batch, as they do in a step.
 
-        By value: without gradients, and without the memory that a graph takes."""
+        By value: without gradients, and without the memory that a graph takes. With
+        `targets` the output layer sees them alone."""
         reader = WeightReader()
         graph = thin_graph(self.model) if by_value else nullcontext()
         with self._watched() as watch, graph:
-            return [self._made(batch, reader, watch, by_value) for batch in batches]
+            return [self._made(batch, reader, watch, by_value, targets)
+                    for batch in batches]
 
     def value(self, batch, count=None, seed: int = 0) -> float:
         # with a graph: some losses compute gradients themselves, or are others without
@@ -114,9 +119,9 @@ class Asker:
             self.drew = numbers_drawn() != before
         return float(loss.detach())
 
-    def _made(self, batch, reader: WeightReader, watch, by_value: bool) -> Made:
+    def _made(self, batch, reader: WeightReader, watch, by_value: bool, targets) -> Made:
         with watch:
-            loss = self.passes.loss(self.model, batch, self.count)
+            loss = self.passes.loss(self.model, batch, self.count, targets)
         value, weight = float(loss.detach()), self.passes.weight_of(batch)
         reader.signature, reader.is_mean = "", False
         if weight is None:
@@ -313,6 +318,8 @@ def ways_of_parts(asker: Asker, sample: StepRows, number: int, whole, uncut: Mad
         except FAILURES as error: # as of a loss that needs two rows
             return Compared([], f"a part of a step fails alone ({short(error)})", found.made)
         _keep_fitting(asker, found, uncut)
+        if not found.ways:
+            return found
     found.told = any(part.weight for part in found.made) and asker.tells(uncut) and all(
         asker.tells(part) or part.loss == 0 for part in found.made)
     is_tried = bool(found.ways) and more is not None
@@ -321,7 +328,7 @@ def ways_of_parts(asker: Asker, sample: StepRows, number: int, whole, uncut: Mad
 def _make_parts(asker: Asker, found: Compared, rows: StepRows, deal, by_value=False):
     with seeded():
         found.parts = [asker.passes.prepare(asker.part(rows, part)) for part in deal]
-    found.made = asker.run(found.parts, by_value)
+    found.made = asker.run(found.parts, by_value, asker.targets)
 
 def _keep_fitting(asker: Asker, found: Compared, uncut: Made, noise: float = 0.0):
     "Ways in which the parts do not make the whole are none."
@@ -383,6 +390,42 @@ def _set_parts(findings: Findings, way: Way, found: Compared, uncut: Made):
         findings.set(mean_over=name, per_count=ratios.get(name) or 0.0)
     findings.set(uneven=facts.uneven or differ)
 
+# %% ../../nbs/accumulation_loss/looks.ipynb #7a9e7001
+def targets_to_try(asker: Asker, findings: Findings, batch) -> list[str]:
+    "What the output layer may see alone, as far as is known, if this batch can show it."
+    known, labels = findings.facts.targets, entries(batch).get("labels")
+    tried = ["next", "same"] if known is None else [known]
+    return [each for each in tried if each and asker.takes_gradients
+            and states_with_target(labels, each) is not None]
+
+def settle_targets(findings: Findings, fitting: str | None, tried: list[str]):
+    "What was tried on a batch fits, or nothing does."
+    if not tried:
+        return
+    if findings.facts.targets and not fitting:
+        findings.say("earlier steps of this run computed the logits of targets alone, as "
+                     "earlier looks allowed, and here that gives another loss: those steps "
+                     "may not be exact", Kind.NOT_CHECKED)
+    findings.set(targets=fitting or "")
+
+# %% ../../nbs/accumulation_loss/looks.ipynb #7a9e7002
+def _begun(asker: Asker, findings: Findings, sample: StepRows) -> tuple | None:
+    "The rows as one batch, its loss, and what parts are made of; None: nothing to see."
+    if len(sample) < 2:
+        return None
+    try:
+        whole = asker.whole(sample)
+        uncut, = asker.run([whole])
+        if not uncut.weight: # a mean over nothing
+            return None
+        if not findings.facts.checks and not isinstance(sample, IndexedRows):
+            _ask_collator(findings, sample)
+    except FAILURES: # so it does without us, and training will say so
+        return None
+    # where the collator makes two entries of a row, nothing says which belong to it
+    is_indexed = findings.facts.collator_draws and first_size(whole) == len(sample)
+    return whole, uncut, IndexedRows(whole, len(sample)) if is_indexed else sample
+
 # %% ../../nbs/accumulation_loss/looks.ipynb #73443f4e
 def look(asker: Asker, findings: Findings, sample: StepRows, processes: int = 1,
          more: StepRows | None = None) -> bool:
@@ -395,17 +438,9 @@ def look(asker: Asker, findings: Findings, sample: StepRows, processes: int = 1,
     facts, number = findings.facts, findings.facts.checks
     if facts.way in (Way.CHUNKS, Way.ROWS) or facts.ordered or facts.draws:
         return True # right for all losses, or nothing is
-    if len(sample) < 2:
+    if (begun := _begun(asker, findings, sample)) is None:
         return False
-    try:
-        whole = asker.whole(sample)
-        uncut, = asker.run([whole])
-        if not uncut.weight: # a mean over nothing
-            return False
-        if number == 0 and not isinstance(sample, IndexedRows):
-            _ask_collator(findings, sample)
-    except FAILURES: # so it does without us, and training will say so
-        return False
+    whole, uncut, parts_of = begun
     findings.set(checks=number + 1)
     if asker.collectives and processes > 1:
         findings.set(communicates=True)
@@ -417,14 +452,17 @@ def look(asker: Asker, findings: Findings, sample: StepRows, processes: int = 1,
     if asker.writes:
         found = Compared([], "a forward pass writes into parameters")
     else:
-        # where the collator makes two entries of a row, nothing says which belong to it
-        is_indexed = findings.facts.collator_draws and first_size(whole) == len(sample)
-        parts_of = IndexedRows(whole, len(sample)) if is_indexed else sample
-        more = None if is_indexed else more
-        found = ways_of_parts(asker, parts_of, number, whole, uncut, more)
+        more = more if parts_of is sample else None
+        tried = targets_to_try(asker, findings, whole)
+        for asker.targets in [*tried, None]:
+            found = ways_of_parts(asker, parts_of, number, whole, uncut, more)
+            if found.ways:
+                break
         if found.ways and not found.told: # 0 fits 0: as if nobody had looked
             findings.set(checks=number)
             return False
+        if found.ways:
+            settle_targets(findings, asker.targets, tried)
         _ask_for_reasons(asker, findings, whole, uncut, found.ways)
     if findings.facts.draws:
         trust(findings, "the weights of the parts are read, and cannot be checked, since "
@@ -457,6 +495,29 @@ _has_state = (
     "the {} gives something else each time for the same rows, as with a state or random "
     "numbers of its own: steps in parts, and looks at it, call it more often")
 
+
+# %% ../../nbs/accumulation_loss/looks.ipynb #7a9e7004
+def look_at_one_part(asker: Asker, findings: Findings, sample: StepRows):
+    """In a step of one part: has it the loss and the gradient of the collator's batch,
+    packed, and with targets alone? If not so, the step is computed whole."""
+    begun = _begun(asker, findings, sample)
+    if begun is None or asker.writes or not asker.tells(begun[1]):
+        return
+    whole, uncut, parts_of = begun
+    tried = targets_to_try(asker, findings, whole)
+    for asker.targets in [*tried, None]:
+        found = Compared([Way.ADDS])
+        try:
+            _make_parts(asker, found, parts_of, [range(len(sample))])
+        except FAILURES as error: # as of a loss of rows, of which a packed batch has one
+            found = Compared([], f"packed, a step fails ({short(error)})", found.made)
+            continue
+        if asker.same(found.made, Way.ADDS, uncut):
+            settle_targets(findings, asker.targets, tried)
+            return
+        found = Compared([], f"as one batch the loss is {uncut.loss:.6g}, packed it is "
+                         f"{found.made[0].loss:.6g}", found.made)
+    _whole_or_not(asker, findings, whole, sample, found)
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #a1a09836
 def _whole_or_not(asker: Asker, findings: Findings, whole, sample: StepRows,

@@ -14,6 +14,7 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, gather_object
 
+from .targets import on_targets
 from ..foundation.foreign import plain_forward, set_for_now
 
 # %% auto #0
@@ -30,6 +31,7 @@ class TrainerPasses:
         # (rows, some of their numbers) -> a part as it is computed: packed, say
         self.part = getattr(trainer, "make_part", lambda rows, numbers: rows.take(numbers))
         self.overrides = overrides
+        self.packs = bool(getattr(trainer.args, "pack", None)) # rows into one
         self.main_input = getattr(trainer.model, "main_input_name", "input_ids")
 
     def cuts_steps(self) -> bool: # with `TokenBudgetMixin`
@@ -52,14 +54,18 @@ class TrainerPasses:
         return self._trainer._get_num_items_in_batch(batches, self._trainer.args.device)
 
     @contextmanager
-    def as_one_step(self, noted: Callable | None = None, **attributes) -> Iterator[None]:
+    def as_one_step(self, noted: Callable | None = None, targets: str | None = None,
+                    **attributes) -> Iterator[None]:
         """While it lasts, nothing that a loss can look at says that its step is cut.
 
         The Trainer has these attributes meanwhile, and the `compute_loss` that `noted`
-        makes of its own."""
+        makes of its own, or of the one whose output layer sees `targets` alone."""
         trainer = self._trainer
+        if targets:
+            attributes["compute_loss"] = on_targets(trainer, targets)
         if noted is not None:
-            attributes["compute_loss"] = noted(trainer.compute_loss)
+            attributes["compute_loss"] = noted(
+                attributes.get("compute_loss", trainer.compute_loss))
         # with `average_tokens_across_devices` transformers multiplies a loss by the
         # number of processes; losses of object detection divide by that number
         with set_for_now(trainer.args, gradient_accumulation_steps=1,
@@ -69,12 +75,13 @@ class TrainerPasses:
                             distributed_type=DistributedType.NO):
             yield
 
-    def loss(self, bare: torch.nn.Module, batch, count) -> torch.Tensor:
+    def loss(self, bare: torch.nn.Module, batch, count,
+             targets: str | None = None) -> torch.Tensor:
         "Of a batch that is a whole step of `count` items, by a model without wrappers."
         # without autocast, which accelerate puts around `forward`: comparisons are exact
         plain = plain_forward(bare)
         forward = {} if plain is None else {"forward": plain}
-        with self.as_one_step(is_asking=True), \
+        with self.as_one_step(targets=targets, is_asking=True), \
                 self._trainer.compute_loss_context_manager(), set_for_now(bare, **forward):
             made = self._trainer.compute_loss(bare, copy(batch), num_items_in_batch=count)
         return made[0] if isinstance(made, tuple) else made

@@ -19,9 +19,9 @@ from .asking import add_back, set_aside
 from .chunks import RowsOfAll, in_chunks
 from .facts import (
     Findings, Kind, LossFacts, Way, counted_targets, numbers)
-from prompt_packing.accumulation_loss.looks import (
-    FAILURES, Asker, can_be_whole, first_parts, in_parts, look, look_is_due, rows_to_see,
-    short, trust, whole_from_here)
+from .looks import (
+    FAILURES, Asker, can_be_whole, first_parts, in_parts, look, look_at_one_part, look_is_due,
+    rows_to_see, short, trust, whole_from_here)
 from .passes import AllProcesses, TrainerPasses
 from .reading import WeightReader, ratio_of
 from ..foundation.rows import (
@@ -46,6 +46,8 @@ class Attempt:
         self.way, self.facts = way, facts
         self.weight_of = weight_of # part -> its weight, where the user says it
         self.is_real = is_real # False: nothing of this process counts
+        # modules that run in chunks see all states
+        self.targets = None if way is Way.CHUNKS else facts.targets
         self.weight, self.loss = 0.0, 0.0 # sums over the parts so far
         self.reader = WeightReader()
         self.weights = [] # (weight, loss, part) of each part
@@ -295,9 +297,11 @@ class Steps:
         facts, self.begun = self.findings.facts, self.begun + 1
         self.made_parts = step.parts or step.batches
         is_alone = self.processes.number == 1 and len(self.made_parts) == 1
-        if is_alone and facts.way is not Way.CHUNKS: # as transformers does, exactly
-            return self.passes.backward(model, self.made_parts, step.count,
-                                        self.passes.as_one_step)
+        if is_alone and step.parts is not None and self.passes.packs:
+            facts = self._look_at_one_part(model, step)
+        if is_alone and facts.way is not Way.CHUNKS and not facts.ordered:
+            return self.passes.backward(model, self.made_parts, step.count, partial(
+                self.passes.as_one_step, targets=facts.targets))
         if not facts.communicates:
             self._look_if_due(model, step)
         if self.findings.facts.communicates: # its batches have to meet those of others
@@ -313,6 +317,14 @@ class Steps:
             with seeded(): # random numbers go on as if nothing were computed twice
                 attempt = self._attempt(model, step, other)
         return self._ended(model, attempt, kept)
+
+    def _look_at_one_part(self, model, step: Step) -> LossFacts:
+        if look_is_due(self.begun) or self.is_resumed:
+            model.train() # an evaluation may have left eval mode
+            look_at_one_part(self.looks.asker(model, step.count), self.findings,
+                             self.looks.sample(step, self.begun))
+            self.is_resumed = False
+        return self.findings.facts
 
     def _look_if_due(self, model, step: Step):
         before, is_due = self.findings.facts, look_is_due(self.begun)
@@ -351,7 +363,8 @@ class Steps:
     def _in_parts(self, model, attempt: Attempt, parts: list, count):
         self.made_parts = parts
         self.passes.backward(
-            model, parts, count, partial(self.passes.as_one_step, attempt.noted))
+            model, parts, count, partial(
+                self.passes.as_one_step, attempt.noted, attempt.targets))
 
     def _whole(self, model, step: Step, attempt: Attempt):
         "The model in chunks of the rows of this process, the loss over the rows of all."

@@ -14,8 +14,8 @@ from torch.utils import _pytree
 
 # %% auto #0
 __all__ = ['BatchNorm', 'tree_flatten', 'tree_map', 'IF_THERE', 'computed_buffers', 'tensor_tables', 'input_shape',
-           'attention_of', 'set_attention_of', 'set_sync', 'plain_forward', 'picked_rows', 'pinned', 'no_foreign_code',
-           'check_order', 'set_for_now', 'in_eval_mode']
+           'attention_of', 'set_attention_of', 'set_sync', 'is_compiled', 'plain_forward', 'picked_rows', 'pinned',
+           'no_foreign_code', 'check_order', 'set_for_now', 'in_eval_mode']
 
 # %% ../../nbs/foundation/foreign.ipynb #f0e1a007
 BatchNorm = nn.modules.batchnorm._BatchNorm # the base of `SyncBatchNorm` too
@@ -49,6 +49,11 @@ IF_THERE = {"_raise_exceptions_for_missing_entries": False}
 def set_sync(accelerator: Any, synchronize: bool):
     "Whether the next backward pass ends an optimizer step."
     accelerator.gradient_state._set_sync_gradients(synchronize)
+
+def is_compiled(model: nn.Module, args: Any) -> bool:
+    "Whether PyTorch compiles the whole model, by itself or for a Trainer's arguments."
+    return args.torch_compile or hasattr(model, "_orig_mod") \
+        or model._compiled_call_impl is not None
 
 def plain_forward(model: nn.Module):
     "`forward` without the autocast that accelerate put around it; None if it put none."
