@@ -214,6 +214,12 @@ class Looks:
         size = first_size(few)
         return None if size is None else IndexedRows(few, size)
 
+    def look_at_one_part(self, model, step: Step, number: int):
+        if step.parts is not None: # it may be packed
+            model.train() # an evaluation may have left eval mode
+            look_at_one_part(self.asker(model, step.count), self.findings,
+                             self.sample(step, number))
+
     def look(self, model, step: Step):
         sample = self.sample(step, self.findings.facts.checks)
         if sample is not None:
@@ -294,11 +300,12 @@ class Steps:
 
     def compute(self, model, step: Step) -> torch.Tensor:
         "The loss of a step, whose gradient is added to what the model has."
-        facts, self.begun = self.findings.facts, self.begun + 1
-        self.made_parts = step.parts or step.batches
+        self.begun, self.made_parts = self.begun + 1, step.parts or step.batches
         is_alone = self.processes.number == 1 and len(self.made_parts) == 1
-        if is_alone and step.parts is not None and self.passes.packs:
-            facts = self._look_at_one_part(model, step)
+        if is_alone and self.passes.packs and (look_is_due(self.begun) or self.is_resumed):
+            self.looks.look_at_one_part(model, step, self.begun)
+            self.is_resumed = False
+        facts = self.findings.facts
         if is_alone and facts.way is not Way.CHUNKS and not facts.ordered:
             return self.passes.backward(model, self.made_parts, step.count, partial(
                 self.passes.as_one_step, targets=facts.targets))
@@ -317,14 +324,6 @@ class Steps:
             with seeded(): # random numbers go on as if nothing were computed twice
                 attempt = self._attempt(model, step, other)
         return self._ended(model, attempt, kept)
-
-    def _look_at_one_part(self, model, step: Step) -> LossFacts:
-        if look_is_due(self.begun) or self.is_resumed:
-            model.train() # an evaluation may have left eval mode
-            look_at_one_part(self.looks.asker(model, step.count), self.findings,
-                             self.looks.sample(step, self.begun))
-            self.is_resumed = False
-        return self.findings.facts
 
     def _look_if_due(self, model, step: Step):
         before, is_due = self.findings.facts, look_is_due(self.begun)
