@@ -27,9 +27,9 @@ from ..foundation.rows import (
     IndexedRows, StepRows, entries, first_size, numbers_drawn, same_numbers, seeded)
 
 # %% auto #0
-__all__ = ['FAILURES', 'SEEDS', 'short', 'look_is_due', 'Made', 'together', 'Asker', 'shuffled', 'rows_to_see', 'rows_within',
-           'in_parts', 'first_parts', 'deals_of', 'joins_rows', 'Compared', 'ways_of_parts', 'targets_to_try',
-           'settle_targets', 'look', 'trust', 'look_at_one_part', 'whole_from_here', 'can_be_whole']
+__all__ = ['FAILURES', 'SEEDS', 'short', 'look_is_due', 'Made', 'together', 'Asker', 'shuffled', 'rows_to_see', 'rows_apart',
+           'rows_within', 'in_parts', 'first_parts', 'deals_of', 'joins_rows', 'Compared', 'ways_of_parts',
+           'targets_to_try', 'settle_targets', 'look', 'trust', 'look_at_one_part', 'whole_from_here', 'can_be_whole']
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #9828552e
 # what a batch may raise that a loss, a model or a collator cannot take
@@ -204,6 +204,13 @@ def rows_to_see(lengths: np.ndarray, number: int) -> list[int]:
     # one of each length first
     _, first = np.unique(lengths[pool], return_index=True)
     return [*pool[np.sort(first)], *np.delete(pool, first)][:few]
+
+def rows_apart(lengths: np.ndarray, number: int) -> list[int]:
+    "Four rows, from the shortest to one of four times its length: half is padding."
+    order = np.argsort(lengths, kind="stable")
+    pool = order[:max(4, (lengths <= 4 * lengths.min()).sum())]
+    places = np.linspace(0, len(pool) - 1, min(4, len(pool))).astype(int)
+    return pool[(places + number) % len(pool)].tolist()
 
 def rows_within(lengths: np.ndarray, most_tokens: int) -> list[int]:
     """As many of the shortest rows as one batch of so many tokens holds, four at least.

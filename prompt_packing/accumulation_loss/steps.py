@@ -21,7 +21,7 @@ from .facts import (
     Findings, Kind, LossFacts, Way, counted_targets, numbers)
 from .looks import (
     FAILURES, Asker, can_be_whole, first_parts, in_parts, look, look_at_one_part, look_is_due,
-    rows_to_see, short, trust, whole_from_here)
+    rows_apart, rows_to_see, short, trust, whole_from_here)
 from .passes import AllProcesses, TrainerPasses
 from .reading import WeightReader, ratio_of
 from ..foundation.rows import (
@@ -178,12 +178,12 @@ class Looks:
         "Whether one batch can be made of the step, the same on all processes."
         return not self.processes.sum(float(step.rows is None))[0]
 
-    def sample(self, step: Step, number: int) -> StepRows | None:
+    def sample(self, step: Step, number: int, choose=rows_to_see) -> StepRows | None:
         "Rows to look at, the same on all processes; None: nothing says what a row is."
         if not self.can_join(step):
             return self._entries(step, number)
         def few(rows: list) -> list:
-            return [rows[i] for i in rows_to_see(self.lengths(rows), number)]
+            return [rows[i] for i in choose(self.lengths(rows), number)]
         rows = few(step.rows.rows)
         # all look at the same ones: of the few of all as many as one process had chosen
         if self.processes.number > 1:
@@ -217,8 +217,8 @@ class Looks:
     def look_at_one_part(self, model, step: Step, number: int):
         if step.parts is not None: # it may be packed
             model.train() # an evaluation may have left eval mode
-            look_at_one_part(self.asker(model, step.count), self.findings,
-                             self.sample(step, number))
+            rows = self.sample(step, number, rows_apart)
+            look_at_one_part(self.asker(model, step.count), self.findings, rows)
 
     def look(self, model, step: Step):
         sample = self.sample(step, self.findings.facts.checks)

@@ -28,12 +28,11 @@ def states_with_target(
     the shape (states + 1); and their labels, of the shape (1, states + 1)."""
     if not torch.is_tensor(labels) or labels.dim() != 2 or labels.is_floating_point():
         return None
-    has_target = labels != -100
-    if has_target.sum() > MOST * labels.numel():
-        return None
-    moved = int(targets == "next")
+    has_target, moved = labels != -100, int(targets == "next")
     has_target[:, :moved] = False # nothing predicts a row's first token
-    places = has_target.flatten().nonzero().flatten()
+    places = has_target.flatten().nonzero().flatten() # a device is waited for once
+    if len(places) + moved * len(labels) > MOST * labels.numel():
+        return None
     kept, none = labels.flatten()[places], labels.new_full((1,), -100)
     states = torch.cat([places - moved, places.new_zeros(1)])
     return states, torch.cat([none, kept] if moved else [kept, none])[None]
@@ -53,14 +52,16 @@ def on_targets(
 ) -> Callable:
     """`compute_loss` of a Trainer whose output layer sees states with a target alone.
 
-    Where it is not called with the states of the batch, the loss is computed as usual;
-    in a look (`is_asking`) that is a `RuntimeError`."""
+    Raises `RuntimeError` where there is none, and in a look (`is_asking`) where it is not
+    called with the states of the batch; in a step that is computed as usual."""
     usual = trainer.compute_loss
     def compute_loss(model, inputs, *args, **kwargs):
         labels, layer = entries(inputs).get("labels"), output_layer(trainer)
-        kept = None if layer is None else states_with_target(labels, targets)
+        kept = states_with_target(labels, targets)
         if kept is None:
             return usual(model, inputs, *args, **kwargs)
+        if layer is None:
+            raise RuntimeError("nothing is known of an output layer")
         (states, fewer), met = kept, []
         def keep(_, given):
             met.append(bool(given) and given[0].shape[:-1] == labels.shape)
