@@ -22,7 +22,7 @@ from .chunks import chunked_modules, in_chunks
 from .facts import (
     Findings, Kind, Way, counted_targets, numbers)
 from .reading import WeightReader, ratio_of
-from .targets import states_with_target
+from .targets import MOST, states_with_target
 from ..foundation.rows import (
     IndexedRows, StepRows, entries, first_size, numbers_drawn, same_numbers, seeded)
 
@@ -70,8 +70,8 @@ def together(parts: list[Made], way: Way) -> tuple[float, torch.Tensor]: # loss,
 # %% ../../nbs/accumulation_loss/looks.ipynb #5e2da396
 class Asker:
     "Loss and gradient of batches, without a trace."
-    def __init__(self, model: nn.Module, passes, count=None): # model without wrappers
-        # a `TrainerPasses`, and `num_items_in_batch` of the step
+    def __init__(self, model: nn.Module, passes, count=None, lengths=None):
+        # without wrappers; a `TrainerPasses`; `num_items_in_batch` of the step
         self.model, self.passes, self.count = model, passes, count
         self.part = passes.part # (rows, some of their numbers) -> batch: packed, say
         self.takes_gradients = not is_sharded(model)
@@ -81,6 +81,7 @@ class Asker:
         self.written = [] # what the last pass made of parameters
         self.drew = False # random numbers on the CPU, when a value was computed last
         self.targets = None # that the output layer sees alone when parts are computed
+        self.lengths = lengths # rows -> tokens of each; None: they are no rows
 
     def whole(self, sample: StepRows):
         "The rows as one batch, as the user's collator makes it."
@@ -398,12 +399,17 @@ def _set_parts(findings: Findings, way: Way, found: Compared, uncut: Made):
     findings.set(uneven=facts.uneven or differ)
 
 # %% ../../nbs/accumulation_loss/looks.ipynb #7a9e7001
-def targets_to_try(asker: Asker, findings: Findings, batch) -> list[str]:
-    "What the output layer may see alone, as far as is known, if this batch can show it."
-    known, labels = findings.facts.targets, entries(batch).get("labels")
-    tried = ["next", "same"] if known is None else [known]
-    return [each for each in tried if each and asker.takes_gradients
-            and states_with_target(labels, each) is not None]
+def targets_to_try(asker: Asker, findings: Findings, sample: StepRows, whole) -> list[str]:
+    "What the output layer may see alone, as far as is known, if these rows can show it."
+    known, labels = findings.facts.targets, entries(whole).get("labels")
+    kept = states_with_target(labels, "same", most=1.0)
+    is_known = asker.lengths is not None and not isinstance(sample, IndexedRows)
+    if known == "" or kept is None or not is_known or not asker.takes_gradients:
+        return []
+    # of their own tokens: that padding has no target says nothing of a question
+    if len(kept[0]) > MOST * asker.lengths(sample.rows).sum():
+        return []
+    return ["next", "same"] if known is None else [known]
 
 def settle_targets(findings: Findings, fitting: str | None, tried: list[str]):
     "What was tried on a batch fits, or nothing does."
@@ -460,7 +466,7 @@ def look(asker: Asker, findings: Findings, sample: StepRows, processes: int = 1,
         found = Compared([], "a forward pass writes into parameters")
     else:
         more = more if parts_of is sample else None
-        tried = targets_to_try(asker, findings, whole)
+        tried = targets_to_try(asker, findings, sample, whole)
         for asker.targets in [*tried, None]:
             found = ways_of_parts(asker, parts_of, number, whole, uncut, more)
             if found.ways:
@@ -511,7 +517,7 @@ def look_at_one_part(asker: Asker, findings: Findings, sample: StepRows):
     if begun is None or asker.writes or not asker.tells(begun[1]):
         return
     whole, uncut, parts_of = begun
-    tried = targets_to_try(asker, findings, whole)
+    tried = targets_to_try(asker, findings, sample, whole)
     for asker.targets in [*tried, None]:
         found = Compared([Way.ADDS])
         try:

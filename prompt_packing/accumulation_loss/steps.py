@@ -172,7 +172,7 @@ class Looks:
         self.lengths: RowLengths | None = None # of the rows of the training loader
 
     def asker(self, model, count) -> Asker:
-        return Asker(self.passes.bare(model), self.passes, count)
+        return Asker(self.passes.bare(model), self.passes, count, self.lengths)
 
     def can_join(self, step: Step) -> bool:
         "Whether one batch can be made of the step, the same on all processes."

@@ -23,7 +23,8 @@ MOST = 0.9 # of the tokens: where more have a target, little is saved
 def states_with_target(
     labels, # of a batch; (rows, tokens)
     targets: str, # of a state: the "next" token, or the "same"
-) -> tuple | None: # None: nearly all have one, or these are no labels of tokens
+    most: float = MOST, # of the tokens
+) -> tuple | None: # None: more of them have one, or these are no labels of tokens
     """Numbers of the states that have a target, in all rows laid end to end, int64 with
     the shape (states + 1); and their labels, of the shape (1, states + 1)."""
     if not torch.is_tensor(labels) or labels.dim() != 2 or labels.is_floating_point():
@@ -31,7 +32,7 @@ def states_with_target(
     has_target, moved = labels != -100, int(targets == "next")
     has_target[:, :moved] = False # nothing predicts a row's first token
     places = has_target.flatten().nonzero().flatten() # a device is waited for once
-    if len(places) + moved * len(labels) > MOST * labels.numel():
+    if len(places) + moved * len(labels) > most * labels.numel():
         return None
     kept, none = labels.flatten()[places], labels.new_full((1,), -100)
     states = torch.cat([places - moved, places.new_zeros(1)])
@@ -52,16 +53,17 @@ def on_targets(
 ) -> Callable:
     """`compute_loss` of a Trainer whose output layer sees states with a target alone.
 
-    Raises `RuntimeError` where there is none, and in a look (`is_asking`) where it is not
-    called with the states of the batch; in a step that is computed as usual."""
+    A loss is computed as usual where the layer is not called with the states of the
+    batch; in a look (`is_asking`) that is a `RuntimeError`."""
     usual = trainer.compute_loss
     def compute_loss(model, inputs, *args, **kwargs):
         labels, layer = entries(inputs).get("labels"), output_layer(trainer)
-        kept = states_with_target(labels, targets)
-        if kept is None:
+        # in a look, whatever can be left out
+        kept = states_with_target(labels, targets, 1.0 if trainer.is_asking else MOST)
+        if layer is None or kept is None:
+            if trainer.is_asking:
+                raise RuntimeError("there is no output layer, or no labels of its tokens")
             return usual(model, inputs, *args, **kwargs)
-        if layer is None:
-            raise RuntimeError("nothing is known of an output layer")
         (states, fewer), met = kept, []
         def keep(_, given):
             met.append(bool(given) and given[0].shape[:-1] == labels.shape)
