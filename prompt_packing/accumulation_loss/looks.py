@@ -442,8 +442,10 @@ def _begun(asker: Asker, findings: Findings, sample: StepRows) -> tuple | None:
 # %% ../../nbs/accumulation_loss/looks.ipynb #73443f4e
 def look(asker: Asker, findings: Findings, sample: StepRows, processes: int = 1,
          more: StepRows | None = None) -> bool:
-    """Find out, or verify, how the losses of parts make the loss of the whole, by rows of
-    the step that begins, the same on all processes, and `more` of them. Whether the rows told something.
+    """Find out, or verify, how the losses of parts make the loss of the whole.
+
+    By rows of the step that begins, the same on all processes, and `more` of them.
+    True if they told something.
 
     The reference is what the user's collator makes of all rows of the sample, and the
     parts are what it makes of some of them: the very batches that a step is cut into. Of
