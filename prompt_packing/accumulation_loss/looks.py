@@ -516,7 +516,7 @@ def look_at_one_part(asker: Asker, findings: Findings, sample: StepRows):
     """In a step of one part: has it the loss and the gradient of the collator's batch,
     packed, and with targets alone? If not so, the step is computed whole."""
     begun = _begun(asker, findings, sample)
-    if begun is None or asker.writes or not asker.tells(begun[1]):
+    if begun is None or not asker.tells(begun[1]):
         return
     whole, uncut, parts_of = begun
     tried = targets_to_try(asker, findings, sample, whole)

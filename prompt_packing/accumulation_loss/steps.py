@@ -214,11 +214,9 @@ class Looks:
         size = first_size(few)
         return None if size is None else IndexedRows(few, size)
 
-    def look_at_one_part(self, model, step: Step, number: int):
-        if step.parts is not None: # it may be packed
-            model.train() # an evaluation may have left eval mode
-            rows = self.sample(step, number, rows_apart)
-            look_at_one_part(self.asker(model, step.count), self.findings, rows)
+    def look_at_one_part(self, model, step: Step):
+        rows = self.sample(step, self.findings.facts.checks, rows_apart)
+        look_at_one_part(self.asker(model, step.count), self.findings, rows)
 
     def look(self, model, step: Step):
         sample = self.sample(step, self.findings.facts.checks)
@@ -302,15 +300,14 @@ class Steps:
         "The loss of a step, whose gradient is added to what the model has."
         self.begun, self.made_parts = self.begun + 1, step.parts or step.batches
         is_alone = self.processes.number == 1 and len(self.made_parts) == 1
-        if is_alone and self.passes.packs and (look_is_due(self.begun) or self.is_resumed):
-            self.looks.look_at_one_part(model, step, self.begun)
-            self.is_resumed = False
+        if is_alone and self.passes.packs and step.parts is not None: # it may be packed
+            self._look_if_due(model, step, self.looks.look_at_one_part)
         facts = self.findings.facts
         if is_alone and facts.way is not Way.CHUNKS and not facts.ordered:
             return self.passes.backward(model, self.made_parts, step.count, partial(
                 self.passes.as_one_step, targets=facts.targets))
         if not facts.communicates:
-            self._look_if_due(model, step)
+            self._look_if_due(model, step, self.looks.look, facts.way is Way.UNKNOWN)
         if self.findings.facts.communicates: # its batches have to meet those of others
             if len(step.batches) > 1:
                 self.findings.say("the loss communicates between processes, so it sees "
@@ -325,12 +322,12 @@ class Steps:
                 attempt = self._attempt(model, step, other)
         return self._ended(model, attempt, kept)
 
-    def _look_if_due(self, model, step: Step):
+    def _look_if_due(self, model, step: Step, look: Callable, is_needed: bool = False):
         before, is_due = self.findings.facts, look_is_due(self.begun)
-        if not (is_due or self.is_resumed or before.way is Way.UNKNOWN):
+        if not (is_due or self.is_resumed or is_needed):
             return
         model.train() # an evaluation may have left eval mode
-        self.looks.look(model, step)
+        look(model, step)
         facts = self.findings.facts
         # a look that only verifies facts after a resume changes none that hold, so that
         # the run goes on as if it had not been interrupted
