@@ -34,7 +34,7 @@ def users(names):
 
 
 LEDGERS = [root / "nbs" / page for page in (  # of all modules
-    "api.ipynb", "how_it_is_built.ipynb", "foundation/foreign.ipynb")]
+    "api.ipynb", "architecture.ipynb", "foundation/private_apis.ipynb")]
 
 
 def affected_pages(changed):

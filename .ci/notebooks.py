@@ -2,8 +2,8 @@
 
     python .ci/notebooks.py                                 # test all
     python .ci/notebooks.py --changed $(git diff --name-only main) # what uses these files
-    python .ci/notebooks.py nbs/bucketing/plan.ipynb::3f2a  # one, as far as a cell
-    python .ci/notebooks.py --keep --slow nbs/stories/a_story.ipynb
+    python .ci/notebooks.py nbs/bucketing/batch_sampler.ipynb::3f2a  # one, as far as a cell
+    python .ci/notebooks.py --keep --slow nbs/tutorials/a_story.ipynb
 
 A test fails at the first exception, and at the end where a cell's output differs from the
 stored one (`outputs.py` has the rule). A cell that begins with `#| varies` prints what

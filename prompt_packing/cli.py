@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TextFiles', 'Model', 'Tokenizer', 'Column', 'Encoding', 'OutputDir', 'UTF_8', 'UsageError', 'app', 'Version', 'HEADS',
-           'Checkpoint', 'METHODS', 'Saved', 'TextFile', 'chapter', 'whole', 'several', 'one_of', 'task_name',
+           'Checkpoint', 'METHODS', 'Saved', 'TextFile', 'chapter', 'validated', 'repeated', 'one_of', 'task_name',
            'model_name', 'reader', 'check_columns', 'text_column', 'check_model', 'Command', 'in_option_names',
            'command', 'top', 'main', 'padding', 'audit', 'verify', 'tokenize', 'compare', 'predict']
 
@@ -33,11 +33,11 @@ def chapter(name: str):
     return import_module(f"prompt_packing.{name}")
 
 # %% ../nbs/cli/commands.ipynb #a2532d51
-def whole(help: str):
+def validated(help: str):
     "An option for a whole number; some are kept in 32 bits."
     return Annotated[int, Option(help=help, min=1, max=2**31 - 1, metavar="N")]
 
-def several(help: str, *names: str, read=str):
+def repeated(help: str, *names: str, read=str):
     "An option for values between commas, each read by a function."
     def read_all(text: str):
         try:
@@ -71,7 +71,7 @@ def model_name(text: str):
 
 # %% ../nbs/cli/commands.ipynb #74debe0f
 def reader():
-    return import_module("prompt_packing.foundation.text")
+    return import_module("prompt_packing.foundation.text_files")
 
 _labels = "label", "labels", "target", "class" # one of these, where none is named
 
@@ -186,8 +186,8 @@ def main(
 def padding(
     files: TextFiles,
     tokenizer: Tokenizer,
-    token_budget: whole("tokens of a batch, padding included") = 16_384,
-    max_length: whole("longer examples are cut") = 512,
+    token_budget: validated("tokens of a batch, padding included") = 16_384,
+    max_length: validated("longer examples are cut") = 512,
     column: Column = None,
     encoding: Encoding = UTF_8,
 ):
@@ -221,8 +221,8 @@ def audit(
     model: Model = None,
     head: Annotated[HEADS, Option(help="[default: that of the model]")] = None,
     checkpoint: Annotated[Path, Option(exists=True, file_okay=False)] = None,
-    gradient_accumulation_steps: whole("of the run") = None,
-    processes: whole("of the run [default: as it says]") = None,
+    gradient_accumulation_steps: validated("of the run") = None,
+    processes: validated("of the run [default: as it says]") = None,
 ):
     "Report by what factor gradients are off with transformers' Trainer, or were."
     if (model is None) == (checkpoint is None):
@@ -254,7 +254,7 @@ def tokenize(
     output_dir: OutputDir,
     column: Column = None,
     encoding: Encoding = UTF_8,
-    max_length: whole("longer examples are cut [default: not]") = None,
+    max_length: validated("longer examples are cut [default: not]") = None,
     bad_rows: Literal["raise", "skip"] = "raise",
 ):
     "Tokenize files once, for any number of trainings; finished files are kept."
@@ -279,23 +279,23 @@ _problems = Literal["single_label_classification", "multi_label_classification",
 @command("compare --model smollm2-135m --task my.csv --methods head,prompt")
 @command("sweep --models minilm-l6,bert-base-uncased --tasks my.csv,sst2", name="sweep")
 def compare(
-    models: several("by names or folders", "--model", "--models", read=model_name),
-    tasks: several(_tasks_help, "--task", "--tasks", read=task_name),
-    methods: several(f"of {', '.join(METHODS)}", read=one_of(*METHODS)) = None,
-    prompt_tokens: several("prompt sizes [default: 5]", read=int) = None,
-    seeds: several("runs of each method [default: 0,1,2]", read=int) = None,
+    models: repeated("by names or folders", "--model", "--models", read=model_name),
+    tasks: repeated(_tasks_help, "--task", "--tasks", read=task_name),
+    methods: repeated(f"of {', '.join(METHODS)}", read=one_of(*METHODS)) = None,
+    prompt_tokens: repeated("prompt sizes [default: 5]", read=int) = None,
+    seeds: repeated("runs of each method [default: 0,1,2]", read=int) = None,
     source: Annotated[str, Option(help="of a GLUE task: its folder")] = None,
-    text_columns: several(
+    text_columns: repeated(
         "of the task's file: the text, or two for pairs", "--text-column") = None,
-    label_column: several("of the task's file; several of 0 and 1: multi-label") = None,
+    label_column: repeated("of the task's file; several of 0 and 1: multi-label") = None,
     encoding: Encoding = UTF_8,
     problem_type: Annotated[_problems, Option(help="[default: by the labels]")] = None,
-    train_rows: whole("rows trained on [default: all]") = None,
-    eval_rows: whole("rows evaluated on [default: all]") = None,
-    max_length: whole("longer texts are cut [default: 128 tokens]") = None,
-    token_budget: whole("tokens of a batch, padding included [default: 1024]") = None,
+    train_rows: validated("rows trained on [default: all]") = None,
+    eval_rows: validated("rows evaluated on [default: all]") = None,
+    max_length: validated("longer texts are cut [default: 128 tokens]") = None,
+    token_budget: validated("tokens of a batch, padding included [default: 1024]") = None,
     epochs: Annotated[float, Option(min=1e-3, max=1e6, help="[default: 5]")] = None,
-    learning_rate: several("to choose from [default: by method]", read=float) = None,
+    learning_rate: repeated("to choose from [default: by method]", read=float) = None,
     init: Annotated[str, Option(help="of the prompt: vocab, random, or a text")] = None,
     dtype: Literal["float32", "bfloat16", "float16"] = None,
     keep_finetuned: Annotated[bool, Option("--keep-finetuned")] = False,
@@ -347,7 +347,7 @@ TextFile = Annotated[Path, Argument(
 def predict(
     folder: Saved,
     file: TextFile,
-    text_column: several("as many as in training [default: these]") = None,
+    text_column: repeated("as many as in training [default: these]") = None,
     encoding: Encoding = UTF_8,
 ):
     "Give each text of a file a label and a score."

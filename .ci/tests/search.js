@@ -6,17 +6,17 @@ const docs = path.join(__dirname, "../../_docs");
 const read = (...place) => fs.readFileSync(path.join(docs, ...place), "utf8");
 
 const PAGES = { // what is typed: pages that answer it
-  "padding": "bucketing/index", "LSTM": "recurrent/index stories/recurrent_models",
+  "padding": "bucketing/index", "LSTM": "recurrent/index tutorials/recurrent_models",
   "gradient accumulation": "accumulation_loss/index", "prompt tuning": "prompt_tuning/index",
   "LoRA": "guides/peft", "SFTTrainer": "guides/trl", "multiple GPUs": "trainer/index",
   "resume": "trainer/resume", "out of memory": "bucketing/index trainer/index troubleshooting",
-  "packing": "bucketing/index bucketing/packing", "csv": "stories/csv_to_predictions",
+  "packing": "bucketing/index bucketing/packing", "csv": "tutorials/csv_to_predictions",
   "contrastive": "accumulation_loss/index guides/sentence_transformers",
   "eval loss": "accumulation_loss/index", "streaming": "bucketing/stream",
   "checkpoint": "trainer/resume", "frozen": "frozen_weights/index",
   "PackedSequence": "packed_sequence/index", "token budget": "trainer/index",
   "group_by_length": "guides/coming_from bucketing/index",
-  "predict": "compare/index trainer/index stories/csv_to_predictions",
+  "predict": "compare/index trainer/index tutorials/csv_to_predictions",
   "class weights": "accumulation_loss/index", "DPO": "guides/trl", "MLM": "trainer/index",
   "CTC": "reliability/gradients reliability/side_by_side",
   "gpt2 prompt": "prompt_tuning/index", "SFTTrainer padding_free": "guides/trl",

@@ -27,7 +27,7 @@ def test_pages_of_use():
     "Pages in the first sidebar are for use, at any depth; what others end with is not."
     pages = ["index.ipynb", "cli/index.ipynb", "bucketing/packing.ipynb", "changelog.md"]
     assert all(map(is_for_use, pages))
-    assert not any(map(is_for_use, ["steps.ipynb", "bucketing/steps.ipynb", "foundation/text.ipynb"]))
+    assert not any(map(is_for_use, ["steps.ipynb", "bucketing/stratified_steps.ipynb", "foundation/text_files.ipynb"]))
 
 
 def test_wrong_links():

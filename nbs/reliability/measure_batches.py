@@ -272,7 +272,7 @@ def error(right, found) -> float:
 
 def cut_evaluation(run, rows, tokens):
     "Batches of so many rows, in parts of at most so many tokens."
-    args = dict(per_device_eval_batch_size=rows, token_budget=tokens, pass_cost=0)
+    args = dict(per_device_eval_batch_size=rows, token_budget=tokens, micro_batch_overhead=0)
     return run, Trainer, args
 
 
@@ -291,13 +291,13 @@ WAYS = {  # kind of case -> stock, and the ways to compute the same
                 per_device_train_batch_size=6,
                 gradient_accumulation_steps=2,
                 token_budget=26,
-                pass_cost=0,
+                micro_batch_overhead=0,
             ),
         ),
         budget_64=(
             gradients,
             Trainer,
-            dict(per_device_train_batch_size=STEP, token_budget=64, pass_cost=0),
+            dict(per_device_train_batch_size=STEP, token_budget=64, micro_batch_overhead=0),
         ),
     ),
     "evaluation": dict(
@@ -327,7 +327,7 @@ MORE = dict(  # other ways to read the rows of a training
         dict(
             per_device_train_batch_size=STEP,
             token_budget=64,
-            pass_cost=0,
+            micro_batch_overhead=0,
             dataloader_num_workers=2,
         ),
     ),
@@ -356,7 +356,7 @@ TWO = dict(
             steps=6,
             per_device_train_batch_size=6,
             token_budget=26,
-            pass_cost=0,
+            micro_batch_overhead=0,
             ddp_timeout=60,
         ),
     ),

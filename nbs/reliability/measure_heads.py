@@ -36,9 +36,9 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from prompt_packing.accumulation_loss import ExactLossMixin, LossFacts
-from prompt_packing.accumulation_loss.audit import compare_gradients, taken_gradient
-from prompt_packing.foundation.foreign import BatchNorm, set_sync, tree_map
-from prompt_packing.foundation.foreign import set_for_now
+from prompt_packing.accumulation_loss.audit import compare_gradients, pop_gradient
+from prompt_packing.foundation.private_apis import BatchNorm, set_sync, tree_map
+from prompt_packing.foundation.private_apis import override
 
 # one step of a Trainer
 
@@ -105,12 +105,12 @@ def gradient_of_two(model: PreTrainedModel, rows: Sequence[dict]) -> dict:
     trainer, half, collate = quiet_trainer(model), len(rows) // 2, collator_of(model)
     batches = [collate(rows[:half]), collate(rows[half:])]
     taken, items = trainer.get_batch_samples(iter(batches), 2, trainer.args.device)
-    with set_for_now(trainer.accelerator.state, num_processes=2):
+    with override(trainer.accelerator.state, num_processes=2):
         for batch in taken:
             set_sync(trainer.accelerator, batch is taken[-1])
             trainer.current_gradient_accumulation_steps = 1
             trainer.training_step(model, batch, items)
-    return taken_gradient(model, scale=2)
+    return pop_gradient(model, scale=2)
 
 # the head's own loss
 
@@ -121,7 +121,7 @@ def own_gradient(model: PreTrainedModel, rows: Sequence[dict], parts: int = 1) -
     for start in range(0, size * parts, size):
         loss = model(**collate(rows[start:start + size]))["loss"]
         (loss.sum() / parts).backward()
-    return taken_gradient(model)
+    return pop_gradient(model)
 
 def own_loss(model: PreTrainedModel, rows: Sequence[dict]) -> float:
     "The model's own loss of all rows, in eval mode."
@@ -164,7 +164,7 @@ def compared(name: str, right: dict, other: dict) -> dict[str, float]:
 def facts_of_head(model: PreTrainedModel, even: Sequence[dict]) -> dict[str, bool]:
     "What there is to know of a head before a Trainer has it."
     first, again = own_gradient(model, even), own_gradient(model, even)
-    in_parts = own_gradient(model, even, PARTS)
+    micro_batched = own_gradient(model, even, PARTS)
     batch, trainer = collator_of(model)(even), quiet_trainer(model)
     items = trainer.get_batch_samples(iter([batch]), 1, trainer.args.device)[1]
     counted = items is not None and bool(trainer.model_accepts_loss_kwargs)
@@ -174,7 +174,7 @@ def facts_of_head(model: PreTrainedModel, even: Sequence[dict]) -> dict[str, boo
         batch_norm=any(isinstance(m, BatchNorm) for m in model.modules()),
         random=compare_gradients(first, again)["error"] > 1e-4,
         # of even parts the mean gradient points the same way, whatever is averaged
-        couples_rows=compare_gradients(first, in_parts)["cosine"] < 1 - 1e-4,
+        couples_rows=compare_gradients(first, micro_batched)["cosine"] < 1 - 1e-4,
         sees_padding=sees_padding(model, even[:2]),
     )
 
@@ -257,7 +257,7 @@ def exact_columns(
                 row.get("exact_float64_error", 0.0), in_double)
     said = [text for each in facts for text in map(str, each.messages)
             if text.startswith("NOT ")]
-    row["exact_way"] = " ".join(dict.fromkeys(str(each.way) for each in facts))
+    row["exact_way"] = " ".join(dict.fromkeys(str(each.strategy) for each in facts))
     row["exact_says"] = said[0][:160] if said else ""
     loss = evaluated_loss(ExactTrainer, model, rows["uneven"], 4)
     row["exact_eval_4"] = loss / own_loss(model, rows["uneven"])

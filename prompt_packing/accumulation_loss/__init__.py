@@ -7,9 +7,9 @@ __all__ = ['ExactLossMixin', 'LossFacts', 'audit_loss', 'audit_checkpoint', 'reg
 
 # %% ../../nbs/accumulation_loss/index.ipynb #c2a6d485
 from .audit import audit_checkpoint, audit_loss
-from .custom import register_loss
-from .exact import ExactLossMixin
-from .facts import LossFacts
+from .loss_registry import register_loss
+from .exact_loss import ExactLossMixin
+from .loss_facts import LossFacts
 
 # %% ../../nbs/accumulation_loss/index.ipynb #f3456b6f
 _all_ = ["ExactLossMixin", "LossFacts", "audit_loss", "audit_checkpoint",

@@ -22,14 +22,14 @@ from torch.utils.data import DataLoader
 from transformers import AutoConfig, PretrainedConfig, TrainingArguments
 from transformers.utils import find_labels
 
-from .asking import undisturbed
-from .exact import ExactLossMixin
-from ..foundation.foreign import in_eval_mode, set_sync
-from ..foundation.rows import IndexedRows, first_size
+from .dry_run import side_effect_free
+from .exact_loss import ExactLossMixin
+from ..foundation.private_apis import in_eval_mode, set_sync
+from ..foundation.rows import CollatedRows, num_rows_of
 
 # %% auto #0
-__all__ = ['HEADS', 'compare_gradients', 'cut_batch', 'taken_gradient', 'computed_step', 'step_at_once', 'audit_loss', 'audited',
-           'reads_count', 'CheckpointAudit', 'audit_checkpoint']
+__all__ = ['HEADS', 'compare_gradients', 'split_batch', 'pop_gradient', 'accumulated_step', 'full_batch_step', 'audit_loss',
+           'audited', 'reads_count', 'CheckpointAudit', 'audit_checkpoint']
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #20da50ff
 def compare_gradients(right: dict, other: dict) -> dict[str, float]:
@@ -49,7 +49,7 @@ def compare_gradients(right: dict, other: dict) -> dict[str, float]:
                 error=math.sqrt(gap_square) / length)
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #d1e0a004
-def cut_batch(batch: Mapping, parts: int) -> DataLoader:
+def split_batch(batch: Mapping, parts: int) -> DataLoader:
     """Micro-batches of a batch: tensors are cut, and what else there is, all parts get.
 
     `TypeError`: this is no batch; `ValueError`: its tensors have different lengths."""
@@ -58,41 +58,41 @@ def cut_batch(batch: Mapping, parts: int) -> DataLoader:
         raise TypeError(
             "audit_loss needs batches, each a dict of tensors as a collator makes it; "
             "for rows, pass a DataLoader: trainer.get_train_dataloader()")
-    number = first_size(batch)
+    number = num_rows_of(batch)
     if number is None:
         rows = {name: len(value) for name, value in batch.items()
                 if torch.is_tensor(value) and value.dim()}
         raise ValueError("audit_loss cuts a batch by its rows, and its values have "
                          f"different numbers of them: {rows}")
     cuts = torch.arange(number).tensor_split(min(parts, number))
-    rows = IndexedRows(batch, number)
-    return DataLoader(rows.rows, batch_sampler=cuts, collate_fn=rows.take)
+    rows = CollatedRows(batch, number)
+    return DataLoader(rows.rows, batch_sampler=cuts, collate_fn=rows.to_batch)
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #11c8eb55
-def taken_gradient(model: nn.Module, scale: float = 1.0) -> dict[str, torch.Tensor]:
+def pop_gradient(model: nn.Module, scale: float = 1.0) -> dict[str, torch.Tensor]:
     "The gradient of every parameter that has one, over `scale`; the model keeps none."
     gradient = {name: p.grad.detach() / scale for name, p in model.named_parameters()
                 if p.grad is not None}
     model.zero_grad(set_to_none=True)
     return gradient
 
-def computed_step(trainer, batches: list, count, training_step: Callable) -> tuple:
+def accumulated_step(trainer, batches: list, count, training_step: Callable) -> tuple:
     "Loss and gradient of one optimizer step of a Trainer, without its optimizer."
     loss, scaler = 0.0, trainer.accelerator.scaler
     trainer.current_gradient_accumulation_steps = len(batches)
     for number, batch in enumerate(batches, 1):
         set_sync(trainer.accelerator, number == len(batches))
         loss += training_step(trainer.model, batch, count).item()
-    return loss, taken_gradient(trainer.model, scaler.get_scale() if scaler else 1)
+    return loss, pop_gradient(trainer.model, scaler.get_scale() if scaler else 1)
 
-def step_at_once(trainer: transformers.Trainer, batch: Mapping) -> tuple:
+def full_batch_step(trainer: transformers.Trainer, batch: Mapping) -> tuple:
     """Loss and gradient of one batch, as transformers computes it, and whether the loss
     uses the count; None: there is none. `ValueError`: it has no target."""
     count, device = None, trainer.args.device
     counted = trainer._get_num_items_in_batch([batch], device)
     if counted is not None: # a loss that uses it gives it a gradient
         count = torch.tensor(float(counted), device=device, requires_grad=True)
-    loss, gradient = computed_step(
+    loss, gradient = accumulated_step(
         trainer, [batch], count, partial(transformers.Trainer.training_step, trainer))
     if math.isnan(loss) or not any(bool(g.any()) for g in gradient.values()):
         raise ValueError(
@@ -123,22 +123,22 @@ def audit_loss(
             gettempdir(), report_to="none", use_cpu=on_cpu))
     parts = steps or max(4, trainer.args.gradient_accumulation_steps)
     # modes, gradients and random numbers come back
-    with in_eval_mode(trainer.model), undisturbed(trainer.model):
+    with in_eval_mode(trainer.model), side_effect_free(trainer.model):
         if isinstance(batches, DataLoader):
             number = parts * (batches.batch_size or 4)
             # data sets and streams can be iterated, whatever their sampler is
             batches = batches.collate_fn(list(islice(iter(batches.dataset), number)))
         if isinstance(batches, Mapping) or not batches:
             batches = [batches]
-        rows = [audited(trainer, batch, cut_batch(batch, parts)) for batch in batches]
+        rows = [audited(trainer, batch, split_batch(batch, parts)) for batch in batches]
     return pd.DataFrame(rows).rename_axis("batch")
 
 def audited(trainer: transformers.Trainer, batch: Mapping, parts: DataLoader) -> dict:
     "A row of the table."
-    right_loss, right, uses_count = step_at_once(trainer, batch)
+    right_loss, right, uses_count = full_batch_step(trainer, batch)
     if isinstance(trainer, ExactLossMixin):
-        trainer.begin_steps(parts) # which its own loaders do
-    loss, gradient = computed_step(trainer, *trainer.get_batch_samples(
+        trainer.attach_dataloader(parts) # which its own loaders do
+    loss, gradient = accumulated_step(trainer, *trainer.get_batch_samples(
         iter(parts), len(parts), trainer.args.device), trainer.training_step)
     ratio, cosine, error = compare_gradients(right, gradient).values()
     cause = "right"

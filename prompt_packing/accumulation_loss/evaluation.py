@@ -13,32 +13,33 @@ from functools import partial
 import torch
 from accelerate import Accelerator
 
-from .asking import thin_graph
-from .facts import Findings, Way, numbers
-from .looks import (
-    FAILURES, Asker, in_parts, joins_rows, rows_within, ways_of_parts)
-from .passes import AllProcesses
-from .reading import WeightReader
-from ..foundation.foreign import tree_map
+from .dry_run import graph_without_activations
+from .loss_facts import Findings, Strategy, numbers
+from .verification import (
+    FAILURES, DryRun, many_rows, collates_rows, rows_that_fit, fitting_strategies)
+from .trainer_adapter import Collectives
+from .normalizer import NormalizerReader
+from ..foundation.private_apis import tree_map
 from prompt_packing.foundation.rows import (
-    IndexedRows, LazyBatch, RowLengths, Rows, StepRows, first_size, hand_over_rows, indexed,
-    same_numbers, seeded)
+    CollatedRows, LazyBatch, RowLengths, RowBatch, StepRows, num_rows_of,
+    pass_rows_through, select_rows,
+    same_batch, fork_rng)
 
 # %% auto #0
-__all__ = ['EvaluationRows', 'ways_of_evaluation', 'ExactEvaluation']
+__all__ = ['EvaluationLoader', 'evaluation_strategies', 'ExactEvaluation']
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #51ebd6ab
 @dataclass
-class EvaluationRows:
+class EvaluationLoader:
     "The loader of an evaluation, whose batches know their rows."
     loader: object
     lazily: bool # batches are cut under a budget: collated only if somebody reads them
     main_input: str
-    row_length: Callable | None = None # row -> tokens, where the user knows better
+    length_fn: Callable | None = None # row -> tokens, where the user knows better
 
     def __post_init__(self):
-        self.collate = hand_over_rows(self.loader, makes_batches=not self.lazily)
-        self.lengths = RowLengths(self.collate, self.main_input, self.row_length)
+        self.collate = pass_rows_through(self.loader, collates=not self.lazily)
+        self.lengths = RowLengths(self.collate, self.main_input, self.length_fn)
         self.rows: StepRows | None = None # of the batch under way
         self.seen = StepRows([], self.collate) # of several batches, where they are small
 
@@ -51,7 +52,7 @@ class EvaluationRows:
     def __iter__(self) -> Iterator:
         for each in self.loader:
             self.rows = None
-            if isinstance(each, Rows):
+            if isinstance(each, RowBatch):
                 self.rows = StepRows(each.rows, self.collate)
                 if len(self.seen) < 64:
                     self.seen.rows = self.seen.rows + each.rows
@@ -61,13 +62,13 @@ class EvaluationRows:
     def few(self, budget: int | None = None) -> StepRows:
         "Rows to look at, of those that have been seen: as many short ones as fit."
         lengths = self.lengths(self.seen.rows)
-        return self.seen.some(rows_within(lengths, min(512, budget or 512)))
+        return self.seen.select(rows_that_fit(lengths, min(512, budget or 512)))
 
-    def more(self, budget: int | None = None) -> StepRows | None:
+    def many_rows(self, budget: int | None = None) -> StepRows | None:
         "Rows that have been seen, in parts of the budget, or in halves."
         lengths = self.lengths(self.seen.rows)
         tokens = budget or int(lengths.sum()) // 2
-        return in_parts(self.seen, lengths, tokens, tokens)
+        return many_rows(self.seen, lengths, tokens, tokens)
 
     def real_rows(self, inputs, accelerator: Accelerator) -> tuple:
         """Whether a batch ends with rows that accelerate copied, and the rows before them.
@@ -75,7 +76,7 @@ class EvaluationRows:
         It fills the last batch with rows from the start of the data set, whose
         predictions are dropped later; the loss has to do without them."""
         rows, state = self.rows, accelerator.gradient_state
-        size = first_size(inputs) if rows is None else len(rows)
+        size = num_rows_of(inputs) if rows is None else len(rows)
         # `remainder`: real rows of the last batch of all processes, dealt by rank
         is_last = accelerator.num_processes > 1 and state.end_of_dataloader
         if not is_last or not size or state.remainder <= 0:
@@ -84,35 +85,35 @@ class EvaluationRows:
         if real in (0, size):
             return real == 0, None
         numbers = list(range(real))
-        return True, indexed(inputs, numbers, size) if rows is None else rows.take(numbers)
+        return True, select_rows(inputs, numbers, size) if rows is None else rows.to_batch(numbers)
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #919d8e09
-def ways_of_evaluation(
-        asker: Asker, sample: StepRows, more: StepRows | None = None) -> list[Way]:
+def evaluation_strategies(
+        dry_run: DryRun, sample: StepRows, more: StepRows | None = None) -> list[Strategy]:
     "How the losses of parts of a few rows make that of all."
-    if not joins_rows(sample): # they are ready-made batches, which nothing can join
-        return [Way.WEIGHS]
-    asker.part = lambda rows, numbers: rows.take(numbers) # nothing is packed
+    if not collates_rows(sample): # they are ready-made batches, which nothing can join
+        return [Strategy.WEIGHTED_MEAN]
+    dry_run.micro_batch = lambda rows, numbers: rows.to_batch(numbers) # nothing is packed
     try:
-        whole = asker.whole(sample)
-        with seeded(1):
-            draws = not same_numbers(whole, asker.passes.prepare(sample.take()))
-        uncut, = asker.run([whole])
+        whole = dry_run.full_batch(sample)
+        with fork_rng(1):
+            draws = not same_batch(whole, dry_run.adapter.prepare(sample.to_batch()))
+        full_result, = dry_run.run([whole])
     except FAILURES: # without labels there is no loss that a cut could change
-        return [Way.ADDS, Way.WEIGHS]
-    if draws and first_size(whole) == len(sample):
-        sample, more = IndexedRows(whole, len(sample)), None
-    return ways_of_parts(asker, sample, 0, whole, uncut, more).ways
+        return [Strategy.SUM, Strategy.WEIGHTED_MEAN]
+    if draws and num_rows_of(whole) == len(sample):
+        sample, more = CollatedRows(whole, len(sample)), None
+    return fitting_strategies(dry_run, sample, 0, whole, full_result, more).strategies
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #162780c5
 class ExactEvaluation:
     "The losses of one evaluation, and what each weighs in the loss of the data set."
-    def __init__(self, findings: Findings, loader: EvaluationRows, asker: Asker):
-        self.findings, self.loader, self.asker = findings, loader, asker
-        self.reader = WeightReader()
+    def __init__(self, findings: Findings, loader: EvaluationLoader, dry_run: DryRun):
+        self.findings, self.loader, self.dry_run = findings, loader, dry_run
+        self.reader = NormalizerReader()
         # parameters of a sharded model are elsewhere
-        is_of_parts = findings.facts.way not in (Way.CHUNKS, Way.ROWS)
-        self.reads = asker.takes_gradients and is_of_parts
+        is_split = findings.facts.strategy not in (Strategy.FULL_BATCH, Strategy.ROW_WEIGHTED)
+        self.reads = dry_run.takes_gradients and is_split
         self.parts = [] # (loss, weight, rows), where they were computed
         self.by_rows = False # transformers' mean over batches
         self.is_thin = True # graphs are read without their tensors
@@ -123,32 +124,32 @@ class ExactEvaluation:
         "Find out how the losses of batches make that of all, once there are two rows."
         if self.loader.rows is None or len(self.loader.seen) < 2:
             return
-        if self.findings.evaluation_ways is None:
-            self.findings.evaluation_ways = self._look()
-        self._make_by(self.findings.evaluation_ways)
+        if self.findings.evaluation_strategies_found is None:
+            self.findings.evaluation_strategies_found = self._verify()
+        self._make_by(self.findings.evaluation_strategies_found)
 
-    def _look(self) -> list[Way]: # at rows that have been seen so far
-        budget = self.asker.passes.token_budget
-        return ways_of_evaluation(
-            self.asker, self.loader.few(budget), self.loader.more(budget))
+    def _verify(self) -> list[Strategy]: # at rows that have been seen so far
+        budget = self.dry_run.adapter.token_budget
+        return evaluation_strategies(
+            self.dry_run, self.loader.few(budget), self.loader.many_rows(budget))
 
-    def _make_by(self, ways: list[Way]):
+    def _make_by(self, strategies: list[Strategy]):
         "As a look at some rows allows: weights as read, or transformers' mean."
-        if Way.WEIGHS not in ways:
+        if Strategy.WEIGHTED_MEAN not in strategies:
             self.reads, self.by_rows = False, True
 
-    def noted(self, compute_loss: Callable) -> Callable:
+    def wrap_compute_loss(self, compute_loss: Callable) -> Callable:
         "`compute_loss` of a Trainer, whose losses are noted here."
         def compute_and_note(model, inputs, *args, **kwargs):
             if self.paused:
                 return compute_loss(model, inputs, *args, **kwargs)
-            rows = first_size(inputs) or 1 # compute_loss may take the labels out
+            rows = num_rows_of(inputs) or 1 # compute_loss may take the labels out
             reads = self.reads and not torch.is_inference_mode_enabled()
             compute = partial(self._with_graph, compute_loss) if reads else compute_loss
             made = compute(model, inputs, *args, **kwargs)
             loss = made[0] if isinstance(made, tuple) else made
             weight = self._weight_of(loss) if reads else None
-            if weight is None and self.findings.facts.takes_count:
+            if weight is None and self.findings.facts.uses_num_items_in_batch:
                 weight = kwargs.get("num_items_in_batch")
             if weight is None:
                 self.by_rows, weight = True, 1.0
@@ -159,7 +160,7 @@ class ExactEvaluation:
     def _with_graph(self, compute_loss: Callable, model, inputs, *args, **kwargs):
         if self.is_thin:
             try:
-                with thin_graph(model):
+                with graph_without_activations(model):
                     return compute_loss(model, copy(inputs), *args, **kwargs)
             except FAILURES: # as of a loss that takes gradients by itself
                 self.is_thin = False
@@ -174,13 +175,13 @@ class ExactEvaluation:
             self.reads, weight = False, None
         return weight
 
-    def loss(self, processes: AllProcesses) -> float | None: # None: there is none
+    def loss(self, processes: Collectives) -> float | None: # None: there is none
         "The loss of the data set, in float64; if it is a mean over batches, that is said."
         seen, terms = self.findings.evaluation_terms, self.reader.signatures
         is_new = len(self.loader.seen) > 1 and not terms <= seen
         if self.reads and is_new and len(self.parts) > 1:
             seen |= terms
-            self._make_by(self._look())
+            self._make_by(self._verify())
         read = numbers([each for part in self.parts for each in part]) # in one transfer
         losses, weights, rows = torch.tensor(read, dtype=torch.float64).view(-1, 3).T
         # a loss of 0 may have a bound for its weight: `total / count.clamp(min=1)`;
@@ -193,7 +194,7 @@ class ExactEvaluation:
         value, weight = map(float, processes.sum(
             float((losses * weights)[used].sum()), float(weights[used].sum())))
         if by_rows and batches > 1:
-            self.findings.say(
+            self.findings.report(
                 "what an evaluation batch weighs cannot be read from its loss, so batches are "
                 "weighted by their rows, as in transformers: the evaluation loss depends on "
                 "the batch size")

@@ -4,22 +4,25 @@
 
 # %% auto #0
 __all__ = ['PaddedCollator', 'PackedCollator', 'PlannedBatchSampler', 'StreamingBatches', 'collator_for_packing', 'compare_plans',
-           'cut_rows', 'deal_rows', 'load_corpus', 'pack_sequences', 'plan_batches', 'plan_steps', 'tokenize_corpus']
+           'split_into_micro_batches', 'distribute_micro_batches', 'load_corpus', 'pack_sequences', 'plan_batches',
+           'plan_steps', 'tokenize_corpus']
 
 # %% ../../nbs/bucketing/index.ipynb #e64212e7
 from importlib import import_module
 
 # %% ../../nbs/bucketing/index.ipynb #b7337337
-from .batches import BatchPlan # noqa: F401
-from .cut import cut_rows, deal_rows
-from .plan import PlannedBatchSampler, pack_sequences, plan_batches
+from .batch_plan import BatchPlan # noqa: F401
+from .micro_batching import (
+    split_into_micro_batches, distribute_micro_batches)
+from .batch_sampler import (
+    PlannedBatchSampler, pack_sequences, plan_batches)
 from .report import compare_plans
-from .steps import plan_steps
+from .stratified_steps import plan_steps
 
 # %% ../../nbs/bucketing/index.ipynb #c7337338
 # imported on first use, since they need torch: planning needs numpy alone
 _homes = {
-    "PaddedCollator": "collating", "PackedCollator": "collating",
+    "PaddedCollator": "collators", "PackedCollator": "collators",
     "collator_for_packing": "packing", "StreamingBatches": "stream",
     "file_lengths": "sources", "tokenize_corpus": "corpus", "load_corpus": "corpus",
 }
@@ -37,5 +40,5 @@ def __dir__():
 # %% ../../nbs/bucketing/index.ipynb #58330366
 _all_ = ["PaddedCollator", "PackedCollator", "PlannedBatchSampler",
          "StreamingBatches", "collator_for_packing", "compare_plans",
-         "cut_rows", "deal_rows", "load_corpus",
+         "split_into_micro_batches", "distribute_micro_batches", "load_corpus",
          "pack_sequences", "plan_batches", "plan_steps", "tokenize_corpus"]

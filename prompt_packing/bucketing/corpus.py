@@ -24,8 +24,8 @@ from filelock import FileLock
 from tqdm.auto import tqdm
 
 from prompt_packing.bucketing.sources import token_encoder
-from prompt_packing.foundation.folders import DamagedFolder, written
-from prompt_packing.foundation.text import file_texts, row_name
+from prompt_packing.foundation.folders import DamagedFolder, atomic_write
+from prompt_packing.foundation.text_files import file_texts, row_name
 
 # %% auto #0
 __all__ = ['tokenizer_digest', 'shard_name', 'tokenize_corpus', 'load_corpus']
@@ -58,7 +58,7 @@ _schema = pa.schema([("input_ids", pa.list_(pa.int32())), ("length", pa.int32())
 def _tokenize_file(path, shard, tokenizer, max_length, reading):
     "In a worker: write a shard whole or not at all."
     encode, rows = token_encoder(tokenizer, max_length), file_texts(path, **reading)
-    with written(shard, "wb") as file, pa.ipc.new_stream(file, _schema) as writer:
+    with atomic_write(shard, "wb") as file, pa.ipc.new_stream(file, _schema) as writer:
         while block := list(itertools.islice(rows, 1_000)):
             ids = encode([row["text"] for _, row in block])
             lengths = np.fromiter(map(len, ids), np.int32, len(ids))
@@ -108,7 +108,7 @@ def tokenize_corpus(
         for future in futures: # in the order of the files
             future.result()
         sizes = [(folder / shard).stat().st_size for shard in shards]
-        with written(folder / "manifest.json") as file:
+        with atomic_write(folder / "manifest.json") as file:
             json.dump(list(zip(shards, sizes)), file, indent=1)
     return load_corpus(folder)
 

@@ -15,9 +15,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from .collating import (
-    PackedCollator, PackingWay, lay_end_to_end)
-from ..foundation.foreign import attention_of, in_eval_mode
+from .collators import (
+    PackedCollator, PackingFormat, pack_batches)
+from ..foundation.private_apis import attention_of, in_eval_mode
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -25,7 +25,7 @@ except ImportError: # torch before 2.10
     varlen_attn = None
 
 # %% auto #0
-__all__ = ['packing_errors', 'sdpa_varlen_forward', 'way_to_pack', 'collator_for_packing', 'layout_fault']
+__all__ = ['packing_errors', 'sdpa_varlen_forward', 'find_packing_format', 'collator_for_packing', 'cross_attention_fault']
 
 # %% ../../nbs/bucketing/packing.ipynb #77d11160
 # what the forward of a model may raise at arguments that it does not expect
@@ -65,7 +65,7 @@ def _distance(logits, expected):
 
 # %% ../../nbs/bucketing/packing.ipynb #4497739f
 def _model_facts(model, ids, rounding) -> dict:
-    """Fields of `PackingWay` that do not depend on packing, from one sequence.
+    """Fields of `PackingFormat` that do not depend on packing, from one sequence.
 
     `rounding` is by how much equal logits may differ."""
     pad = getattr(model.config.get_text_config(), "pad_token_id", None)
@@ -96,26 +96,26 @@ def _ignores_first_label(model, ids, otherwise):
 # %% ../../nbs/bucketing/packing.ipynb #4369646a
 def packing_errors(
     model, # in evaluation mode
-    way:PackingWay, # to lay sequences out
+    packing_format:PackingFormat, # to lay sequences out
     sequences:list[np.ndarray], # token ids
     rows:list[list[int]], # for each packed row, its sequences
 ) -> tuple[float, float]: # relative to the largest logit
     "How far packed logits are from those alone, and how far neighbours move them."
     numbers = list(chain.from_iterable(rows))
     alone = [_logits_alone(model, sequences[i]) for i in numbers]
-    packed = _packed_logits(model, way, sequences, rows)
+    packed = _packed_logits(model, packing_format, sequences, rows)
     every_second = [ids - i % 2 for i, ids in enumerate(sequences)]
-    beside_others = _packed_logits(model, way, every_second, rows)
+    beside_others = _packed_logits(model, packing_format, every_second, rows)
     stay = [n for n, i in enumerate(numbers) if i % 2 == 0]
     moved = _distance(torch.cat([beside_others[n] for n in stay]),
                       torch.cat([packed[n] for n in stay]))
     return _distance(torch.cat(packed), torch.cat(alone)), moved
 
-def _packed_logits(model, way, sequences, rows):
+def _packed_logits(model, packing_format, sequences, rows):
     "The logits of each sequence, in the order of the packed rows."
     singles = [{"input_ids": torch.from_numpy(ids)[None]} for ids in sequences]
     parts = []
-    for logits, row in zip(_logits(model, lay_end_to_end(singles, rows, way)), rows):
+    for logits, row in zip(_logits(model, pack_batches(singles, rows, packing_format)), rows):
         ends = np.cumsum([len(sequences[i]) for i in row])
         parts += logits.tensor_split(ends.tolist())[:-1] # the last is padding
     return parts
@@ -135,10 +135,10 @@ def _float32_is_exact(device):
     product = (values.to(device) @ values.to(device)).cpu().double()
     return _distance(product, values.double() @ values.double()) < 1e-5
 
-def _fault(model, way, sequences, rows, tolerances):
+def _fault(model, packing_format, sequences, rows, tolerances):
     "What is wrong with a way, in words; None if nothing is."
     try:
-        far, moved = packing_errors(model, way, sequences, rows)
+        far, moved = packing_errors(model, packing_format, sequences, rows)
     except _model_errors as error:
         return f"the model raised {type(error).__name__}: {_first_line(error)}"
     count = f"{len(rows)} packed row" + "s" * (len(rows) > 1)
@@ -248,7 +248,7 @@ def _possible_ways(model, facts, autocast):
     elif attention not in ("eager", "flex_attention"):
         # what users registered may take boundaries, as flash attention does
         kinds = ["varlen", *kinds]
-    return [PackingWay(kind, **facts) for kind in kinds]
+    return [PackingFormat(kind, **facts) for kind in kinds]
 
 def _is_fast(model, autocast):
     "Whether attention over each sequence beats a mask of all pairs here."
@@ -257,10 +257,10 @@ def _is_fast(model, autocast):
     return _is_fast_on(_device(model), autocast or model.dtype, dropout)
 
 # %% ../../nbs/bucketing/packing.ipynb #5d2c33a3
-def way_to_pack(
+def find_packing_format(
     model:torch.nn.Module, # a transformers model with logits for each token
     autocast:torch.dtype | None=None, # of the training: torch.bfloat16 for bf16=True
-) -> PackingWay:
+) -> PackingFormat:
     """The cheapest way to pack in which each sequence has the logits that it has alone.
 
     A model with `sdpa` is switched to `sdpa_varlen` where that is right, which differs
@@ -275,14 +275,14 @@ def way_to_pack(
             tried = {"a sequence alone, with position_ids": _first_line(error)}
             raise _cannot_pack(model, tried) from error
         trials = _trials(model, draw)
-        for way in _possible_ways(model, facts, autocast):
-            with _attention_of(way, model) as switch:
-                found = (_fault(model, way, *trial, tolerances) for trial in trials)
+        for packing_format in _possible_ways(model, facts, autocast):
+            with _attention_of(packing_format, model) as switch:
+                found = (_fault(model, packing_format, *trial, tolerances) for trial in trials)
                 fault = next(filter(None, found), None)
                 if fault is None:
                     switch.pop_all() # the model keeps this attention
-                    return way
-            faults[way.kind] = fault
+                    return packing_format
+            faults[packing_format.kind] = fault
     raise _cannot_pack(model, faults)
 
 # %% ../../nbs/bucketing/packing.ipynb #9bcf2342
@@ -307,10 +307,10 @@ def _trials(model, draw) -> list:
     return trials
 
 # %% ../../nbs/bucketing/packing.ipynb #c81831d1
-def _attention_of(way, model):
+def _attention_of(packing_format, model):
     "Switches the model to the attention of a way; leaving it switches back."
     stack, before = ExitStack(), attention_of(model.config)
-    if way.kind == "sdpa_varlen" != before:
+    if packing_format.kind == "sdpa_varlen" != before:
         model.set_attn_implementation("sdpa_varlen")
         stack.callback(model.set_attn_implementation, before)
     return stack
@@ -323,7 +323,7 @@ def _token_source(model):
 def _cannot_pack(model, faults):
     "A `ValueError` that says what was tried, what came of it, and what to do."
     attention = attention_of(getattr(model, "config", None))
-    tried = "".join(f"\n* {way}: {fault}" for way, fault in faults.items())
+    tried = "".join(f"\n* {packing_format}: {fault}" for packing_format, fault in faults.items())
     return ValueError(
         f"{type(model).__name__} with attention {attention!r} cannot be trained on "
         f"packed rows. Tried:{tried}\nUse token_budget without pack, or another "
@@ -339,10 +339,10 @@ def collator_for_packing(
 
     Raises `ValueError` that says what was tried if there is none. It refuses sequences
     longer than its way can keep apart."""
-    return PackedCollator(capacity, way_to_pack(model, autocast))
+    return PackedCollator(capacity, find_packing_format(model, autocast))
 
 # %% ../../nbs/bucketing/packing.ipynb #f1a77e02
-def layout_fault(
+def cross_attention_fault(
     model: torch.nn.Module, # a transformers model
     batch, # of a collator; sequences of a row begin where `position_ids` do
     autocast: torch.dtype | None = None, # of the training

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .batches import (
+from .batch_plan import (
     BatchPlan, as_lengths, check_positive, epoch_random)
-from .plan import default_window, pack_sequences, plan_batches
-from .steps import cut_steps, plan_steps, tenth_weights
+from .batch_sampler import (
+    default_window, pack_sequences, plan_batches)
+from prompt_packing.bucketing.stratified_steps import (
+    split_steps, plan_steps, decile_weights)
 
 # %% auto #0
 __all__ = ['compare_plans']
@@ -67,7 +69,7 @@ def _steps_to_cut(lengths, token_budget, rows, seed) -> dict:
 # %% ../../nbs/bucketing/report.ipynb #274baf45
 def _line(steps, batches):
     "A plan in the table, from its steps and its batches."
-    short, long = tenth_weights(steps)
+    short, long = decile_weights(steps)
     return {
         "padding": batches.padding,
         "steps": len(steps),
@@ -85,7 +87,7 @@ def compare_plans(
     token_budget: int = 16_384,  # most tokens in a batch, padding included
     batch_size: int = 32,  # rows in a batch, where rows are counted
     capacity: int | None = None,  # tokens in a packed row; None: the longest row's
-    pass_cost: float = 512,  # what a pass costs besides its tokens, for cuts of steps
+    micro_batch_overhead: float = 512,  # what a pass costs besides its tokens, for cuts of steps
     seed: int = 0,  # of shuffling
 ):  # pandas DataFrame, a line per plan
     """Padding, batches, evenness and randomness of every way to batch these lengths.
@@ -112,8 +114,8 @@ def compare_plans(
     uncut = _uncut_plans(lengths, token_budget, rows, capacity, seed)
     lines = {name: _line(plan, plan) for name, plan in uncut.items()}
     for name, steps in _steps_to_cut(lengths, token_budget, rows, seed).items():
-        batches = cut_steps(steps, lengths, token_budget, pass_cost)
+        batches = split_steps(steps, lengths, token_budget, micro_batch_overhead)
         lines[f"{name}, cut"] = _line(steps, batches)
-    batches = cut_steps(steps, lengths, token_budget, pass_cost, capacity)
+    batches = split_steps(steps, lengths, token_budget, micro_batch_overhead, capacity)
     lines[f"{name}, packed"] = _line(steps, batches)
     return pd.DataFrame.from_dict(lines, orient="index")

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from infinibatch.iterators import CheckpointableIterator
 
-from prompt_packing.bucketing.batches import as_lengths, epoch_random
-from prompt_packing.foundation.text import (
+from prompt_packing.bucketing.batch_plan import as_lengths, epoch_random
+from prompt_packing.foundation.text_files import (
     cell_text, file_texts, one_text, row_name)
 
 # %% auto #0
-__all__ = ['MOST_LANES', 'token_encoder', 'file_lengths', 'FileSource', 'DatasetSource', 'Lane']
+__all__ = ['MOST_LANES', 'token_encoder', 'file_lengths', 'FileSource', 'DatasetSource', 'SourceReader']
 
 # %% ../../nbs/bucketing/sources.ipynb #c0ead775
 def token_encoder(
@@ -185,7 +185,7 @@ class DatasetSource:
 # %% ../../nbs/bucketing/sources.ipynb #8ee26236
 _BEGINNING = {"window": 0, "pass": 0, "last": None, "own": None}
 
-class Lane(CheckpointableIterator):
+class SourceReader(CheckpointableIterator):
     """Windows of rows, one pass after the other. A window goes on into the next pass,
     but a pass that is shorter than a window is a window of its own. Where there is one
     pass, a short rest joins the last window, so that each process gets a row."""

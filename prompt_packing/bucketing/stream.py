@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from prompt_packing.bucketing.batches import check_positive, check_rank
-from prompt_packing.bucketing.collating import (
-    PackedCollator, PaddedCollator, PackingWay, has_entries)
-from prompt_packing.bucketing.plan import pack_sequences, plan_batches
+from prompt_packing.bucketing.batch_plan import check_positive, check_rank
+from prompt_packing.bucketing.collators import (
+    PackedCollator, PaddedCollator, PackingFormat, has_entries)
+from prompt_packing.bucketing.batch_sampler import pack_sequences, plan_batches
 from prompt_packing.bucketing.sources import (
-    DatasetSource, FileSource, Lane, token_encoder)
+    DatasetSource, FileSource, SourceReader, token_encoder)
 
 # %% auto #0
-__all__ = ['rows_of_ids', 'window_turns', 'deal_again', 'plan_window', 'batches_left', 'read_windows', 'StreamingBatches']
+__all__ = ['rows_of_ids', 'window_turns', 'reshard_states', 'plan_window', 'batches_left', 'read_windows', 'StreamingBatches']
 
 # %% ../../nbs/bucketing/stream.ipynb #b1b1f5ce
 def rows_of_ids(
@@ -40,10 +40,10 @@ def rows_of_ids(
         ids = [row["input_ids"] for row in rows]
     else:
         ids = encode([row["text"] for row in rows])
-    cut_rows = []
+    truncated = []
     for (file, (number, row)), tokens in zip(window, ids):
         row = {"input_ids": tokens, **row}
-        cut_rows.append({
+        truncated.append({
             name: value[:max_length] if has_entries(value, len(tokens)) else value
             for name, value in row.items() if not isinstance(value, str)})
         size = len(tokens[:max_length])
@@ -51,7 +51,7 @@ def rows_of_ids(
             raise ValueError(
                 f"{source.row_name(file, number)} has {size} tokens, and a row needs "
                 f"one and may have {most}: give max_length= to cut, or leave it out")
-    return cut_rows
+    return truncated
 
 # %% ../../nbs/bucketing/stream.ipynb #6b11fe5f
 def window_turns(
@@ -66,7 +66,7 @@ def window_turns(
         yield window, [], {"todo": [], "next": window + step}
 
 # %% ../../nbs/bucketing/stream.ipynb #edafb97e
-def deal_again(
+def reshard_states(
     states: Sequence[dict], # of all readers, from the same moment
     number: int, # of the reader that goes on
     readers: int,
@@ -146,7 +146,7 @@ def read_windows(
             states = [state for place, state in known
                       if place == lane and state["window"] <= wanted]
             states.sort(key=lambda state: state["window"])
-            opened[lane] = Lane(source, lane, stream.window)
+            opened[lane] = SourceReader(source, lane, stream.window)
             opened[lane].setstate(states[-1] if states else None) # None: the start
         while opened[lane].getstate()["window"] < wanted: # windows of other readers
             next(opened[lane])
@@ -291,7 +291,7 @@ class StreamingBatches(IterableDataset):
         if mine:
             self._restored = {name: mine[0][name] for name in ("todo", "next", "lanes")}
         elif len(readers) == states[0]["reader"][1]:
-            self._restored = deal_again(states, *reader)
+            self._restored = reshard_states(states, *reader)
         else:
             raise ValueError(
                 f"{len(readers)} of the states of {states[0]['reader'][1]} readers: "
@@ -302,7 +302,7 @@ def _default_collator(tokenizer, pack):
     if pack is None:
         return PaddedCollator(tokenizer)
     pad_token_id = getattr(tokenizer, "pad_token_id", 0) or 0
-    return PackedCollator(pack, PackingWay(pad_token_id=pad_token_id))
+    return PackedCollator(pack, PackingFormat(pad_token_id=pad_token_id))
 
 def _settings(stream):
     "What must be the same for a state to be of use."

@@ -19,7 +19,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from .runs import METHODS
 from ..prompt_tuning import PromptForSequenceClassification
-from ..prompt_tuning.solved_head import TextClassifier
+from ..prompt_tuning.fitted_head import TextClassifier
 from ..tasks.labels import METRICS
 from ..tasks.backbones import load_from, read_config
 

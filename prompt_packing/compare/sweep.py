@@ -20,8 +20,9 @@ from threading import Lock
 from tqdm.auto import tqdm
 
 from .results import Comparison
-from .runs import METHODS, TASK_OPTIONS, Run, load_kit, run_one
-from ..foundation.folders import owned, written
+from .runs import (
+    METHODS, TASK_OPTIONS, Run, load_run_inputs, run_one)
+from ..foundation.folders import locked, atomic_write
 from ..tasks import load_task
 
 # %% ../../nbs/compare/sweep.ipynb #3ff91d3f
@@ -94,9 +95,9 @@ _shared = ("backbone", "task", "train_rows", "rows_seed", "eval_rows", "max_leng
 
 @lru_cache(maxsize=1) # a run mostly follows one that shares its kit
 def _load_shared(run, output_dir, **options):
-    return load_kit(run, Path(output_dir) / "text_cache" / run.name, **options)
+    return load_run_inputs(run, Path(output_dir) / "text_cache" / run.name, **options)
 
-def _kit_of(run, output_dir, **options): # options of `load_kit`
+def _kit_of(run, output_dir, **options): # options of `load_run_inputs`
     "The kit of a run: runs that agree in the settings that count get the same."
     same = Run(method="", **{name: getattr(run, name) for name in _shared})
     return _load_shared(same, str(output_dir), **options)
@@ -118,7 +119,7 @@ def _work(run, output_dir, keep_finetuned, **options):
             return " ".join(str(error).split())
     file = _file(run, output_dir)
     file.parent.mkdir(parents=True, exist_ok=True)
-    with written(file) as out:
+    with atomic_write(file) as out:
         json.dump(record, out)
     return None
 
@@ -218,7 +219,7 @@ def sweep(
         keep_finetuned=keep_finetuned, executor=executor,
         prompt_tokens=max([run.prompt_tokens for run in wanted] + [0]),
         frozen=any(METHODS[method].frozen for method in methods))
-    with owned(output_dir, "compare"):
+    with locked(output_dir, "compare"):
         trials, failed = recorded([trial for run in wanted for trial in _trials(run)],
                                   what="learning rates")
         refused = {run: failed[trial] for run in wanted

@@ -17,41 +17,42 @@ from accelerate.utils import send_to_device
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader
 
-from .foreign import pinned, tree_flatten, tree_map
+from .private_apis import pinned, tree_flatten, tree_map
 
 # %% auto #0
-__all__ = ['Rows', 'RowCollator', 'copied', 'hand_over_rows', 'take_back', 'LazyBatch', 'state_of', 'StepRows', 'IndexedRows',
-           'entries', 'first_size', 'indexed', 'seeded', 'numbers_drawn', 'same_numbers', 'RowLengths', 'positions']
+__all__ = ['RowBatch', 'RowPassthrough', 'copied', 'pass_rows_through', 'restore_collator', 'LazyBatch', 'batch_identity',
+           'StepRows', 'CollatedRows', 'as_dict', 'num_rows_of', 'select_rows', 'fork_rng', 'rng_state', 'same_batch',
+           'RowLengths', 'num_positions']
 
 # %% ../../nbs/foundation/rows.ipynb #2e3ad548
-class Rows:
+class RowBatch:
     """A micro-batch as its rows, and as the batch that its loader made of them.
 
     It is no list and no mapping, so transformers looks for nothing in it."""
     def __init__(self,
         rows: list, # the user's examples
         batch=None, # of them, by the loader's collator; None: not made so far
-        parts: list | None = None, # of the step, where a worker has made them
+        micro_batches: list | None = None, # of the step, where a worker has made them
     ):
-        self.rows, self.batch, self.parts = rows, batch, parts
+        self.rows, self.batch, self.micro_batches = rows, batch, micro_batches
 
     def __contains__(self, key) -> bool: # transformers asks for "labels", to count them
         return False
 
     def to(self, *args, **kwargs): # accelerate sends batches to the device
         self.batch = send_to_device(self.batch, *args, **kwargs)
-        self.parts = send_to_device(self.parts, *args, **kwargs)
+        self.micro_batches = send_to_device(self.micro_batches, *args, **kwargs)
         return self
 
     def pin_memory(self, device=None): # and torch's loader pins them
-        self.batch, self.parts = pinned(self.batch, device), pinned(self.parts, device)
+        self.batch, self.micro_batches = pinned(self.batch, device), pinned(self.micro_batches, device)
         return self
 
 # %% ../../nbs/foundation/rows.ipynb #d7fcde6d
-class RowCollator:
+class RowPassthrough:
     "Takes the place of a loader's `collate_fn`, and hands over the rows that it gets."
-    makes_batches = False # besides: the same calls, in the same order, as without us
-    cut: Callable | None = None # `StepRows` -> parts, in the process that reads the rows
+    collates = False # besides: the same calls, in the same order, as without us
+    split: Callable | None = None # `StepRows` -> parts, in the process that reads the rows
 
     def __init__(self, collate: Callable):
         self.collate = collate
@@ -60,10 +61,10 @@ class RowCollator:
         if not isinstance(rows, list): # columns of a data set with `__getitems__`
             return self.collate(rows)
         kept, batch = rows, None
-        if self.makes_batches:
+        if self.collates:
             kept, batch = copied(rows), self.collate(rows)
-        parts = self.cut(StepRows(kept, self.collate)) if self.cut else None
-        return Rows(kept, batch, parts)
+        micro_batches = self.split(StepRows(kept, self.collate)) if self.split else None
+        return RowBatch(kept, batch, micro_batches)
 
 def copied(rows: Iterable) -> list:
     "Copies: a collator may pop labels out of a row, or write into what it holds."
@@ -89,12 +90,12 @@ def _copied(value):
     return value.copy() if isinstance(value, np.ndarray) else value
 
 # %% ../../nbs/foundation/rows.ipynb #1739134d
-def hand_over_rows(
+def pass_rows_through(
     dataloader, # torch's, or accelerate's around one
-    makes_batches: bool, # the loader, or its workers, collate as they would without us
-    cut: Callable | None = None, # `StepRows` -> parts, where each of its batches is a step
+    collates: bool, # the loader, or its workers, collate as they would without us
+    split: Callable | None = None, # `StepRows` -> parts, where each of its batches is a step
 ) -> Callable | None: # the user's collator; None: a loader of ready-made batches
-    "Let a loader hand over `Rows` from its next iteration on."
+    "Let a loader hand over `RowBatch` from its next iteration on."
     loader = getattr(dataloader, "base_dataloader", dataloader)
     if not isinstance(loader, DataLoader) or loader.collate_fn is None:
         return None
@@ -104,17 +105,17 @@ def hand_over_rows(
     if makes_own or hasattr(dataloader, "slice_fn"):
         return None
     holder, name = _holder(dataloader)
-    if not isinstance(getattr(holder, name), RowCollator):
-        setattr(holder, name, RowCollator(getattr(holder, name)))
+    if not isinstance(getattr(holder, name), RowPassthrough):
+        setattr(holder, name, RowPassthrough(getattr(holder, name)))
     collator = getattr(holder, name)
-    collator.makes_batches, collator.cut = makes_batches, cut
+    collator.collates, collator.split = collates, split
     return collator.collate
 
-def take_back(dataloader):
+def restore_collator(dataloader):
     "Let a loader hand over batches again, as its owner expects."
     holder, name = _holder(dataloader)
     collator = getattr(holder, name, None)
-    if isinstance(collator, RowCollator):
+    if isinstance(collator, RowPassthrough):
         setattr(holder, name, collator.collate)
 
 def _holder(dataloader) -> tuple: # an object, and the attribute that holds the collator
@@ -131,11 +132,11 @@ class LazyBatch(UserDict):
 
     The Trainer's loop passes it to `training_step`. What is put into it or taken out
     has no effect on the parts, and `was_changed` says so."""
-    def __new__(cls, rows: Rows | Mapping | None = None, collate: Callable | None = None):
+    def __new__(cls, rows: RowBatch | Mapping | None = None, collate: Callable | None = None):
         # transformers moves values to the device, and makes `type(batch)(values)` of them
         return dict(rows) if isinstance(rows, Mapping) else super().__new__(cls)
 
-    def __init__(self, rows: Rows, collate: Callable):
+    def __init__(self, rows: RowBatch, collate: Callable):
         self.rows, self._collate, self.was_changed = rows, collate, False
 
     @property
@@ -154,12 +155,12 @@ class LazyBatch(UserDict):
     def __copy__(self): # a batch like any other
         return copy.copy(self.data)
 
-def state_of(batch: Mapping) -> dict:
+def batch_identity(batch: Mapping) -> dict:
     "What changes where somebody replaces a value of a batch, or writes into a tensor."
     if isinstance(batch, LazyBatch):
         return {"": (id(batch), batch.was_changed)}
     return {key: (id(value), getattr(value, "_version", 0))
-            for key, value in entries(batch).items()}
+            for key, value in as_dict(batch).items()}
 
 # %% ../../nbs/foundation/rows.ipynb #3d04368a
 class StepRows:
@@ -167,43 +168,43 @@ class StepRows:
     def __init__(self,
         rows: list,
         collate: Callable, # the user's: rows -> batch
-        micro: list[list] | None = None, # of each micro-batch; None: it is one
+        loader_batches: list[list] | None = None, # of each micro-batch; None: it is one
     ):
-        self.rows, self.collate, self.micro = rows, collate, micro or [rows]
+        self.rows, self.collate, self.loader_batches = rows, collate, loader_batches or [rows]
 
     @classmethod
-    def of(cls, micro: list[Rows], collate: Callable) -> StepRows:
-        rows = [row for each in micro for row in each.rows]
-        return cls(rows, collate, [each.rows for each in micro])
+    def of(cls, loader_batches: list[RowBatch], collate: Callable) -> StepRows:
+        rows = [row for each in loader_batches for row in each.rows]
+        return cls(rows, collate, [each.rows for each in loader_batches])
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def take(self,
-        numbers: Iterable[int] | None = None, # of rows, in the order wanted; None: all
+    def to_batch(self,
+        indices: Iterable[int] | None = None, # of rows, in the order wanted; None: all
     ): # what the user's collator makes of them
-        chosen = self.rows if numbers is None else [self.rows[int(i)] for i in numbers]
+        chosen = self.rows if indices is None else [self.rows[int(i)] for i in indices]
         return self.collate(copied(chosen))
 
-    def some(self, numbers: Iterable[int]) -> StepRows:
-        return StepRows([self.rows[int(i)] for i in numbers], self.collate)
+    def select(self, indices: Iterable[int]) -> StepRows:
+        return StepRows([self.rows[int(i)] for i in indices], self.collate)
 
 # %% ../../nbs/foundation/rows.ipynb #9526b3d4
-class IndexedRows(StepRows):
+class CollatedRows(StepRows):
     "The same for a batch that came ready-made: rows are entries of its first dimension."
     def __init__(self, batch: Mapping, number: int):
         self.batch, self.rows = batch, range(number)
 
-    def take(self, numbers=None):
-        if numbers is None:
+    def to_batch(self, indices=None):
+        if indices is None:
             return self.batch
-        return indexed(self.batch, [int(i) for i in numbers], len(self.rows))
+        return select_rows(self.batch, [int(i) for i in indices], len(self.rows))
 
-    def some(self, numbers):
-        numbers = list(numbers)
-        return IndexedRows(self.take(numbers), len(numbers))
+    def select(self, indices):
+        indices = list(indices)
+        return CollatedRows(self.to_batch(indices), len(indices))
 
-def entries(batch) -> dict:
+def as_dict(batch) -> dict:
     "The values of a batch by their names; of a tuple by their places."
     if isinstance(batch, Mapping):
         return dict(batch)
@@ -211,11 +212,11 @@ def entries(batch) -> dict:
         return dict(enumerate(batch))
     return {"": batch}
 
-def first_size(batch) -> int | None:
+def num_rows_of(batch) -> int | None:
     "The one first size of all tensors of a batch, which is its rows; None: they differ."
     if not isinstance(batch, (Mapping, tuple, list)):
         return None
-    batch = entries(batch)
+    batch = as_dict(batch)
     if any(isinstance(value, PackedSequence) for value in batch.values()):
         return None
     sizes = {len(leaf) for leaf in tree_flatten(batch)[0] if _has_entries(leaf)}
@@ -224,15 +225,15 @@ def first_size(batch) -> int | None:
 def _has_entries(leaf) -> bool:
     return isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim > 0
 
-def indexed(batch, numbers: list[int], rows: int):
+def select_rows(batch, indices: list[int], rows: int):
     "Entries of the first dimension of all that has as many as there are rows."
     def of(leaf):
-        return leaf[numbers] if _has_entries(leaf) and len(leaf) == rows else leaf
+        return leaf[indices] if _has_entries(leaf) and len(leaf) == rows else leaf
     return tree_map(of, dict(batch) if isinstance(batch, Mapping) else batch)
 
 # %% ../../nbs/foundation/rows.ipynb #2839a3bc
 @contextmanager
-def seeded(
+def fork_rng(
     seed: int | None = None, # None: the numbers go on, and are put back afterwards
 ) -> Iterator[None]:
     "Random numbers on the CPU from a seed; afterwards as if none had been drawn."
@@ -248,17 +249,17 @@ def seeded(
         np.random.set_state(of_numpy)
         torch.set_rng_state(of_torch)
 
-def numbers_drawn() -> tuple:
+def rng_state() -> tuple:
     "What is another after random numbers were drawn on the CPU."
     of_numpy = np.random.get_state()
     return (hash(random.getstate()), of_numpy[1].tobytes(), of_numpy[2],
             torch.get_rng_state().numpy().tobytes())
 
-def same_numbers(first, second) -> bool:
+def same_batch(first, second) -> bool:
     "Whether two batches hold the same values."
     # torch takes the BatchEncoding of a tokenizer for one value
-    some, shape = tree_flatten(entries(first))
-    others, other_shape = tree_flatten(entries(second))
+    some, shape = tree_flatten(as_dict(first))
+    others, other_shape = tree_flatten(as_dict(second))
     if str(shape) != str(other_shape):
         return False
     return all(np.array_equal(one, other) for one, other in zip(some, others)
@@ -300,8 +301,8 @@ class RowLengths:
         return length if is_said else self._alone(row)
 
     def _alone(self, row) -> int:
-        with seeded(): # what is measured draws no number of the training
-            return max(1, positions(self.collate(copied([row])), self.main_input))
+        with fork_rng(): # what is measured draws no number of the training
+            return max(1, num_positions(self.collate(copied([row])), self.main_input))
 
     def _find_keys(self, rows: list) -> tuple:
         first = rows[0] if isinstance(rows[0], Mapping) else {}
@@ -318,12 +319,12 @@ class RowLengths:
         agrees = all(lengths[i] == self._alone(rows[i]) for i in few)
         return self.keys if agrees else ()
 
-def positions(
+def num_positions(
     batch, # of one row, as the collator makes it
     main_input: str, # of the model, for example `input_ids`
 ) -> int: # at least 1
     "Positions that a batch of one row takes in the model: of ids all elements."
-    values = entries(batch)
+    values = as_dict(batch)
     packed = [len(v.data) for v in values.values() if isinstance(v, PackedSequence)]
     if packed:
         return max(packed)

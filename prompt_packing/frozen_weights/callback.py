@@ -121,7 +121,7 @@ class TrainedWeights:
         # names of tensors that had a gradient, and of those where it was not zero
         self.with_gradient, self.with_values = set(), set()
 
-    def look(self, model: nn.Module, optimizer: torch.optim.Optimizer):
+    def record(self, model: nn.Module, optimizer: torch.optim.Optimizer):
         "To be called before each step of the optimizer."
         self.steps += 1
         if self.steps & (self.steps - 1): # steps 1, 2, 4, 8, ...: little work in all
@@ -137,7 +137,7 @@ class TrainedWeights:
                 if tensor.grad.any():
                     self.with_values.add(name)
 
-    def unmoved(
+    def unchanged(
         self, model: nn.Module, # as it is now
     ) -> dict[str, str]: # name -> cause; empty before the first step
         "Tensors that are what they were at the start, and why."
@@ -198,7 +198,7 @@ class FrozenWeightsCallback(TrainerCallback):
     Refuses to start (`ValueError`) when the optimizer holds a frozen tensor. Looks at
     every byte at the start, at every epoch and save, and at the end; `RuntimeError`
     names what changed. A tensor that requires a gradient and never moved is a warning
-    at the end, with the cause, in `unmoved`. `statement` says how it ended. Each
+    at the end, with the cause, in `unchanged`. `statement` says how it ended. Each
     checkpoint gets `frozen_weights.json`, and its trainer state the same lines, with
     which a resumed run is compared.
 
@@ -214,7 +214,7 @@ class FrozenWeightsCallback(TrainerCallback):
         self.frozen, self.ignore, self.verbose = frozen, ignore, verbose
         self.statement = "training has not started"
         self.changed: list[str] = [] # names of frozen tensors
-        self.unmoved: dict[str, str] = {} # names of trainable tensors -> cause
+        self.unchanged: dict[str, str] = {} # names of trainable tensors -> cause
         self.prints = Fingerprint({}) # of the frozen tensors at the start
         self.trained: TrainedWeights | None = None
 
@@ -229,12 +229,12 @@ class FrozenWeightsCallback(TrainerCallback):
         _compare_with(state, model, tensors)
         self.prints = fingerprint(model, tensors)
         self.trained = TrainedWeights(model)
-        self.changed, self.unmoved = [], {}
+        self.changed, self.unchanged = [], {}
         self.statement = "training has not ended"
         state.stateful_callbacks[MANIFEST] = json.dumps(self.prints.tensors)
 
     def on_pre_optimizer_step(self, args, state, control, model, optimizer, **others):
-        self.trained.look(model, optimizer)
+        self.trained.record(model, optimizer)
 
     def on_epoch_end(self, args, state, control, model, **others):
         self._check(model, state)
@@ -247,12 +247,12 @@ class FrozenWeightsCallback(TrainerCallback):
 
     def on_train_end(self, args, state, control, model, **others):
         self._check(model, state)
-        self.unmoved = self.trained.unmoved(model)
+        self.unchanged = self.trained.unchanged(model)
         trainable = len(self.trained.hashes)
         moved = f"all {trainable} trainable tensors moved"
-        if self.unmoved:
-            moved = (f"{len(self.unmoved)} of {trainable} trainable tensors "
-                     f"never moved: {_first_three(self.unmoved)}")
+        if self.unchanged:
+            moved = (f"{len(self.unchanged)} of {trainable} trainable tensors "
+                     f"never moved: {_first_three(self.unchanged)}")
             warnings.warn(moved)
         self.statement = (
             f"0 of {self.checked} frozen tensors changed ({self.prints.values:,} "

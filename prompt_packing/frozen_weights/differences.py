@@ -17,7 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
-from .fingerprints import Fingerprint, named_tensors, tensor_bytes, tensor_lines
+from .fingerprints import (
+    Fingerprint, named_tensors, tensor_bytes, tensor_lines)
 
 # %% ../../nbs/frozen_weights/differences.ipynb #74b3c46d
 @torch.no_grad()

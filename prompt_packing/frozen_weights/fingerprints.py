@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..foundation.folders import written
-from ..foundation.foreign import computed_buffers
+from ..foundation.folders import atomic_write
+from ..foundation.private_apis import computed_buffers
 
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #e06344dd
 def tensor_bytes(
@@ -93,7 +93,7 @@ class Fingerprint:
 
     def save(self, path: str | Path) -> Path:
         "Write as JSON, whole or not at all."
-        with written(path) as file:
+        with atomic_write(path) as file:
             json.dump({"digest": self.digest, "tensors": self.tensors}, file, indent=0)
         return Path(path)
 

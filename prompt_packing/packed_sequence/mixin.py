@@ -18,10 +18,10 @@ from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
 from ..foundation.rows import LazyBatch
-from ..foundation.foreign import check_order, set_for_now
+from ..foundation.private_apis import check_mro, override
 from .collator import PackedSequenceCollator
-from .nests import (
-    count_rows, flat_tokens, holds_packed, pad_nest, parts_of, with_parts)
+from .pytrees import (
+    count_rows, flat_tokens, holds_packed, pad_nest, children, with_children)
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #7fb22ae8
 def _pad_outputs(outputs):
@@ -41,7 +41,7 @@ def _padded_outputs(trainer, model):
         result = compute_loss(*args, **kwargs)
         return tuple(map(_pad_outputs, result)) if type(result) is tuple else result
 
-    with set_for_now(trainer, compute_loss=padded_loss):
+    with override(trainer, compute_loss=padded_loss):
         try:
             yield
         finally:
@@ -107,7 +107,7 @@ class PackedSequenceMixin:
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
-        check_order(cls, PackedSequenceMixin)
+        check_mro(cls, PackedSequenceMixin)
 
     def _get_dataloader(self, dataset: Dataset, *args: Any, **kwargs: Any):
         several = self.accelerator.num_processes > 1 and not kwargs.get("is_training")
@@ -119,7 +119,7 @@ class PackedSequenceMixin:
         if config.dispatch_batches:
             _logger.warning_once("dispatch_batches is not used: no PackedSequence can be "
                                  "cut by position. Every process reads the data.")
-        with set_for_now(config, dispatch_batches=False):
+        with override(config, dispatch_batches=False):
             return super()._get_dataloader(dataset, *args, **kwargs)
 
     def _set_signature_columns_if_needed(self):
@@ -140,10 +140,10 @@ class PackedSequenceMixin:
             moved = super()._prepare_input(data.data)
             return data.to(moved.device)._replace(data=moved)
         plain = isinstance(data, (torch.Tensor, Mapping)) # as transformers takes it
-        parts = None if plain else parts_of(data)
+        parts = None if plain else children(data)
         if parts is None:
             return super()._prepare_input(data)
-        return with_parts(data, {n: self._prepare_input(p) for n, p in parts.items()})
+        return with_children(data, {n: self._prepare_input(p) for n, p in parts.items()})
 
     def _get_num_items_in_batch(self, batch_samples, device):
         batches = [_pad_labels(batch) for batch in batch_samples]
@@ -181,7 +181,7 @@ class PackedSequenceMixin:
         if generates and not prediction_loss_only:
             step = _to_generate_from(inputs, main)
         _note_last_rows(self.accelerator.gradient_state, inputs)
-        with set_for_now(self, **settings), _padded_outputs(self, model):
+        with override(self, **settings), _padded_outputs(self, model):
             loss, logits, labels = super().prediction_step(
                 model, step, prediction_loss_only, *args, **kwargs)
         if settings and isinstance(labels, tuple) and not labels:

@@ -19,14 +19,15 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 from ..frozen_weights.callback import freeze
-from .facts import (
+from .backbone_facts import (
     BackboneFacts, check_fits, find_facts, text_limit)
-from .frozen import (
+from .frozen_backbone import (
     FrozenBackbone, unpack_states, values_are_near)
 from .saving import (
     PromptTuningConfig, check_arguments, check_backbone, check_unchanged,
     read_tensors, read_tokenizer, saved_config)
-from .solved_head import PromptHead, TextClassifier, label_loss
+from prompt_packing.prompt_tuning.fitted_head import (
+    PromptHead, TextClassifier, label_loss)
 from ..tasks.backbones import as_dtype, load_backbone
 
 # %% ../../nbs/prompt_tuning/model.ipynb #8c8941fd
@@ -176,8 +177,8 @@ def _from_backbone(
     its batch."""
     backbone, own_tokenizer = _load_text_model(name_or_model)
     facts = find_facts(backbone) if facts is None else facts
-    if facts.refusal:
-        raise ValueError(facts.refusal)
+    if facts.unsupported_reason:
+        raise ValueError(facts.unsupported_reason)
     tokenizer = own_tokenizer if tokenizer is None else tokenizer
     pooling = pooling or ("last" if facts.causal else "mean")
     if id2label is None:
@@ -256,7 +257,7 @@ class PromptForSequenceClassification(PreTrainedModel):
     ):
         super().__init__(config)
         facts = find_facts(backbone) if facts is None else facts
-        if refusal := facts.why_not(config.placement):
+        if refusal := facts.why_unsupported(config.placement):
             raise ValueError(refusal)
         freeze(backbone)
         self.frozen = FrozenBackbone(backbone, facts, config.placement, config.pooling)
@@ -339,7 +340,7 @@ class PromptForSequenceClassification(PreTrainedModel):
 
     def set_head(
         self,
-        weight:torch.Tensor, # [labels, hidden], as `solve_head` returns it
+        weight:torch.Tensor, # [labels, hidden], as `fit_head` returns it
         bias:torch.Tensor|None=None, # [labels]; None: zeros
     ) -> "PromptForSequenceClassification": # itself
         "Puts a head in place. Raises `ValueError` for one of another shape."

@@ -15,11 +15,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME, cached_file
-from ..foundation.foreign import IF_THERE, no_foreign_code
-from prompt_packing.prompt_tuning.facts import (
+from ..foundation.private_apis import IF_THERE, no_remote_code
+from prompt_packing.prompt_tuning.backbone_facts import (
     BackboneFacts, is_changed)
-from .frozen import Placement, Pooling
-from .solved_head import ProblemType
+from .frozen_backbone import Placement, Pooling
+from .fitted_head import ProblemType
 from ..tasks.backbones import as_dtype, read_config
 
 # %% ../../nbs/prompt_tuning/saving.ipynb #292f2529
@@ -136,7 +136,7 @@ def read_tokenizer(
     "The tokenizer in a folder; one that brings its own code is refused."
     if cached_file(source, "tokenizer_config.json", **IF_THERE, **hub) is None:
         return None
-    with no_foreign_code(source):
+    with no_remote_code(source):
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **hub)
 
 # %% ../../nbs/prompt_tuning/saving.ipynb #73c88e3e

@@ -15,7 +15,7 @@ from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import BaseModelOutputWithPast, Seq2SeqLMOutput
 from .generation import StateGenerationMixin
 from .heads import token_loss
-from .layout import Layout, on_tokens, refuse
+from .layout import Layout, on_tokens, check
 from .model import (
     CELLS, RecurrentConfig, RecurrentLayers, RecurrentModel, RecurrentPreTrainedModel,
     RecurrentState, new_state, packing_forward)
@@ -76,7 +76,7 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, StateGenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "encoder.embed_tokens.weight"}
 
     def __init__(self, config: RecurrentConfig):
-        refuse(None in (config.decoder_start_token_id, config.pad_token_id),
+        check(None in (config.decoder_start_token_id, config.pad_token_id),
                "The config needs a decoder_start_token_id and a pad_token_id.")
         config = copy.deepcopy(config)
         config.is_encoder_decoder = True # what generate() asks
@@ -110,10 +110,10 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, StateGenerationMixin):
         memory, real = _memory_rows(encoder_outputs[0], attention_mask)
         x, mask, loss = decoder_input_ids, None, None
         if x is None:
-            refuse(labels is None, "The decoder needs labels or decoder_input_ids.")
+            check(labels is None, "The decoder needs labels or decoder_input_ids.")
             x = self.prepare_decoder_input_ids_from_labels(labels)
             mask = _up_to_last_target(labels)
-        refuse(len(memory) != len(x), f"{len(memory)} sources have {len(x)} targets.")
+        check(len(memory) != len(x), f"{len(memory)} sources have {len(x)} targets.")
         layout = Layout(x, mask)
         before = past_key_values or self.first_state(memory, real)
         embedded = on_tokens(self.encoder.embed_tokens, layout.pack(x))

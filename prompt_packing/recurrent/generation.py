@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from .heads import token_loss
-from .layout import Layout, first_row, on_tokens, refuse
+from .layout import Layout, first_row, on_tokens, check
 from prompt_packing.recurrent.model import (
     RecurrentConfig, RecurrentModel, RecurrentPreTrainedModel, RecurrentState,
     one_input, packing_forward)
@@ -41,7 +41,7 @@ class StateGenerationMixin(GenerationMixin):
         "Once a step. `ValueError` for a text of which the state has read the end."
         if cache is not None: # transformers 5.24 looks for the name in this signature
             kwargs["cache"] = cache
-        refuse(next_sequence_length is not None and next_sequence_length < 1,
+        check(next_sequence_length is not None and next_sequence_length < 1,
                "past_key_values has seen as many steps as the input has, or more. Pass "
                "the whole text or its full attention_mask, or start from "
                "RecurrentState(state.hidden), which has seen none.")
@@ -62,10 +62,10 @@ class StateGenerationMixin(GenerationMixin):
 
 # %% ../../nbs/recurrent/generation.ipynb #e829e521
 def _check_causal(config):
-    refuse(config.bidirectional, "A causal language model reads in one direction: set "
+    check(config.bidirectional, "A causal language model reads in one direction: set "
                                  "bidirectional=False.")
     unlike = config.output_size != config.embedding_size
-    refuse(config.tie_word_embeddings and unlike,
+    check(config.tie_word_embeddings and unlike,
            "Tied embeddings need outputs of the embeddings' size: "
            f"{config.output_size} is not {config.embedding_size}. Set "
            f"projection_size={config.embedding_size}.")

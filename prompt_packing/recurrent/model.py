@@ -20,7 +20,7 @@ from transformers import initialization as init
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
-from .layout import Layout, on_tokens, refuse
+from .layout import Layout, on_tokens, check
 
 # %% ../../nbs/recurrent/model.ipynb #1b725b06
 @dataclass(eq=False)
@@ -110,7 +110,7 @@ class RecurrentConfig(PreTrainedConfig):
     decoder_start_token_id: int | None = None # first decoder input, likewise needed
 
     def __post_init__(self, **kwargs: Any):
-        refuse(self.cell not in CELLS,
+        check(self.cell not in CELLS,
                f"cell must be one of {list(CELLS)}, not {self.cell!r}.")
         self.embedding_size = self.embedding_size or self.hidden_size
         super().__post_init__(**kwargs)
@@ -176,7 +176,7 @@ def one_input(
         input_ids: torch.Tensor | PackedSequence | None,
         inputs_embeds: torch.Tensor | None):
     "The one of the two that is given."
-    refuse((input_ids is None) == (inputs_embeds is None),
+    check((input_ids is None) == (inputs_embeds is None),
            "Give either input_ids or inputs_embeds.")
     return inputs_embeds if input_ids is None else input_ids
 
@@ -228,7 +228,7 @@ class RecurrentModel(RecurrentPreTrainedModel):
         layout: Layout | None = None,
     ):
         inner = output_hidden_states or self.config.output_hidden_states
-        refuse(output_attentions or inner, "A recurrent model has no attentions and no "
+        check(output_attentions or inner, "A recurrent model has no attentions and no "
                "states of inner layers: PyTorch runs all layers in one call.")
         x, stays_packed = one_input(input_ids, inputs_embeds), layout is not None
         if not stays_packed:

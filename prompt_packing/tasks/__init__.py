@@ -7,7 +7,7 @@ __all__ = ['BACKBONES', 'TASKS', 'load_backbone', 'load_task', 'load_tokenizer']
 
 # %% ../../nbs/tasks/index.ipynb #e3f58cb9
 from .backbones import BACKBONES, load_backbone, load_tokenizer
-from ..foundation.text import read_table as read_table
+from ..foundation.text_files import read_table as read_table
 from .task import TASKS, Task as Task, load_task
 
 # %% ../../nbs/tasks/index.ipynb #bb8bea2c

@@ -23,8 +23,8 @@ from transformers import (
     AutoConfig, AutoModel, AutoTokenizer, LlamaForCausalLM, PreTrainedModel,
     PreTrainedTokenizerBase, PreTrainedTokenizerFast)
 
-from ..foundation.folders import owned
-from ..foundation.foreign import no_foreign_code
+from ..foundation.folders import locked
+from ..foundation.private_apis import no_remote_code
 
 _logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Package:
         if target.is_dir():
             return target
         aside = dict(dir=root, prefix="_new.", suffix=".part") # `owned` clears such
-        with owned(root, "a download", wait=True), TemporaryDirectory(**aside) as part:
+        with locked(root, "a download", wait=True), TemporaryDirectory(**aside) as part:
             if not target.is_dir(): # else another process was first
                 self.unpack(self.download(Path(part)), Path(part, "whole"))
                 os.rename(Path(part, "whole"), target)
@@ -148,7 +148,7 @@ def load_from(
     Raises `OSError` where there is no such model, `ValueError` for one that cannot be
     read."""
     place = _find_place(name)
-    with no_foreign_code(place):
+    with no_remote_code(place):
         try:
             return auto.from_pretrained(place, trust_remote_code=False, **settings)
         except ImportError: # it names the package that is missing

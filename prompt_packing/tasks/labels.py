@@ -21,7 +21,7 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import (
     accuracy_score, f1_score, matthews_corrcoef, r2_score, root_mean_squared_error)
 
-from ..foundation.text import find_text
+from ..foundation.text_files import find_text
 
 _logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def _class_names(texts):
 # %% ../../nbs/tasks/labels.ipynb #e93339cc
 _ALIKE = str.maketrans("\u2010\u2011\u2013\u2014\u2018\u2019", "----''")
 
-def _say_alike(names, where):
+def _warn_similar(names, where):
     "A message where classes differ in nothing but what the eye overlooks."
     groups = {}
     for name in names:
@@ -141,7 +141,7 @@ def _measure(text):
     comma = re.fullmatch(r"([+-]?\d+),(\d\d?|\d{4,})", text)
     return _key(f"{comma[1]}.{comma[2]}" if comma else text)
 
-def _ask_separator(texts, where):
+def _require_separator(texts, where):
     "A question, where cells may hold several labels each."
     cells = sorted(set(texts))
     for separator in (",", ";", "|", "/", "+", "&", " "):
@@ -212,8 +212,8 @@ def find_labels(
                          f"are those of a {kind}")
     if names is None:
         names = tuple(map(str, range(size))) if vectors else _class_names(texts)
-        _say_alike(names, where)
-        _ask_separator([] if lists else texts, where)
+        _warn_similar(names, where)
+        _require_separator([] if lists else texts, where)
         # classes recur; numbers of rows, dates and texts do not
         if not lists and len(names) > max(20, len(texts) / 2):
             raise ValueError(

@@ -22,7 +22,7 @@ from datasets import (
     load_from_disk)
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
-from ..foundation.text import cell_text, file_format, read_table
+from ..foundation.text_files import cell_text, file_format, read_table
 from .backbones import Package
 from .labels import (
     METRICS, METRICS_OF, Labels, find_columns, find_labels, label_values)

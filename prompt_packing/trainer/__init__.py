@@ -9,7 +9,8 @@ __all__ = ['BudgetArguments', 'Seq2SeqTrainingArguments', 'TrainingArguments', '
 # %% ../../nbs/trainer/index.ipynb #bfd38537
 from .resume import ExactResumeMixin
 from prompt_packing.trainer.trainer import (
-    BudgetArguments, Seq2SeqTrainer, Seq2SeqTrainingArguments, TokenBudgetMixin, Trainer,
+    BudgetArguments, Seq2SeqTrainer, Seq2SeqTrainingArguments, TokenBudgetMixin,
+    Trainer,
     TrainingArguments)
 
 # %% ../../nbs/trainer/index.ipynb #6b169fab

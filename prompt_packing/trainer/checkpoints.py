@@ -20,25 +20,25 @@ from transformers.trainer_callback import TrainerState
 from transformers.utils import logging
 
 from prompt_packing.foundation.folders import (
-    MANIFEST_NAME, DamagedFolder, aside_path, owned, publish, remove, verify,
+    MANIFEST_NAME, DamagedFolder, staging_path, locked, publish, remove, verify,
     write_manifest)
 
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['STATE_FILE', 'PLACE_FILE', 'Writing', 'checkpoints_in', 'OutputFolder', 'warn_of_other_run', 'check_checkpoint',
+__all__ = ['STATE_FILE', 'POSITION_FILE', 'SaveState', 'checkpoints_in', 'OutputFolder', 'warn_of_other_run', 'check_checkpoint',
            'last_checkpoint']
 
 # %% ../../nbs/trainer/checkpoints.ipynb #41d16885
-class Writing(Enum):
+class SaveState(Enum):
     "How far the newest checkpoint of a run is."
-    NOTHING = auto() # none is written, or it is finished
-    ASIDE = auto() # transformers writes it into a folder that does not count
-    IN_PLACE = auto() # it is `checkpoint-<step>`; callbacks have it in `on_save`
+    IDLE = auto() # none is written, or it is finished
+    STAGED = auto() # transformers writes it into a folder that does not count
+    COMMITTED = auto() # it is `checkpoint-<step>`; callbacks have it in `on_save`
 
 # %% ../../nbs/trainer/checkpoints.ipynb #19acc3d0
 STATE_FILE = "trainer_state.json" # transformers writes it last
-PLACE_FILE = "data_place.json" # of `ExactResumeMixin`
+POSITION_FILE = "data_position.json" # of `ExactResumeMixin`
 
 def checkpoints_in(folder: str | os.PathLike) -> dict[int, Path]:
     "Step and path of each `checkpoint-<step>`, ascending."
@@ -54,7 +54,7 @@ class OutputFolder:
     """The `output_dir` of a training, for the run that owns it.
 
     Once a run: `owned`, and `find` in its block. Once a checkpoint: `writing`, in its
-    block `put_in_place`, then `finish`."""
+    block `commit`, then `finish`."""
     def __init__(self,
         folder: str | os.PathLike,
         accelerator: Accelerator, # of the Trainer
@@ -62,17 +62,17 @@ class OutputFolder:
     ):
         self.folder, self.accelerator, self.limit = Path(folder), accelerator, limit
         self.run: str | None = None # 8 digits that all processes of this run share
-        self.state, self.step = Writing.NOTHING, 0 # of the newest checkpoint
+        self.state, self.step = SaveState.IDLE, 0 # of the newest checkpoint
         self.best: int | None = None # step of the best checkpoint, which is kept
 
     @contextmanager
-    def owned(self, locks: bool = True) -> Iterator[OutputFolder]: # itself
+    def locked(self, locks: bool = True) -> Iterator[OutputFolder]: # itself
         """Lock it, and clear what killed runs have left; a run that saves nothing need not.
 
         Raises `FolderInUse` if another run writes there, and `OSError` if this one may
         not."""
         owns = locks and self.accelerator.is_main_process
-        with owned(self.folder, "training") if owns else nullcontext():
+        with locked(self.folder, "training") if owns else nullcontext():
             self.run, = broadcast_object_list([secrets.token_hex(4)])
             try:
                 yield self
@@ -99,18 +99,18 @@ class OutputFolder:
         return self.folder / f"checkpoint-{step}"
 
     @property
-    def aside(self) -> Path:
+    def staging(self) -> Path:
         "Where the newest checkpoint is written; the same on all processes."
-        return aside_path(self.path(self.step), unique=self.run)
+        return staging_path(self.path(self.step), unique=self.run)
 
     @contextmanager
     def writing(self, step: int) -> Iterator[Path]: # the checkpoint, aside
-        """All processes write a checkpoint in the block, and `put_in_place` at its end.
+        """All processes write a checkpoint in the block, and `commit` at its end.
 
         Raises `OSError`, which says what is whole, where there is no room for it."""
-        self.state, self.step = Writing.ASIDE, step
+        self.state, self.step = SaveState.STAGED, step
         try:
-            yield self.aside / self.path(step).name
+            yield self.staging / self.path(step).name
         except (OSError, SafetensorError) as error:
             raise self._not_written(error) from error
         except RuntimeError as error:
@@ -121,9 +121,9 @@ class OutputFolder:
             raise self._not_written("a file could not be written to its end") from error
         finally:
             # another process has put it in place, or there was an error: make room
-            if self.state is Writing.ASIDE:
-                self.state = Writing.NOTHING
-                shutil.rmtree(self.aside, ignore_errors=True)
+            if self.state is SaveState.STAGED:
+                self.state = SaveState.IDLE
+                shutil.rmtree(self.staging, ignore_errors=True)
 
     def _not_written(self, reason: Exception | str) -> OSError:
         whole = [path.name for path in checkpoints_in(self.folder).values()]
@@ -132,7 +132,7 @@ class OutputFolder:
             f"{', '.join(whole) or 'none'} is whole. Make room, and train again with "
             "resume_from_checkpoint=True")
 
-    def put_in_place(self, state: TrainerState, place: str) -> None:
+    def commit(self, state: TrainerState, place: str) -> None:
         "The end of `writing`, when all processes have written; `place` is of them all."
         best = self.best = state.best_global_step
         if best and (best == self.step or self.path(best).is_dir()):
@@ -144,10 +144,10 @@ class OutputFolder:
 
     def _publish(self, state: TrainerState, place: str) -> None:
         target = self.path(self.step)
-        part = self.aside / target.name
+        part = self.staging / target.name
         if not part.is_dir():
             return # the hosts share a disk, and the main process has done it
-        (part / PLACE_FILE).write_text(place, encoding="utf-8")
+        (part / POSITION_FILE).write_text(place, encoding="utf-8")
         if (part / STATE_FILE).is_file():
             state.save_to_json(str(part / STATE_FILE)) # with the best one's path
         if target.is_dir() and not (target / STATE_FILE).is_file():
@@ -160,16 +160,16 @@ class OutputFolder:
             publish(part, target)
         else:
             os.rename(part, target)
-        self.aside.rmdir()
-        self.state = Writing.IN_PLACE
+        self.staging.rmdir()
+        self.state = SaveState.COMMITTED
 
     def finish(self) -> None:
         """At the end of a step, when callbacks have changed what they want to change:
         checksums of the checkpoint that this process has put in place; old ones go."""
-        if self.state is Writing.IN_PLACE and self.path(self.step).is_dir():
+        if self.state is SaveState.COMMITTED and self.path(self.step).is_dir():
             write_manifest(self.path(self.step))
             self.rotate()
-        self.state = Writing.NOTHING # also where a callback has moved it elsewhere
+        self.state = SaveState.IDLE # also where a callback has moved it elsewhere
 
     def rotate(self) -> None:
         "Delete the oldest checkpoints, by step, and never the newest or the best."
@@ -199,7 +199,7 @@ def warn_of_other_run(
 def check_checkpoint(checkpoint: str | os.PathLike) -> None:
     "Raise `DamagedFolder`, which names a file, if a checkpoint is not as written."
     checkpoint = Path(checkpoint)
-    if (checkpoint / MANIFEST_NAME).exists() or (checkpoint / PLACE_FILE).exists():
+    if (checkpoint / MANIFEST_NAME).exists() or (checkpoint / POSITION_FILE).exists():
         verify(checkpoint)
     try:
         TrainerState.load_from_json(str(checkpoint / STATE_FILE))

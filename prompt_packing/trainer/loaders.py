@@ -18,17 +18,18 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import (
     DataCollatorWithPadding, PreTrainedTokenizerBase, default_data_collator, set_seed)
 
-from ..accumulation_loss.looks import FAILURES
-from ..bucketing.batches import as_lengths
-from ..bucketing.collating import PaddedCollator, stored_lengths
-from ..bucketing.cut import deal_packed_rows, deal_rows
-from ..bucketing.steps import DealtRows, StepPlan, plan_steps
-from ..foundation.foreign import in_eval_mode
-from ..foundation.rows import RowLengths, seeded
+from ..accumulation_loss.verification import FAILURES
+from ..bucketing.batch_plan import as_lengths
+from ..bucketing.collators import PaddedCollator, stored_lengths
+from ..bucketing.micro_batching import (
+    distribute_packed_rows, distribute_micro_batches)
+from ..bucketing.stratified_steps import RankRows, StepPlan, plan_steps
+from ..foundation.private_apis import in_eval_mode
+from ..foundation.rows import RowLengths, fork_rng
 
 # %% auto #0
-__all__ = ['is_default', 'padded_collator', 'predicts_next_token', 'PaddingWhereNeeded', 'measured_lengths', 'StepSampler',
-           'PlannedSteps', 'pins_memory', 'planned_loader', 'StreamPlace', 'stream_loader']
+__all__ = ['is_default', 'padded_collator', 'predicts_next_token', 'PaddingFallback', 'measured_lengths', 'StepBatchSampler',
+           'StepDataLoader', 'pins_memory', 'step_dataloader', 'StreamPosition', 'stream_loader']
 
 # %% ../../nbs/trainer/loaders.ipynb #c0976c97
 def is_default(collator) -> bool:
@@ -57,7 +58,7 @@ def predicts_next_token(model: torch.nn.Module) -> bool:
         device = next(model.parameters()).device
         ids = torch.tensor([[1, 2, 3, 4]], device=device)
         labels = torch.tensor([[0, -100, -100, -100]], device=device)
-        with seeded(), in_eval_mode(model), torch.no_grad():
+        with fork_rng(), in_eval_mode(model), torch.no_grad():
             loss = float(model(input_ids=ids, labels=labels).loss)
         return not loss > 0 # of nothing: 0, or not a number
     except FAILURES: # it takes no token ids, or no labels for each of them
@@ -65,7 +66,7 @@ def predicts_next_token(model: torch.nn.Module) -> bool:
 
 # %% ../../nbs/trainer/loaders.ipynb #c0976c96
 @dataclass(frozen=True)
-class PaddingWhereNeeded:
+class PaddingFallback:
     "transformers' collator; rows that it cannot join are padded."
     stock: Callable # rows -> batch
     pad: PaddedCollator
@@ -91,14 +92,14 @@ def measured_lengths(
         return as_lengths(stored)
     measure = RowLengths(collate, getattr(model, "main_input_name", "input_ids"), given)
     lengths = []
-    with seeded(): # data sets that draw numbers draw the same ones in training
+    with fork_rng(): # data sets that draw numbers draw the same ones in training
         for start in range(0, len(dataset), 1024):
             stop = min(start + 1024, len(dataset))
             lengths.append(measure([dataset[i] for i in range(start, stop)]))
     return as_lengths(np.concatenate(lengths))
 
 # %% ../../nbs/trainer/loaders.ipynb #399587eb
-class StepSampler:
+class StepBatchSampler:
     "A batch sampler: this process's rows of every optimizer step of an epoch."
     def __init__(self,
         lengths: np.ndarray, # tokens in each row
@@ -123,7 +124,7 @@ class StepSampler:
         for number in range(len(self.plan)):
             # steps that a resumed run passes over are not dealt
             place = self.plan.epoch, number, self.rank
-            yield DealtRows(partial(self.rows_of_step, number), place)
+            yield RankRows(partial(self.rows_of_step, number), place)
 
     def rows_of_step(self, number: int) -> list[int]:
         "Row numbers of one step on this process. Raises `ValueError` if there is none."
@@ -132,12 +133,12 @@ class StepSampler:
             return rows.tolist()
         lengths = self.lengths[rows]
         # a pass costs 256 tokens here: the same on every machine
-        limits = dict(token_budget=self.token_budget, pass_cost=256)
+        limits = dict(token_budget=self.token_budget, micro_batch_overhead=256)
         if self.pack:
-            dealt = deal_packed_rows(lengths, self.world_size, self.pack, **limits)
+            dealt = distribute_packed_rows(lengths, self.world_size, self.pack, **limits)
             parts = list(itertools.chain.from_iterable(dealt[self.rank]))
         else:
-            parts = deal_rows(lengths, self.world_size, **limits)[self.rank]
+            parts = distribute_micro_batches(lengths, self.world_size, **limits)[self.rank]
         if not parts:
             raise ValueError(
                 f"step {number} has {len(rows)} rows for {self.world_size} processes: "
@@ -153,14 +154,14 @@ class _SeededRows(Dataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, rows: DealtRows): # with `place`: epoch, step, process
+    def __getitems__(self, rows: RankRows): # with `place`: epoch, step, process
         sequence = np.random.SeedSequence([self.seed, *rows.place])
         set_seed(int(sequence.generate_state(1)[0]))
         read = getattr(self.dataset, "__getitems__", None)
         return [self.dataset[i] for i in rows] if read is None else read(list(rows))
 
 # %% ../../nbs/trainer/loaders.ipynb #e353a980
-class PlannedSteps(DataLoader):
+class StepDataLoader(DataLoader):
     "The loader of planned steps: transformers sets its epoch."
     def set_epoch(self, epoch: int):
         self.batch_sampler.set_epoch(epoch)
@@ -169,22 +170,22 @@ def pins_memory(args) -> bool:
     "Whether loaders pin batches: if asked to, where a device reads pinned memory."
     return args.dataloader_pin_memory and args.device.type not in ("cpu", "mps")
 
-def planned_loader(
+def step_dataloader(
     dataset, # rows by number, without the columns that the model does not take
     lengths: np.ndarray, # tokens in each row
     collate: Callable,
     args, # `TrainingArguments`
     token_budget: int | None,
-) -> PlannedSteps:
+) -> StepDataLoader:
     "The optimizer steps of `rows_per_step` or `tokens_per_step`."
     seed = args.seed if args.data_seed is None else args.data_seed
-    sampler = StepSampler(
+    sampler = StepBatchSampler(
         lengths, args.process_index, args.world_size, token_budget, args.pack,
         rows_per_step=args.rows_per_step or None,
         tokens_per_step=args.tokens_per_step or None, seed=seed)
     if args.dataloader_num_workers: # where each step seeds its own numbers
         dataset = _SeededRows(dataset, seed)
-    return PlannedSteps(
+    return StepDataLoader(
         dataset, batch_sampler=sampler, collate_fn=collate,
         num_workers=args.dataloader_num_workers,
         prefetch_factor=args.dataloader_prefetch_factor,
@@ -196,7 +197,7 @@ def planned_loader(
         in_order=vars(args).get("dataloader_in_order", True))
 
 # %% ../../nbs/trainer/loaders.ipynb #0c724da7
-class StreamPlace:
+class StreamPosition:
     "A stream as a data set that is read in order, and the place where it is read."
     def __init__(self,
         stream: Iterable, # of batches
@@ -265,5 +266,5 @@ def stream_loader(
     if not is_training:
         return DataLoader(stream, batch_size=None, collate_fn=collate)
     # with a generator of its own dropout keeps its numbers
-    return DataLoader(StreamPlace(stream), sampler=_WithoutEnd(), collate_fn=collate,
+    return DataLoader(StreamPosition(stream), sampler=_WithoutEnd(), collate_fn=collate,
                       generator=torch.Generator())

@@ -23,16 +23,16 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArgumen
 from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.trainer_utils import has_length
 
-from ..foundation.foreign import set_for_now
-from ..foundation.rows import seeded
+from ..foundation.private_apis import override
+from ..foundation.rows import fork_rng
 from .checkpoints import (
-    PLACE_FILE, OutputFolder, Writing, warn_of_other_run)
-from .loaders import StreamPlace
+    POSITION_FILE, OutputFolder, SaveState, warn_of_other_run)
+from .loaders import StreamPosition
 
 AHEAD = "rng_before_batch" # a folder in a checkpoint, for a batch that was read ahead
 
 # %% auto #0
-__all__ = ['AHEAD', 'losses_of_process', 'restore_callbacks', 'set_random_state', 'NotedCollator', 'noted_collator_of',
+__all__ = ['AHEAD', 'losses_of_process', 'restore_callbacks', 'set_random_state', 'RngRecordingCollator', 'record_rng',
            'RunState', 'ExactResumeMixin']
 
 # %% ../../nbs/trainer/resume.ipynb #ab3303b2
@@ -72,9 +72,9 @@ def set_random_state(state: tuple) -> None: # of python, numpy, torch
     np.random.set_state(state[1])
     torch.set_rng_state(state[2])
 
-class NotedCollator:
+class RngRecordingCollator:
     "A collator; the random numbers before its last batch are kept."
-    wraps_collator = True # `hand_over_rows` puts its own inside this one
+    wraps_collator = True # `pass_rows_through` puts its own inside this one
 
     def __init__(self, collate: Callable):
         self.collate = collate
@@ -87,13 +87,13 @@ class NotedCollator:
             self.state = random.getstate(), np.random.get_state(), torch.get_rng_state()
             return self.collate(rows)
 
-def noted_collator_of(dataloader: object) -> NotedCollator | None:
+def record_rng(dataloader: object) -> RngRecordingCollator | None:
     "The collator of a loader, noted from now on; None if it is called elsewhere."
     loader = getattr(dataloader, "base_dataloader", dataloader) # inside accelerate's
     if not isinstance(loader, DataLoader) or loader.num_workers:
         return None
-    if not isinstance(loader.collate_fn, NotedCollator):
-        loader.collate_fn = NotedCollator(loader.collate_fn)
+    if not isinstance(loader.collate_fn, RngRecordingCollator):
+        loader.collate_fn = RngRecordingCollator(loader.collate_fn)
     return loader.collate_fn
 
 # %% ../../nbs/trainer/resume.ipynb #c68e5792
@@ -110,11 +110,11 @@ class RunState:
     "Where a run is, and what it has taken over from a checkpoint."
     output: OutputFolder | None = None # owned, while training
     checkpoint: str | None = None # to resume from
-    saved: dict = field(default_factory=dict) # its `data_place.json`
+    saved: dict = field(default_factory=dict) # its `data_position.json`
     losses: dict | None = None # of the checkpoint, until they are put back
     has_numbers: bool = False # the random ones of the checkpoint were put back by us
-    place: StreamPlace | None = None # where a stream of ours is
-    noted: NotedCollator | None = None # of the training batches, if it is called here
+    place: StreamPosition | None = None # where a stream of ours is
+    noted: RngRecordingCollator | None = None # of the training batches, if it is called here
     epoch: int = 0
     batches: int = 0 # of the epoch, that the loop has read or passed over
     open_step: int | None = None # the step whose batches are read and not yet trained
@@ -122,12 +122,12 @@ class RunState:
 
     @property
     def is_aside(self) -> bool: # a checkpoint is being written
-        return self.output is not None and self.output.state is Writing.ASIDE
+        return self.output is not None and self.output.state is SaveState.STAGED
 
-    def take_over(self, checkpoint: str | None, args: TrainingArguments) -> None:
+    def adopt(self, checkpoint: str | None, args: TrainingArguments) -> None:
         "Read what our checkpoint adds to transformers'."
         self.checkpoint = checkpoint
-        path = Path(checkpoint or "", PLACE_FILE)
+        path = Path(checkpoint or "", POSITION_FILE)
         if checkpoint is not None and path.is_file(): # transformers' has none
             self.saved = json.loads(path.read_text(encoding="utf-8"))
             self.losses = losses_of_process(
@@ -137,7 +137,7 @@ class RunState:
         """Epoch and batch to begin with, of a stream whose length nobody knows.
 
         transformers divides the steps by those of an epoch, which it has to know. None
-        for other data, and for a stream that is a `StreamPlace`."""
+        for other data, and for a stream that is a `StreamPosition`."""
         is_stream = isinstance(data, IterableDataset) and not has_length(data)
         if not is_stream or self.place is not None or not self.saved:
             return None
@@ -171,8 +171,8 @@ class RunState:
             load(self.checkpoint)
         self.has_numbers = True
 
-    def place_file(self, accelerator: Accelerator, losses: dict) -> str:
-        "What `data_place.json` says of all processes; the losses are of this one."
+    def position_json(self, accelerator: Accelerator, losses: dict) -> str:
+        "What `data_position.json` says of all processes; the losses are of this one."
         state = None if self.place is None else self.place.state_dict()
         # when all have come here, all have written
         places, all_losses = zip(*gather_object([(state, losses)]))
@@ -202,15 +202,15 @@ class _WholeCheckpointMixin:
                   "logged at": self._globalstep_last_logged}
         with run.output.writing(step):
             super()._save_checkpoint(model, trial)
-            run.output.put_in_place(
-                self.state, run.place_file(self.accelerator, losses))
+            run.output.commit(
+                self.state, run.position_json(self.accelerator, losses))
         if self.args.push_to_hub: # it was aside when transformers did
             super()._push_from_checkpoint(str(run.output.path(step)))
 
     def _get_output_dir(self, trial):
         "Where transformers writes a checkpoint."
         if self._run_state.is_aside:
-            return str(self._run_state.output.aside)
+            return str(self._run_state.output.staging)
         return super()._get_output_dir(trial)
 
     def _save_rng_state(self, output_dir):
@@ -219,7 +219,7 @@ class _WholeCheckpointMixin:
         noted = self._run_state.noted
         # accelerate's loader reads one batch ahead, whose numbers were drawn before
         if noted is not None and noted.calls > self._run_state.batches:
-            with seeded(): # afterwards the numbers are as before
+            with fork_rng(): # afterwards the numbers are as before
                 set_random_state(noted.state)
                 super()._save_rng_state(os.path.join(output_dir, AHEAD))
 
@@ -230,7 +230,7 @@ class _WholeCheckpointMixin:
 
 # %% ../../nbs/trainer/resume.ipynb #922392a9
 class ExactResumeMixin(_WholeCheckpointMixin):
-    """Checkpoints whole or not at all; a resumed run ends like an undisturbed one.
+    """Checkpoints whole or not at all; a resumed run ends like an uninterrupted one.
 
     Put it before a Trainer: `class T(ExactResumeMixin, transformers.Trainer)`. With
     `TokenBudgetMixin` the place in planned batches and in streams is part of the
@@ -264,16 +264,16 @@ class ExactResumeMixin(_WholeCheckpointMixin):
         saves = self.args.save_strategy != "no" or self.args.enable_jit_checkpoint
         output = OutputFolder(self._get_output_dir(trial), self.accelerator,
                               self.args.save_total_limit)
-        with output.owned(locks=saves), set_for_now(run, output=output):
+        with output.locked(locks=saves), override(run, output=output):
             checkpoint = output.find(resume_from_checkpoint)
-            run.take_over(checkpoint, self.args)
+            run.adopt(checkpoint, self.args)
             return super().train(checkpoint, trial, *args, **kwargs)
 
     def set_initial_training_values(self, args, dataloader, *rest):
         "A stream goes on where it was."
         run, data = self._run_state, getattr(dataloader, "dataset", None)
         places = run.saved.get("places", [None])
-        if isinstance(data, StreamPlace):
+        if isinstance(data, StreamPosition):
             run.place = data
             # of a checkpoint of rows: transformers counts batches off
             if None not in places and not args.ignore_data_skip:
@@ -308,7 +308,7 @@ class ExactResumeMixin(_WholeCheckpointMixin):
         run = self._run_state
         if run.place is None: # a stream of ours draws its numbers itself
             # now, when others have wrapped the collator of the loader
-            run.noted = noted_collator_of(kwargs["train_dataloader"])
+            run.noted = record_rng(kwargs["train_dataloader"])
         is_first = kwargs["epoch"] == kwargs["epochs_trained"]
         skipped = kwargs["steps_trained_in_current_epoch"] if is_first else 0
         is_stream = isinstance(self.train_dataset, IterableDataset)

@@ -16,21 +16,22 @@ import transformers
 from accelerate.utils import send_to_device
 from torch.utils.data import IterableDataset
 
-from ..accumulation_loss.asking import undisturbed
-from ..accumulation_loss.exact import ExactLossMixin
-from ..accumulation_loss.facts import Kind
-from ..bucketing.batches import check_positive
-from ..bucketing.collating import PackingWay, lay_end_to_end
-from ..bucketing.packing import layout_fault, way_to_pack
-from ..foundation.foreign import check_order, pinned, set_for_now
-from ..foundation.rows import LazyBatch, StepRows, seeded
+from ..accumulation_loss.dry_run import side_effect_free
+from ..accumulation_loss.exact_loss import ExactLossMixin
+from ..accumulation_loss.loss_facts import Exactness
+from ..bucketing.batch_plan import check_positive
+from ..bucketing.collators import PackingFormat, pack_batches
+from ..bucketing.packing import cross_attention_fault, find_packing_format
+from ..foundation.private_apis import check_mro, pinned, override
+from ..foundation.rows import LazyBatch, StepRows, fork_rng
 from ..packed_sequence.mixin import PackedSequenceMixin
-from prompt_packing.trainer.cutting import (
-    ONE_PASS, USUAL_PASS_COST, PartPredictions, StepCut, packed_parts, padded_batches,
-    padded_parts)
+from prompt_packing.trainer.token_budget import (
+    NEVER_SPLIT, DEFAULT_OVERHEAD, SplitPrediction, MicroBatcher, packed_micro_batches,
+    collated_micro_batches,
+    padded_micro_batches)
 from .loaders import (
-    PaddingWhereNeeded, is_default, measured_lengths, padded_collator, pins_memory,
-    planned_loader, predicts_next_token, stream_loader)
+    PaddingFallback, is_default, measured_lengths, padded_collator, pins_memory,
+    step_dataloader, predicts_next_token, stream_loader)
 from .resume import ExactResumeMixin
 
 # %% auto #0
@@ -55,7 +56,7 @@ class BudgetArguments:
     tokens_per_step: int | None = field(default=None, metadata={"help":
         "Tokens of an optimizer step on all devices together, on average, without "
         "padding. Planned like rows_per_step."})
-    pass_cost: int | None = field(default=None, metadata={"help":
+    micro_batch_overhead: int | None = field(default=None, metadata={"help":
         "What a forward and backward pass costs besides its tokens, in tokens. "
         "None: measured before the first step that is cut."})
 
@@ -71,8 +72,8 @@ class BudgetArguments:
             is_auto = name == "token_budget" and value == "auto"
             if value is not None and value is not False and not is_auto:
                 check_positive(name, value)
-        if self.pass_cost is not None:
-            check_positive("pass_cost", self.pass_cost, 0)
+        if self.micro_batch_overhead is not None:
+            check_positive("micro_batch_overhead", self.micro_batch_overhead, 0)
         budget = self.token_budget if isinstance(self.token_budget, int) else None
         if self.pack and budget and self.pack > budget:
             raise ValueError(f"rows of pack={self.pack} tokens do not fit into "
@@ -94,26 +95,26 @@ class Seq2SeqTrainingArguments(BudgetArguments, transformers.Seq2SeqTrainingArgu
 
 # %% ../../nbs/trainer/trainer.ipynb #45c00b8d
 class _StepLoaderMixin:
-    """Once a loader `_get_dataloader`, once an epoch `cut_in_worker`, once a part
+    """Once a loader `_get_dataloader`, once an epoch `split_in_worker`, once a part
     `training_step`."""
     _layout_is_known = False # no batch of others' packing was looked at
-    _planned_rows: int | None = None # of a planned step, on average
+    _stratified_rows: int | None = None # of a planned step, on average
 
-    def plans_steps(self) -> bool:
+    def uses_stratified_steps(self) -> bool:
         sizes = "rows_per_step", "tokens_per_step"
         return any(getattr(self.args, size, None) for size in sizes)
 
     def _get_dataloader(self, dataset, description, *args, is_training=False, **kwargs):
         if getattr(dataset, "batch_size", 0) is None: # torch's sign for ready batches
             return stream_loader(dataset, is_training)
-        if is_training and self.plans_steps():
-            loader = self._planned_loader(dataset, description)
-            self._planned_rows = max(1, round(len(dataset) / len(loader)))
+        if is_training and self.uses_stratified_steps():
+            loader = self._step_dataloader(dataset, description)
+            self._stratified_rows = max(1, round(len(dataset) / len(loader)))
             return loader
         # only CPU tensors can be pinned, and a `TextCache` may keep its rows on the GPU
         pin = pins_memory(self.args) and not getattr(dataset, "on_device", False)
-        with set_for_now(self, data_collator=self._collator_of(dataset)), \
-                set_for_now(self.args, dataloader_pin_memory=pin):
+        with override(self, data_collator=self._collator_of(dataset)), \
+                override(self.args, dataloader_pin_memory=pin):
             return super()._get_dataloader(
                 dataset, description, *args, is_training=is_training, **kwargs)
 
@@ -123,53 +124,53 @@ class _StepLoaderMixin:
             return self.data_collator
         if getattr(dataset, "data_collator", None) is not None:
             return dataset.data_collator
-        makes_steps = self.cuts_steps() or self.plans_steps()
+        makes_steps = self.splits_steps() or self.uses_stratified_steps()
         from_ids = makes_steps and predicts_next_token(self.model)
         pad = padded_collator(self.model, self.processing_class, from_ids)
-        return pad if makes_steps else PaddingWhereNeeded(self.data_collator, pad)
+        return pad if makes_steps else PaddingFallback(self.data_collator, pad)
 
-    def _planned_loader(self, dataset, description):
+    def _step_dataloader(self, dataset, description):
         if isinstance(dataset, IterableDataset):
             raise ValueError("rows_per_step and tokens_per_step need lengths, and an "
                              "IterableDataset has none: leave them out")
         args, collate = self.args, self._collator_of(dataset)
         column = getattr(args, "length_column_name", "length")
         lengths = measured_lengths(
-            dataset, column, collate, self.model, self.row_length)
+            dataset, column, collate, self.model, self.length_fn)
         if hasattr(dataset, "remove_columns"):
             dataset = self._remove_unused_columns(dataset, description)
         else:
             collate = self._get_collator_with_removed_columns(collate, description)
-        return planned_loader(dataset, lengths, collate, args, self.token_budget)
+        return step_dataloader(dataset, lengths, collate, args, self.token_budget)
 
     def get_total_train_batch_size(self, args) -> int:
-        return self._planned_rows or super().get_total_train_batch_size(args)
+        return self._stratified_rows or super().get_total_train_batch_size(args)
 
-    def cut_in_worker(self, dataloader) -> Callable | None: # `StepRows` -> batches
+    def split_in_worker(self, dataloader) -> Callable | None: # `StepRows` -> batches
         "Where a loader's batch is the step, its workers cut and collate."
-        cut, has_workers = self._known_cut(), getattr(dataloader, "num_workers", 0)
-        # sharded processes (`meets`) agree on a number of passes, which no worker can
-        is_step = self.args.gradient_accumulation_steps == 1 and not cut.meets
-        if self.args.pack or cut.token_budget is None or not has_workers or not is_step:
+        micro_batcher, has_workers = self._micro_batcher(), getattr(dataloader, "num_workers", 0)
+        # sharded processes (`needs_equal_counts`) agree on a number of passes, which no worker can
+        is_step = self.args.gradient_accumulation_steps == 1 and not micro_batcher.needs_equal_counts
+        if self.args.pack or micro_batcher.token_budget is None or not has_workers or not is_step:
             return None
         data = dataloader.dataset
         # workers cannot measure, so this process does before they start
-        if cut.pass_cost is None and not isinstance(data, IterableDataset):
-            with seeded(): # what reading a row draws
+        if micro_batcher.micro_batch_overhead is None and not isinstance(data, IterableDataset):
+            with fork_rng(): # what reading a row draws
                 size = min(len(data), self.args.train_batch_size)
                 few = StepRows([data[i] for i in range(size)], self.row_lengths.collate)
-            cut.find_cost(few, self.row_lengths(few.rows))
-        return None if cut.pass_cost is None else partial(
-            padded_batches, lengths=self.row_lengths, token_budget=cut.token_budget,
-            pass_cost=cut.pass_cost)
+            micro_batcher.measure_overhead_once(few, self.row_lengths(few.rows))
+        return None if micro_batcher.micro_batch_overhead is None else partial(
+            collated_micro_batches, lengths=self.row_lengths, token_budget=micro_batcher.token_budget,
+            micro_batch_overhead=micro_batcher.micro_batch_overhead)
 
     def training_step(self, model, inputs, *args, **kwargs):
         "Of a part; the first of a training shows whether others laid rows end to end."
         if not self._layout_is_known and not getattr(self.args, "pack", None):
-            fault = layout_fault(self._steps.passes.bare(model),
+            fault = cross_attention_fault(self._steps.adapter.unwrap(model),
                                  self._prepare_inputs(inputs), self._autocast)
             if fault:
-                self.findings.say(_not_apart.format(fault))
+                self.findings.report(_not_apart.format(fault))
         self._layout_is_known = True
         return super().training_step(model, inputs, *args, **kwargs)
 
@@ -183,12 +184,12 @@ _not_apart = (
     "apart ({}): use pack= with a collator that pads, or another attn_implementation")
 
 # %% ../../nbs/trainer/trainer.ipynb #49661e04
-class _PartPredictionMixin:
+class _SplitPredictionMixin:
     "Once an evaluation batch `prediction_step`."
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
         "In parts within the budget, where that changes nothing."
         def predict(batch):
-            return super(_PartPredictionMixin, self).prediction_step(
+            return super(_SplitPredictionMixin, self).prediction_step(
                 model, batch, prediction_loss_only, *args, **kwargs)
         if not isinstance(inputs, LazyBatch):
             return predict(inputs)
@@ -197,26 +198,26 @@ class _PartPredictionMixin:
         if loader.rows is None: # rows are ready-made batches
             return predict(inputs.data)
         if evaluation.predictions is None:
-            evaluation.predictions = PartPredictions(
-                say=partial(self.findings.say, kind=Kind.EXACT))
-        predictions, cut = evaluation.predictions, self._known_cut()
+            evaluation.predictions = SplitPrediction(
+                report=partial(self.findings.report, kind=Exactness.EXACT))
+        predictions, micro_batcher = evaluation.predictions, self._micro_batcher()
         # sharded processes would wait for passes that others lack
-        cost = ONE_PASS if cut.meets else cut.pass_cost
-        parts = [part.numbers for part in padded_parts(
+        cost = NEVER_SPLIT if micro_batcher.needs_equal_counts else micro_batcher.micro_batch_overhead
+        parts = [part.indices for part in padded_micro_batches(
             loader.lengths(loader.rows.rows), self.token_budget,
-            USUAL_PASS_COST if cost is None else cost)]
+            DEFAULT_OVERHEAD if cost is None else cost)]
         # None: not tried, before the first cut; then a reason, or '' where parts do
-        if predictions.why_whole is None and len(parts) > 1:
-            with undisturbed(self._steps.passes.bare(model)), \
-                    set_for_now(self, is_asking=True), set_for_now(mean, paused=True):
-                predictions.try_parts(predict, loader.few(self.token_budget),
-                                      bool(self.findings.evaluation_ways))
-        if predictions.why_whole or len(parts) == 1:
+        if predictions.unsplit_reason is None and len(parts) > 1:
+            with side_effect_free(self._steps.adapter.unwrap(model)), \
+                    override(self, is_dry_run=True), override(mean, paused=True):
+                predictions.try_split(predict, loader.few(self.token_budget),
+                                      bool(self.findings.evaluation_strategies_found))
+        if predictions.unsplit_reason or len(parts) == 1:
             return predict(inputs.data)
         return predictions(predict, loader.rows, parts, mean)
 
 # %% ../../nbs/trainer/trainer.ipynb #430fad6c
-class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
+class TokenBudgetMixin(_SplitPredictionMixin, _StepLoaderMixin):
     """Steps by `args.rows_per_step` or `args.tokens_per_step`, cut by
     `args.token_budget` and `args.pack`; streams of rows.
 
@@ -232,32 +233,32 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
        steps, streams);
     2. once a training: `_prepare_for_training` (how the model is packed), which calls
        `_load_optimizer_and_scheduler` (budget and cost of a pass of a checkpoint);
-    3. an epoch: `cut_in_worker` (may workers cut?);
-    4. a step: `cut_step` (its parts), and `make_part` where the loss is looked at;
-       `run_without_trace` where memory or the cost of a pass is measured, once;
+    3. an epoch: `split_in_worker` (may workers cut?);
+    4. a step: `split_step` (its parts), and `make_micro_batch` where the loss is looked at;
+       `dry_run_batch` where memory or the cost of a pass is measured, once;
     5. a checkpoint: `_save_optimizer_and_scheduler`;
     6. an evaluation batch: `prediction_step` (in parts)."""
-    _packing_way: PackingWay | None = None # once training begins
-    _cut: StepCut | None = None # of a training
+    _packing_format: PackingFormat | None = None # once training begins
+    _batcher: MicroBatcher | None = None # of a training
 
     def __init__(self,
         *args,
         lengths: Callable | None = None, # row -> tokens, where you know better
         **kwargs,
     ):
-        self.row_length = lengths
+        self.length_fn = lengths
         super().__init__(*args, **kwargs)
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        check_order(cls, TokenBudgetMixin)
+        check_mro(cls, TokenBudgetMixin)
         before = cls.__mro__[:cls.__mro__.index(TokenBudgetMixin)]
         if issubclass(cls, transformers.Trainer) and ExactLossMixin not in before:
             raise TypeError(
                 f"{cls.__name__}: ExactLossMixin keeps the gradient of cut steps: "
                 f"write class {cls.__name__}(ExactLossMixin, TokenBudgetMixin, ...)")
 
-    def cuts_steps(self) -> bool:
+    def splits_steps(self) -> bool:
         args = self.args
         return bool(getattr(args, "token_budget", None) or getattr(args, "pack", None))
 
@@ -268,42 +269,42 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
         `"auto"`, or `pack` without a budget, is a number from the first step on."""
         budget = getattr(self.args, "token_budget", None)
         return budget if isinstance(budget, int) else getattr(
-            self._cut, "token_budget", None)
+            self._batcher, "token_budget", None)
 
     def _prepare_for_training(self, *args, **kwargs):
         "A model that cannot be trained on packed rows is refused before a step."
-        self._cut = None # what is known of another training does not hold for this
+        self._batcher = None # what is known of another training does not hold for this
         prepared = super()._prepare_for_training(*args, **kwargs)
         if getattr(self.args, "pack", None):
-            self._packing_way = way_to_pack(
+            self._packing_format = find_packing_format(
                 self.accelerator.unwrap_model(self.model), self._autocast)
         return prepared
 
-    def run_without_trace(self, batch):
+    def dry_run_batch(self, batch):
         "Forward and backward of a batch; no gradient, no random number is left."
-        passes = self._steps.passes
-        model, batch = passes.bare(self.model_wrapped), passes.prepare(batch)
-        with undisturbed(model), torch.enable_grad():
+        passes = self._steps.adapter
+        model, batch = passes.unwrap(self.model_wrapped), passes.prepare(batch)
+        with side_effect_free(model), torch.enable_grad():
             passes.loss(model, batch, passes.count([batch])).backward()
         if self.args.device.type != "cpu": # time or memory is measured: wait for it
             torch.accelerator.synchronize()
 
-    def _known_cut(self) -> StepCut:
-        if self._cut is None:
-            self._cut = StepCut(
-                self.args, self.run_without_trace, self._steps.processes,
-                self._steps.passes.bare(self.model),
-                say=partial(self.findings.say, kind=Kind.EXACT))
-        return self._cut
+    def _micro_batcher(self) -> MicroBatcher:
+        if self._batcher is None:
+            self._batcher = MicroBatcher(
+                self.args, self.dry_run_batch, self._steps.processes,
+                self._steps.adapter.unwrap(self.model),
+                report=partial(self.findings.report, kind=Exactness.EXACT))
+        return self._batcher
 
-    def cut_step(self, rows: StepRows) -> tuple[list, list]:
+    def split_step(self, rows: StepRows) -> tuple[list, list]:
         """The parts of a step of these rows, and the batches to count items of.
 
         These are the collator's. Packed rows have fewer labels: the first of a sequence
         is no target there, and for a loss that is not known to shift transformers
         counts it."""
         parts, counted = [], []
-        for part in self._known_cut()(rows, self.row_lengths(rows.rows)):
+        for part in self._micro_batcher()(rows, self.row_lengths(rows.rows)):
             batch, collated = self._batch_of(rows, part)
             parts.append(batch)
             counted += collated
@@ -314,34 +315,34 @@ class TokenBudgetMixin(_PartPredictionMixin, _StepLoaderMixin):
                 parts, self.args.device, self.accelerator.non_blocking)
         return parts, counted
 
-    def make_part(self, rows: StepRows, numbers):
+    def make_micro_batch(self, rows: StepRows, indices):
         "A few rows as a part of a step has them: packed where steps are."
-        pack, few = getattr(self.args, "pack", None), rows.some(numbers)
+        pack, few = getattr(self.args, "pack", None), rows.select(indices)
         if not pack:
-            return few.take()
+            return few.to_batch()
         # without a budget, and where only passes cost, all rows are one part
-        part, = packed_parts(self.row_lengths(few.rows), pack, None, ONE_PASS)
+        part, = packed_micro_batches(self.row_lengths(few.rows), pack, None, NEVER_SPLIT)
         return self._batch_of(few, part)[0]
 
     def _batch_of(self, rows: StepRows, part) -> tuple[dict, list]:
         "The batch of a part, and the batches that the collator made for it."
-        if part.layout is None:
-            batch = rows.take(part.numbers)
+        if part.packed_rows is None:
+            batch = rows.to_batch(part.indices)
             return batch, [batch]
-        singles = [rows.take([number]) for number in part.numbers] # of one row each
-        return lay_end_to_end(singles, part.layout, self._packing_way), singles
+        singles = [rows.to_batch([number]) for number in part.indices] # of one row each
+        return pack_batches(singles, part.packed_rows, self._packing_format), singles
 
     def _save_optimizer_and_scheduler(self, output_dir):
         super()._save_optimizer_and_scheduler(output_dir)
-        if self.args.should_save and self._cut is not None:
-            state = json.dumps(self._cut.state_dict())
-            Path(output_dir, "step_cut.json").write_text(state)
+        if self.args.should_save and self._batcher is not None:
+            state = json.dumps(self._batcher.state_dict())
+            Path(output_dir, "token_budget.json").write_text(state)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
-        file = Path(checkpoint or "", "step_cut.json")
-        if self.cuts_steps() and checkpoint is not None and file.is_file():
-            self._known_cut().load_state_dict(json.loads(file.read_text()))
+        file = Path(checkpoint or "", "token_budget.json")
+        if self.splits_steps() and checkpoint is not None and file.is_file():
+            self._micro_batcher().load_state_dict(json.loads(file.read_text()))
 
 # %% ../../nbs/trainer/trainer.ipynb #0660f8bf
 class Trainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin, ExactResumeMixin,
