@@ -138,6 +138,12 @@ class Attempt:
         self.loss = self.loss + loss.detach() * factor
         return loss * (factor * self.scale)
 
+    def as_many_as_others(self, micro_batches: list, processes: Collectives) -> list:
+        "As many on each process: the first one again, which counts for nothing."
+        idle = max(processes.rows([[len(micro_batches)]])) - len(micro_batches)
+        self.factors = [0.0] * idle + self.factors
+        return micro_batches[:1] * idle + micro_batches
+
     def settle(self, processes: Collectives):
         "What all processes have seen, so that they decide alike about the next attempt."
         is_new = bool(self.signatures - {*self.facts.verified_terms})
@@ -435,17 +441,15 @@ class VerificationSchedule:
         return self.is_resumed and not self.is_new_epoch and not verification_is_due(
             self.begun, every)
 
-# %% ../../nbs/accumulation_loss/optimizer_step.ipynb #72dab8e2
+# %% ../../nbs/accumulation_loss/optimizer_step.ipynb #60bddfe5
 class OptimizerStepComputer:
-    """Computes optimizer steps; a training has one of these.
-
-    A verification where one is due; then an attempt by the strategy that verifications
-    have found, and by another one while something speaks against the last."""
+    """Computes optimizer steps: a verification where one is due; then an attempt by the
+    strategy that was found, and by another one while something speaks against the last."""
     def __init__(self, findings: Findings, adapter: TrainerAdapter, processes: Collectives):
         self.findings, self.adapter, self.processes = findings, adapter, processes
         self.chooser = StrategyChooser(findings, adapter, processes)
         self.schedule, self.verification_seconds = VerificationSchedule(), 0.0
-        self.last_micro_batches = [] # until transformers has counted them
+        self.last_micro_batches = [] # to count their floating point operations
 
     def compute(self, model, step: OptimizerStep) -> torch.Tensor:
         "The loss of a step, whose gradient is added to what the model has."
@@ -548,11 +552,8 @@ class OptimizerStepComputer:
 
     def _run(self, model, attempt: Attempt, micro_batches: list, count):
         self.last_micro_batches = micro_batches
-        if self.adapter.needs_equal_counts(model): # the first ones count for nothing
-            most = max(self.processes.rows([[len(micro_batches)]]))
-            idle = most - len(micro_batches)
-            attempt.factors = [0.0] * idle + attempt.factors
-            micro_batches = micro_batches[:1] * idle + micro_batches
+        if self.adapter.needs_equal_counts(model):
+            micro_batches = attempt.as_many_as_others(micro_batches, self.processes)
         self.adapter.backward(model, micro_batches, count, partial(
             self.adapter.as_single_micro_batch, attempt.wrap_compute_loss, attempt.targets))
 
