@@ -9,6 +9,7 @@ from asserts import BothSides
 from docs import targets, wrong_links
 from docs_renderer import is_for_use
 from outputs import difference
+from words import Terms, comments_of, messages_of, names_of, split_name
 
 
 def test_links():
@@ -83,6 +84,36 @@ def test_outputs():
     warning = [dict(output_type="stream", name="stderr", text=["a warning"])]
     assert difference([], warning) is None and difference(said("a"), []) is not None
     print(len(alike) + len(apart) + 2, "pairs compared")
+
+
+def test_words():
+    "Private terms are found in names, messages and headings; plain English is none."
+    terms = Terms((Path(__file__).parents[1] / "words.txt").read_text(encoding="utf-8"))
+    private = {"identifiers": ["is_whole", "StepCut", "cut_rows", "Looks", "pass_cost"],
+               "headings": ["The look", "Planned steps", "Random cuts", "Figures of chapters"],
+               "messages": ["batches come ready-made", "the losses of the parts are added",
+                            "it is cut into rows", "a look at the loss", "logits of targets alone"]}
+    plain = {"identifiers": ["partial", "cutoff", "always", "lookup", "outlook_path", "dealer"],
+             "headings": ["Look up a head", "Three ways to find out", "Cut padding by half",
+                          "Part of a checkpoint", "The head alone"],
+             "messages": ["a whole number is needed", "in this way", "a part of the model",
+                          "deal with errors", "it looks like text", "one pass over the data",
+                          "the head and its loss", "a great deal of memory", "apart from that"]}
+    for kind, texts in private.items():
+        for text in texts:
+            assert terms.found(kind, text, text), text
+    for kind, texts in plain.items():
+        for text in texts:
+            assert not terms.found(kind, text, text), text
+    assert terms.found("identifiers", "part", "labels.part") == [] # an exception
+    code = '''def f(first, *, second=1): # what it is
+    "Docstring of four words."
+    self.third = f"no {first} here, sorry"
+    raise ValueError("too short")'''
+    assert set(names_of(ast.parse(code))) == {"f", "first", "second", "third"}
+    assert list(messages_of(ast.parse(code))) == [(3, "no {} here, sorry")]
+    assert list(comments_of(code)) == [(1, "what it is")]
+    assert split_name("lay_out_HTMLPage2") == "lay out html page"
 
 
 for name, test in list(globals().items()):
