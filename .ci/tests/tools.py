@@ -1,10 +1,12 @@
 """Tests of what the pages cannot test: `python .ci/tests/tools.py`."""
 import ast
+import json
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+import check
 from asserts import BothSides
 from docs import targets, wrong_links
 from docs_renderer import is_for_use
@@ -84,6 +86,44 @@ def test_outputs():
     warning = [dict(output_type="stream", name="stderr", text=["a warning"])]
     assert difference([], warning) is None and difference(said("a"), []) is not None
     print(len(alike) + len(apart) + 2, "pairs compared")
+
+
+def a_page(folder, *sources):
+    "A notebook with a title and these code cells; its path."
+    cells = [dict(cell_type="markdown", id="0", metadata={}, source="# Title")] + [
+        dict(cell_type="code", id=str(i), metadata={}, source=source, outputs=[],
+             execution_count=None) for i, source in enumerate(sources, 1)]
+    path = Path(folder, "page.ipynb")
+    path.write_text(json.dumps(dict(cells=cells, metadata={}, nbformat=4, nbformat_minor=5)))
+    return path
+
+
+def test_cells():
+    "Relative imports are refused, long exported cells too; those over 100 lines are noted."
+    def lines(number):
+        return "#| export\n" + "\n".join(f"x = {i}" for i in range(number - 1))
+    with TemporaryDirectory() as folder:
+        page = a_page(folder, "from .rows import a", "def f():\n    from .. import b",
+                      "from prompt_packing.rows import c", lines(100), lines(101), lines(121))
+        faults = [" ".join(fault.split()[:4]) for fault in check.faults(page)]
+        assert faults == ["cell 1 imports .rows:", "cell 2 imports ..:", "cell 6 exports 121"]
+        assert list(check.long_cells(page)) == ["cell 5 exports 101 lines",
+                                                "cell 6 exports 121 lines"]
+
+
+def test_sizes():
+    "Lines of code have no docstrings, comments and empty lines; a folder above its ceiling is named."
+    source = '"""Doc.\n\nMore."""\n\n# a comment\nx = """a\nb"""\ndef f():\n    "Doc."\n    return 1\n'
+    assert check.code_lines(source) == 4
+    with TemporaryDirectory() as folder:
+        for name in ("cli.py", "tasks/labels.py", "tasks/task.py", "_modidx.py"):
+            path = Path(folder, name)
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(source)
+        assert check.sizes(Path(folder)) == {"cli and the top": 4, "tasks": 8}
+    rows = {line[:20].strip(): line[20:].split() for line in check.table({"tasks": 700, "new": 3})}
+    assert rows["tasks"] == ["700", "690", "10", "above"] and rows["recurrent"] == ["0", "580"]
+    assert rows["new"] == ["3", "0", "3", "above"] and rows["together"] == ["703", "9,850"]
 
 
 def test_words():
