@@ -1,12 +1,16 @@
 """Tests of what the pages cannot test: `python .ci/tests/tools.py`."""
 import ast
 import json
+import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import check
+import dependencies
+import evidence
 from asserts import BothSides
 from docs import targets, wrong_links
 from docs_renderer import is_for_use
@@ -124,6 +128,64 @@ def test_sizes():
     rows = {line[:20].strip(): line[20:].split() for line in check.table({"tasks": 700, "new": 3})}
     assert rows["tasks"] == ["700", "690", "10", "above"] and rows["recurrent"] == ["0", "580"]
     assert rows["new"] == ["3", "0", "3", "above"] and rows["together"] == ["703", "9,850"]
+
+
+def stale(page):
+    "The ids of a page's stale cells, as a new process would find them."
+    for cached in (dependencies.direct, dependencies.exports, evidence.same_code):
+        cached.cache_clear()
+    return "".join(result.cell for result in evidence.results(page) if evidence.is_stale(result))
+
+
+def test_stale_results():
+    "A change of one module makes those cells stale that use it, directly or not, and no others."
+    modules = {"__init__": "", "base": '"Doc."\nx = 1', "loaders": "from .base import x\ny = x",
+               "losses": "z = 3", "cli": "def main(): pass"}
+    slow = "#| slow\n"
+    cells = ["from prompt_packing.loaders import y\nfrom prompt_packing.losses import z",
+             "import helper", "def train():\n    return y",  slow + "train()", slow + "z",
+             slow + 'run("from prompt_packing.losses import z")', slow + "helper.go()",
+             slow + 'run("prompt-packing padding a.txt")', slow + "1 + 1", "z"]
+    with TemporaryDirectory() as folder, patch.object(dependencies, "root", Path(folder)), \
+            patch.object(evidence, "root", Path(folder)):
+        def git(*command):
+            return subprocess.check_output(["git", "-C", folder, "-c", "user.name=a", "-c",
+                                            "user.email=a@b.c", *command], text=True)
+        for place in ("prompt_packing", "nbs"):
+            Path(folder, place).mkdir()
+        paths = {name: Path(folder, "prompt_packing", f"{name}.py") for name in modules}
+        paths["helper"] = Path(folder, "nbs", "helper.py")
+        for name, code in {**modules, "helper": "def go(): pass"}.items():
+            paths[name].write_text(code)
+        git("init", "-q")
+        git("add", ".")
+        git("commit", "-qm", "first")
+        page = a_page(Path(folder, "nbs"), *cells)
+        notebook = json.loads(page.read_text())
+        for cell in notebook["cells"][4:]:
+            cell["metadata"]["measured"] = "commit " + git("rev-parse", "HEAD").strip()
+            cell["outputs"] = [dict(output_type="stream", name="stdout", text=["1"])]
+        page.write_text(json.dumps(notebook))
+        assert stale(page) == ""
+        changes = {"base": ("x = 2", "4"), "loaders": ("y = 0", "4"), "losses": ("z = 0", "56"),
+                   "helper": ("def go(): return 1", "7"), "cli": ("", "8")}
+        for name, (code, expected) in changes.items():
+            before = paths[name].read_text()
+            paths[name].write_text(code)
+            assert stale(page) == expected, (name, stale(page))
+            paths[name].write_text(before)
+        paths["base"].write_text('"Other words."\n# and a comment\nx = 1')
+        assert stale(page) == ""
+        paths["base"].write_text("x = 2")
+        assert stale(page) == "4"
+        first, *_ = evidence.lines(page).values()
+        assert "1 of 6 outputs measured at" in first and "before changes to base" in first, first
+        cell = notebook["cells"][4]
+        for words in ("", "commit 12345 with uncommitted changes", "commit 0123abc"):
+            cell["metadata"]["measured"] = words
+            page.write_text(json.dumps(notebook))
+            assert stale(page) == ("" if words == "commit 0123abc" else "4"), words
+        assert "which this clone does not have" in " ".join(evidence.lines(page).values())
 
 
 def test_words():
