@@ -104,13 +104,13 @@ def full_batch_step(trainer: transformers.Trainer, batch: Mapping) -> tuple:
 def audit_loss(
     trainer_or_model, # any Trainer, trained or not, or a model, under transformers' own
     batches=None, # a batch, several, or a `DataLoader`; None: the Trainer's own rows
-    steps: int | None = None, # micro-batches of a step; None: those of the run, 4 or more
+    num_micro_batches: int | None = None, # of a step; None: those of the run, at least 4
 ) -> pd.DataFrame: # columns setting, ratio, cosine, relative_error, loss_ratio, cause
     """How a Trainer's gradient differs from that of the same rows as one batch.
 
     Each batch, a dict with targets, is a step, which is cut into micro-batches; the
     index says which. With a Trainer alone, or a `DataLoader`, its collator makes one
-    batch of its first rows, as many as `steps` batches have. `ratio` is of gradient norms,
+    batch of its first rows, as many as `num_micro_batches` batches have. `ratio` is of gradient norms,
     `loss_ratio` of the loss that would be logged. Nothing is trained. Raises `TypeError`
     where batches are not mappings of tensors, `ValueError` where one cannot be cut or
     has no target."""
@@ -121,7 +121,7 @@ def audit_loss(
         on_cpu = next(trainer_or_model.parameters()).device.type == "cpu"
         trainer = transformers.Trainer(trainer_or_model, TrainingArguments(
             gettempdir(), report_to="none", use_cpu=on_cpu))
-    parts = steps or max(4, trainer.args.gradient_accumulation_steps)
+    parts = num_micro_batches or max(4, trainer.args.gradient_accumulation_steps)
     # modes, gradients and random numbers come back
     with in_eval_mode(trainer.model), side_effect_free(trainer.model):
         if isinstance(batches, DataLoader):
