@@ -156,7 +156,7 @@ def audited(
         if isinstance(trainer, ExactLossMixin):
             cause = "; ".join(map(str, trainer.loss_facts.messages)) or cause
         elif uses_count is None:
-            cause = ("no num_items_in_batch, so each micro-batch weighs the same: "
+            cause = ("no num_items_in_batch, so micro-batches have equal weights: "
                      f"{cause}")
         elif not uses_count:
             cause = f"the loss ignores num_items_in_batch: {cause}"
