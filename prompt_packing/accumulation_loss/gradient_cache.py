@@ -178,20 +178,20 @@ class GatheredRows:
         self.number, self.rank = number, rank
         self.loss_is_known = False # before, no gradient may come back through it
 
-    def own_rows(self, rows: int) -> range: # their numbers, of so many of a batch
-        return range(self.rank, rows, self.number)
+    def own_rows(self, rows: int) -> list[int]: # indices, of so many of a batch
+        "As many on each process, so that they meet in sharded modules: the last one again."
+        own = list(range(self.rank, rows, self.number))
+        return own + own[-1:] * (-(-rows // self.number) - len(own))
 
     def joined(self, outputs, rows: int):
         "Outputs of this process's rows, in any nest; the same of all rows of the batch."
-        own = len(self.own_rows(rows))
-        most = -(-rows // self.number) # rows of one process
+        most = -(-rows // self.number) # rows of each process
 
         def of(leaf):
             if not torch.is_tensor(leaf) or not leaf.dim():
                 return leaf
-            each = len(leaf) // own # entries of a row
-            missing = leaf.new_zeros((most - own) * each, *leaf.shape[1:])
-            parts = _AllGather.apply(torch.cat([leaf, missing]), self)
+            each = len(leaf) // most # entries of a row
+            parts = _AllGather.apply(leaf, self)
             # the first row of each process, then the second of each ...
             by_row = parts.unflatten(1, (most, each)).transpose(0, 1)
             return by_row.flatten(0, 2)[:rows * each]

@@ -103,6 +103,8 @@ MESSAGES: dict[str, tuple[Exactness, str]] = { # code -> (exactness, text)
         "verified."),
     "off": (_I, "Exact losses are off: {reason}. Steps are computed by transformers' "
         "Trainer, with its losses and without token_budget."),
+    "engine_stepped": (_U, "{reason}, and the engine had stepped by then. This step may be "
+        "inexact; the next ones are verified."),
     "eval_by_rows": (_I, "The normalizer of the evaluation loss is unknown, so batches are "
         "weighted by their rows, as transformers does. eval_loss may depend on "
         "per_device_eval_batch_size. To make it exact, define "

@@ -16,9 +16,9 @@ from accelerate.utils import DistributedType, broadcast_object_list, gather_obje
 
 from transformers import Trainer
 
-from .dry_run import trainer_state_preserved
+from .dry_run import is_sharded, reshard, trainer_state_preserved
 from .target_logits import on_target_logits
-from ..foundation.private_apis import forward_without_autocast, override
+from ..foundation.private_apis import forward_without_autocast, override, set_sync
 
 # %% auto #0
 __all__ = ['TrainerAdapter', 'Collectives', 'unsupported_reason']
@@ -43,6 +43,22 @@ class TrainerAdapter:
         return getattr(self._trainer, "splits_steps", bool)()
 
     @property
+    def steps_in_backward(self) -> bool:
+        "Whether an engine (DeepSpeed) keeps the gradients, and steps with the last ones."
+        return self._trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
+
+    @property
+    def gathered_dtypes(self) -> set:
+        "In which FSDP2 computes, whatever its shards are, and also without autocast."
+        plugin = getattr(self._trainer.accelerator.state, "fsdp_plugin", None)
+        policy = getattr(plugin, "mixed_precision_policy", None)
+        return {getattr(policy, "param_dtype", None)} - {None}
+
+    def needs_equal_counts(self, model) -> bool:
+        "Whether processes meet in each forward pass, so that each has to make as many."
+        return self.steps_in_backward or is_sharded(self.unwrap(model))
+
+    @property
     def verify_every(self) -> int | None: # steps
         return self._trainer.verify_every
 
@@ -63,6 +79,7 @@ class TrainerAdapter:
 
     def parameters(self, model) -> list: # without doubles
         "All that is trained: of the model, and what only the optimizer holds."
+        reshard(model)
         groups = getattr(self._trainer.optimizer, "param_groups", ())
         held = [p for group in groups for p in group["params"]]
         return list({id(p): p for p in [*model.parameters(), *held]}.values())
@@ -122,9 +139,13 @@ class TrainerAdapter:
             with around(): # copies, since a step in doubt is computed again
                 return [self._training_step(model, copy(batch), count) for batch in some]
         *first, last = batches
-        losses = []
-        if first:
-            with self._trainer.accelerator.no_sync(model):
+        losses, accelerator = [], self._trainer.accelerator
+        if first and self.steps_in_backward: # the engine steps where accelerate syncs
+            set_sync(accelerator, False)
+            losses = losses_of(first)
+            set_sync(accelerator, True)
+        elif first:
+            with accelerator.no_sync(model):
                 losses = losses_of(first)
         return sum(losses + losses_of([last]))
 
@@ -161,8 +182,9 @@ class Collectives:
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #da0871da
 def unsupported_reason(accelerator: Accelerator, args) -> str:
     "What keeps losses as transformers computes them; '' if nothing does."
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        return "DeepSpeed divides gradients itself"
+    plugin = getattr(accelerator.state, "deepspeed_plugin", None)
+    if plugin is not None and plugin.zero_stage == 0:
+        return "DeepSpeed without ZeRO is not supported (set stage 1, 2 or 3)"
     cut = getattr(accelerator, "parallelism_config", None)
     if cut is not None and (cut.cp_enabled or cut.sp_enabled):
         return "context or sequence parallelism gives each process a part of every row"

@@ -11,11 +11,13 @@ from itertools import islice
 from math import inf, isfinite, isnan
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 from .dry_run import (
     ParameterWriteMonitor, detach_gradients, graph_without_activations, is_sharded,
-    leaves_of, no_gradient_checkpointing, restore_gradients, side_effect_free)
+    leaves_of, no_gradient_checkpointing, reshard, restore_gradients, side_effect_free)
 from .gradient_cache import find_chunkable_modules, gradient_caching
 from .loss_facts import LossFacts, Strategy, counted_targets, numbers
 from .normalizer import common_ratio, signature_of, sums_rows
@@ -69,7 +71,9 @@ class DryRun:
         self.model, self.adapter, self.count = model, adapter, count
         self.num_processes = num_processes
         self.micro_batch = adapter.micro_batch # (rows, some indices) -> batch
-        self.takes_gradients = not is_sharded(model)
+        self.is_sharded = is_sharded(model) # then gradients are, too
+        self.has_engine = adapter.steps_in_backward # whose hooks would take gradients
+        self.takes_gradients = not (self.is_sharded and self.has_engine)
         # what the first pass shows: writes into parameters (None: not known yet), which
         # are undone, and calls of torch.distributed
         self.writes, self.collectives = None, 0
@@ -95,7 +99,8 @@ class DryRun:
         "Gives the context for forward passes: a `ParameterWriteMonitor` while it has to."
         watch = None if self.writes is False else ParameterWriteMonitor(self.model)
         before = {name: b.clone() for name, b in self.model.named_buffers()}
-        with self.adapter.state_preserved(), \
+        quiet = nullcontext() if watch is None else watch.without_engine()
+        with self.adapter.state_preserved(), quiet, \
                 side_effect_free(self.model, seed, watch,
                                  self.adapter.parameters(self.model)), \
                 no_gradient_checkpointing(self.model), torch.enable_grad():
@@ -147,16 +152,31 @@ class DryRun:
         parameters = [p for p in parameters if p.requires_grad]
         if not (parameters and loss.requires_grad and self.takes_gradients):
             return torch.zeros(())
+        if self.has_engine:
+            gradient = torch.autograd.grad(
+                loss, parameters, allow_unused=True, materialize_grads=True)
+            return torch.cat([each.to_dense().flatten() for each in gradient])
         held = {id(p) for p in parameters}
-        others = [leaf for leaf in leaves_of(loss) if id(leaf) not in held]
+        leaves = [] if self.is_sharded else leaves_of(loss)
+        others = [leaf for leaf in leaves if id(leaf) not in held]
         kept = detach_gradients(others) # of leaves that nobody has told us of
         loss.backward() # `autograd.grad` fails with checkpoints of the older kind
+        reshard(self.model) # processes average one gradient, since all have these rows
         gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         for parameter in [*parameters, *others]:
             parameter.grad = None
         restore_gradients(kept)
         # of a model on several devices, and of sparse embeddings, too
-        return torch.cat([g.to_dense().flatten().to(loss.device) for g in gradient])
+        gradient = [g.to_local() if isinstance(g, DTensor) else g.to_dense() for g in gradient]
+        return torch.cat([each.flatten().to(loss.device) for each in gradient])
+
+    def length(self, gradient: torch.Tensor) -> float:
+        "Of all shards of a gradient, and so the same on all processes."
+        if not self.is_sharded or not gradient.dim():
+            return float(gradient.norm())
+        squares = gradient.double().square().sum()
+        dist.all_reduce(squares)
+        return float(squares.sqrt())
 
     def tolerance(self, epsilon: float) -> float: # relative
         """How far two equal losses can differ by rounding.
@@ -165,6 +185,7 @@ class DryRun:
         in float32. In sixteen bits that would allow everything; there the sums
         themselves are kept in float32, and what is left is the rounding of the result."""
         dtypes = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
+        dtypes |= self.adapter.gathered_dtypes
         epsilon = max([epsilon, *(torch.finfo(dtype).eps for dtype in dtypes)])
         return 2 * epsilon if epsilon > 1e-4 else max(100 * epsilon, 1e-9)
 
@@ -184,24 +205,24 @@ class DryRun:
         "Whether micro-batches give the full batch's loss and gradient by this strategy."
         loss, gradient = combine(results, strategy)
         epsilon = max(each.epsilon for each in [*results, full])
-        summands = sum(float(each.gradient.norm()) for each in results)
-        length = float(full.gradient.norm())
+        summands = sum(self.length(each.gradient) for each in results)
+        length = self.length(full.gradient)
         noise = noise or self.noise(10 * epsilon, summands + length)
         if not self.is_close(loss, full.loss, epsilon, noise):
             return False
         tolerance = self.tolerance(epsilon)
-        distance = float((gradient - full.gradient).norm())
+        distance = self.length(gradient - full.gradient)
         # rounding adds up through the layers of a backward pass, so gradients may be 20
         # times as far apart as losses; never so far that a missing micro-batch would pass
         most = min(max(20 * tolerance, 1e-6), 0.15)
         # where the summands nearly cancel
-        added = summands if strategy is Strategy.SUM else float(gradient.norm())
+        added = summands if strategy is Strategy.SUM else self.length(gradient)
         return distance <= max(most * max(length, 1e-10), tolerance / 10 * added)
 
     def is_conclusive(self, result: BatchResult) -> bool:
         "Whether it has a gradient, which would show a difference."
         # without weight it is a mean over nothing, which rightly has none
-        has_gradient = 1e-12 < float(result.gradient.norm()) < inf
+        has_gradient = 1e-12 < self.length(result.gradient) < inf
         return has_gradient or not self.takes_gradients or not result.weight
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #713b4844
@@ -360,7 +381,7 @@ def _keep_fitting(dry_run: DryRun, found: VerificationResult, full: BatchResult,
     if found.normalizers:
         found.results = _weighted_by(results, found.normalizers[0])
     if not found.strategies:
-        length = float(full.gradient.norm())
+        length = dry_run.length(full.gradient)
         gradient = f" and its gradient {length:.6g}" if full.gradient.dim() else ""
         found.reason = (f"the full batch has the loss {full.loss:.6g}{gradient}, and "
                         "micro-batches give neither as a sum nor as a weighted mean")
@@ -376,7 +397,7 @@ def _verify_by_value(dry_run: DryRun, many: StepRows, found: VerificationResult)
     except FAILURES: # as of a loss that takes gradients by itself
         found.results = results
         return
-    noise = dry_run.noise(few.epsilon, float(few.gradient.norm()))
+    noise = dry_run.noise(few.epsilon, dry_run.length(few.gradient))
     _keep_fitting(dry_run, found, full, noise)
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #2b3cb1a5
@@ -469,7 +490,7 @@ def verify_loss(
     try:
         batch = dry_run.full_batch(rows)
         full, = dry_run.run([batch])
-        if dry_run.takes_gradients and not float(full.gradient.norm()): # as of no target
+        if dry_run.takes_gradients and not dry_run.length(full.gradient): # as of no target
             return None
         if not index and not isinstance(rows, CollatedRows):
             _verify_collator(result, rows)
