@@ -112,7 +112,7 @@ def readme():
     text = re.sub(r"^:::.*\n?|\{fig-alt=.*?\}", "", "\n\n".join(parts), flags=re.M)
     text = re.sub(r"\]\(([\w/]+)\.ipynb(#[\w.-]+)?\)", rf"]({SITE}/\1.html\2)", text)
     raw = cfg.git_url.replace("github.com", "raw.githubusercontent.com") + f"/{cfg.branch}"
-    return text.replace("](images/", f"]({raw}/nbs/images/") + "\n"
+    return re.sub(r'(\]\(|src=")images/', rf"\1{raw}/nbs/images/", text) + "\n"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ __all__ = ['RegisteredLoss', 'register_loss', 'use_registered_loss', 'check_was_
 
 # %% ../../nbs/accumulation_loss/loss_registry.ipynb #79d5726c
 class RegisteredLoss:
-    "A registered loss under the names of its arguments, in whatever order they come."
+    "A registered loss, called by keyword, in whatever order a model passes arguments."
     def __init__(self, name: str, fn: Callable):
         self.name, self.fn, self.calls = name, fn, 0
 
@@ -38,27 +38,31 @@ def register_loss(
     name: str, # what `config.loss_type` will say
     fn: Callable, # of `logits`, `labels`, `num_items_in_batch` and other keywords
 ) -> Callable: # `fn`
-    """Make `config.loss_type = name` choose `fn`, in this process; the name is saved with
-    the config.
+    """Make `config.loss_type = name` choose `fn` in this process.
 
-    `fn` is called by keywords: `logits`, `labels`, `vocab_size` or `config`,
-    `num_items_in_batch` and more. Without `num_items_in_batch` it returns the mean.
-    Raises `TypeError` where `fn` cannot be called so, `ValueError` for a name of
-    transformers' own."""
+    The name is saved with the config. `fn` is called by keyword: `logits`, `labels`,
+    `vocab_size` or `config`, `num_items_in_batch` and more. Without
+    `num_items_in_batch` it returns the mean. Raises `TypeError` if `fn` cannot be
+    called like this, `ValueError` for the name of a loss of transformers."""
     if name in LOSS_MAPPING and not hasattr(LOSS_MAPPING[name], "calls"):
         raise ValueError(f"{name!r} is a loss of transformers: choose another name")
     keywords = ["logits", "labels", "vocab_size", "config", "num_items_in_batch"]
     try:
         signature(fn).bind(**dict.fromkeys(keywords))
     except TypeError as error:
-        raise TypeError(f"register_loss({name!r}): models call it with {', '.join(keywords)} "
-                        f"and more: end its arguments with **kwargs ({error})") from error
+        raise TypeError(
+            f"register_loss({name!r}): models call it with {', '.join(keywords)} "
+            f"and more: end its arguments with **kwargs ({error})") from error
     LOSS_MAPPING[name] = RegisteredLoss(name, fn)
     return fn
 
-def use_registered_loss(model: nn.Module) -> RegisteredLoss | None: # if it names one of ours
-    """Let a model use the loss that its config names. Raises `ValueError` for a name
-    that is neither registered nor known to transformers."""
+def use_registered_loss(
+    model: nn.Module
+) -> RegisteredLoss | None: # None: its config names none
+    """Let a model use the registered loss that its config names.
+
+    Raises `ValueError` for a name that is neither registered nor known to
+    transformers."""
     name = getattr(getattr(model, "config", None), "loss_type", None)
     if not isinstance(name, str):
         return None
@@ -70,10 +74,14 @@ def use_registered_loss(model: nn.Module) -> RegisteredLoss | None: # if it name
     return loss if hasattr(loss, "calls") else None # else transformers' own
 
 # %% ../../nbs/accumulation_loss/loss_registry.ipynb #15edda61
-def check_was_called(model: nn.Module, loss: RegisteredLoss, calls: int): # before a step
+def check_was_called(
+    model: nn.Module,
+    loss: RegisteredLoss,
+    calls: int, # of the loss, before the step
+):
     "Raise `ValueError` if a step of this model did not call its config's loss."
     if loss.calls == calls:
         raise ValueError(
-            f"config.loss_type is {loss.name!r}, and {type(model).__name__} never calls "
-            "it: this class computes its loss in `forward`, without `self.loss_function`. "
-            "Pass a `compute_loss_func` to the Trainer instead.")
+            f"config.loss_type is {loss.name!r}, and {type(model).__name__} never "
+            "calls it: this class computes its loss in `forward`, without "
+            "`self.loss_function`. Pass a `compute_loss_func` to the Trainer instead.")

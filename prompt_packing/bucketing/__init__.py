@@ -10,6 +10,8 @@ __all__ = ['PaddedCollator', 'PackedCollator', 'PlannedBatchSampler', 'Streaming
 # %% ../../nbs/bucketing/index.ipynb #e64212e7
 from importlib import import_module
 
+import prompt_packing
+
 # %% ../../nbs/bucketing/index.ipynb #b7337337
 from .batch_plan import BatchPlan # noqa: F401
 from .micro_batching import (
@@ -29,7 +31,7 @@ _homes = {
 
 def __getattr__(name):
     if name not in _homes:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return prompt_packing.__getattr__(name, __name__) # an error; names the new name
     value = getattr(import_module(f"prompt_packing.bucketing.{_homes[name]}"), name)
     globals()[name] = value
     return value

@@ -6,6 +6,7 @@
 __all__ = ['PromptForSequenceClassification', 'TextCache', 'fit_head']
 
 # %% ../../nbs/prompt_tuning/index.ipynb #prom0002
+import prompt_packing
 from .backbone_facts import BackboneFacts as BackboneFacts
 from .backbone_facts import find_facts as find_facts
 from .model import PromptForSequenceClassification
@@ -18,3 +19,7 @@ from .text_cache import prompt_features as prompt_features
 
 # %% ../../nbs/prompt_tuning/index.ipynb #prom0003
 _all_ = ["PromptForSequenceClassification", "TextCache", "fit_head"]
+
+# %% ../../nbs/prompt_tuning/index.ipynb #prom0004
+def __getattr__(name):
+    return prompt_packing.__getattr__(name, __name__) # an error; names the new name
