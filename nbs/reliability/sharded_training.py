@@ -1,0 +1,160 @@
+"""Small trainings on one engine, started by torchrun on several processes, over gloo.
+
+    python sharded_training.py one_batch OUT              # transformers, one process
+    torchrun --nproc_per_node 2 sharded_training.py fsdp2 OUT
+
+Trains each head for four steps of 24 rows and writes its final weights to
+OUT/ENGINE-HEAD-SETTING.pt. `one_batch` is the reference: all rows of a step as one batch.
+"""
+import os
+import sys
+import tempfile
+
+import torch
+import transformers
+
+HEADS = ["language model", "unmasked padding", "classifier", "tagger", "contrastive"]
+SETTINGS = {  # of ours: micro-batches of a step by accumulation, by a budget, by both
+    "accumulation": dict(accumulate=3),
+    "budget": dict(accumulate=1, token_budget=60, micro_batch_overhead=0),
+    "both": dict(accumulate=3, token_budget=60, micro_batch_overhead=0),
+}
+ROWS, STEPS = 24, 4  # of a step; of a training
+
+
+def make_rows(head):
+    generator = torch.Generator().manual_seed(1)
+    rows = []
+    for _ in range(ROWS * STEPS):
+        length = int(torch.randint(3, 20, (1,), generator=generator))
+        ids = torch.randint(1, 40, (length,), generator=generator).tolist()
+        is_target = torch.rand(length, generator=generator) > 0.4
+        masked = [i if kept else -100 for i, kept in zip(ids, is_target)]
+        tags = [i % 3 if i > 0 else -100 for i in masked]
+        labels = {"language model": masked, "unmasked padding": ids, "tagger": tags}
+        rows.append(dict(input_ids=ids, labels=labels.get(head, ids[0] % 3)))
+    return rows
+
+
+def collator(head):
+    fill = 0 if head == "unmasked padding" else -100
+
+    def collate(rows):
+        width = max(len(row["input_ids"]) for row in rows)
+
+        def padded(name, value):
+            return torch.tensor(
+                [row[name] + [value] * (width - len(row[name])) for row in rows])
+
+        ids = padded("input_ids", 0)
+        is_of_rows = head in ("classifier", "contrastive")
+        labels = torch.tensor([row["labels"] for row in rows]) if is_of_rows else (
+            padded("labels", fill))
+        return dict(input_ids=ids, attention_mask=(ids > 0).long(), labels=labels)
+    return collate
+
+
+def contrastive_loss(outputs, labels, num_items_in_batch=None):
+    "Rows of one label attract each other: every row is compared with all others."
+    texts = torch.nn.functional.normalize(outputs.logits, dim=-1)
+    scores = (texts @ texts.T / 0.5).fill_diagonal_(-1e9)
+    same = (labels[:, None] == labels).float().fill_diagonal_(0)
+    return -(scores.log_softmax(1) * same).sum() / same.sum().clamp(min=1)
+
+
+def make_model(head):
+    size = dict(vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+                intermediate_size=48, max_position_embeddings=64, pad_token_id=0)
+    transformers.set_seed(7)
+    if head in ("language model", "unmasked padding"):
+        config = transformers.LlamaConfig(**size, num_key_value_heads=2)
+        return transformers.LlamaForCausalLM(config), "LlamaDecoderLayer"
+    kind = transformers.BertForTokenClassification if head == "tagger" else (
+        transformers.BertForSequenceClassification)
+    config = transformers.BertConfig(
+        **size, num_labels=8 if head == "contrastive" else 3, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0)
+    return kind(config), "BertLayer"
+
+
+def engine_options(engine, layer):
+    if engine == "fsdp2":
+        return dict(fsdp=True, fsdp_config=dict(
+            fsdp_version=2, transformer_layer_cls_to_wrap=[layer]))
+    if engine.startswith("zero"):
+        stage = int(engine[-1])
+        zero = dict(stage=stage)
+        if stage == 3:  # else DeepSpeed keeps weights as small as these on every process
+            zero |= dict(stage3_param_persistence_threshold=0, stage3_prefetch_bucket_size=0)
+        return dict(deepspeed=dict(
+            zero_optimization=zero, train_micro_batch_size_per_gpu="auto",
+            train_batch_size="auto", gradient_accumulation_steps="auto",
+            gradient_clipping="auto", zero_allow_untested_optimizer=True,
+            zero_force_ds_cpu_optimizer=False))
+    return {}
+
+
+def shard_on_cpus():
+    "accelerate offers FSDP2 on accelerators only; torch runs it over gloo, too."
+    import accelerate.state as state
+    real = state.DistributedType
+
+    class OnCPUs:
+        def __getattr__(self, name):
+            return real.MULTI_CPU if name == "MULTI_NEURON" else getattr(real, name)
+
+        def __call__(self, value):
+            return real(value)
+    state.DistributedType = OnCPUs()
+    os.environ.update(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2")
+
+
+def weights_of(model):
+    "The whole weights, wherever their shards are."
+    parameters = dict(model.named_parameters())
+    if any(hasattr(weight, "ds_id") for weight in parameters.values()):
+        import deepspeed
+        with deepspeed.zero.GatheredParameters(list(parameters.values())):
+            return {name: weight.detach().clone() for name, weight in parameters.items()}
+    return {name: (weight.full_tensor() if hasattr(weight, "full_tensor") else weight)
+            .detach().clone() for name, weight in parameters.items()}
+
+
+def train(library, engine, head, accumulate=1, **options):
+    "Final weights, and the exactness of every message."
+    model, layer = make_model(head)
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    with tempfile.TemporaryDirectory() as folder:
+        args = library.TrainingArguments(
+            folder, per_device_train_batch_size=ROWS // world // accumulate,
+            gradient_accumulation_steps=accumulate, num_train_epochs=1, optim="sgd",
+            learning_rate=0.1, lr_scheduler_type="constant", report_to="none",
+            disable_tqdm=True, use_cpu=True, save_strategy="no", max_grad_norm=0.0,
+            logging_strategy="no", train_sampling_strategy="sequential",
+            **engine_options(engine, layer), **options)
+        loss = dict(compute_loss_func=contrastive_loss) if head == "contrastive" else {}
+        trainer = library.Trainer(model, args, train_dataset=make_rows(head),
+                                  data_collator=collator(head), **loss)
+        trainer.train()
+    facts = getattr(trainer, "loss_facts", None)
+    kinds = [str(message.kind) for message in facts.messages] if facts else []
+    return weights_of(trainer.model), kinds
+
+
+def main(engine, out):
+    if engine == "fsdp2":
+        shard_on_cpus()
+    import prompt_packing
+    torch.set_num_threads(1)
+    is_reference = engine == "one_batch"
+    library = transformers if is_reference else prompt_packing
+    for head in HEADS:
+        for setting, options in ({"": {}} if is_reference else SETTINGS).items():
+            weights, kinds = train(library, engine, head, **options)
+            if int(os.environ.get("RANK", 0)) == 0:
+                weights = {name.replace("module.", ""): w for name, w in weights.items()}
+                torch.save((weights, kinds), f"{out}/{engine}-{head}-{setting}.pt")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
