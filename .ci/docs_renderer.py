@@ -1,7 +1,8 @@
-"""What our pages need beside nbdev's processors: each source once, folded on pages of use."""
+"""What our pages need beside nbdev's processors: each source once, folded on pages of use, and what made stored results."""
 import re
 from pathlib import Path
 
+import evidence
 import yaml
 from execnb.nbio import mk_cell
 from imports import root
@@ -30,3 +31,20 @@ class sources_once(Processor):
             if folded:
                 fold = "#| code-fold: true\n#| code-summary: Signature and source\n"
                 source.source = fold + source.source
+
+
+class stored_results(Processor):
+    """At which commit results that CI does not repeat were measured, and what changed since: under
+    the title of a page that is run by hand, else beside the first of them."""
+    def begin(self):
+        cells = self.nb.cells
+        said = evidence.lines(Path(self.nb.path_).resolve())
+        top = next((cell for cell in cells if cell.get("id") == "measured"), None)
+        if top and said:
+            end = top.source.rindex("\n:::")
+            top.source = f"{top.source[:end]}\n\n{' '.join(said.values())}{top.source[end:]}"
+            return
+        for at, cell in reversed(list(enumerate(cells))):
+            if cell.get("id") in said:
+                text = f"::: {{.measured}}\n{said[cell['id']]}\n:::"
+                cells[at + 1:at + 1] = [mk_cell(text, "markdown")]

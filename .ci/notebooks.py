@@ -76,12 +76,19 @@ def executed(fname, until, args):
     def passed_over(cell):
         return cell.cell_type != "code" or cell.idx_ > found[-1] or left_out & marks(cell)
 
-    cells = [cell for cell in nb.cells if not passed_over(cell)]
+    def begin(cell):
+        seconds[cell.id] = -time.time()
+        return passed_over(cell)
+
+    def end(cell):
+        seconds[cell.id] += time.time()
+
+    cells, seconds = [cell for cell in nb.cells if not passed_over(cell)], {}
     stored = [cell.outputs for cell in cells]
     for cell in cells:
         cell.outputs = []
     try:
-        shell.run_all(nb, exc_stop=True, preproc=passed_over)
+        shell.run_all(nb, exc_stop=True, preproc=begin, postproc=end)
     except BaseException:
         failed = nb.cells[shell._cell_idx - 1]
         print(shell.prettytb(fname=fname))
@@ -94,15 +101,24 @@ def executed(fname, until, args):
         if words and "varies" not in marks(cell):
             changed.append(f"at {place(fname, nb.cells, cell)}: {words}")
     if args.keep:
-        for cell in nb.cells:
-            if cell.id == "measured":
-                cell.source = measured()
+        sign(nb, cells, seconds, is_partial=bool(until))
         write_nb(nb, fname)
     if args.keep or args.any_output or not changed:
         return 0
     print(*changed, sep="\n")
     print(f"only outputs differ; to keep these: make run NB={fname.relative_to(root)}")
     return 1
+
+
+def sign(nb, cells, seconds, is_partial):
+    "Write down what made the outputs that CI does not repeat: of slow cells, and of a page."
+    for cell in cells:
+        if "slow" in marks(cell) and cell.outputs:
+            cell.metadata["measured"] = made(seconds[cell.id])
+    for cell in nb.cells:
+        if cell.id == "measured" and not is_partial:
+            total = sum(seconds[each.id] for each in cells)
+            cell.source = f"::: {{.measured}}\nOutputs of {made(total)}.\n:::"
 
 
 def marks(cell):
@@ -127,13 +143,16 @@ def tidy(output):
     return output if "".join(output["text"]).strip() else None
 
 
-def measured():
-    "When, on what and with what a notebook was run, for its readers."
+def made(seconds):
+    "When, at which commit, in how many seconds and on what outputs were made; `evidence.py` reads it."
     processor = subprocess.getoutput("lscpu 2>/dev/null | sed -n 's/^Model name: *//p'")
     commit = subprocess.getoutput("git rev-parse --short HEAD")
-    return (f"::: {{.measured}}\nOutputs of {time.strftime('%Y-%m-%d')}, commit {commit}, "
+    code = ["--", root / "prompt_packing", *(root / "nbs").glob("*/*.py")]
+    changes = subprocess.check_output(["git", "status", "--porcelain", *code])
+    return (f"{time.strftime('%Y-%m-%d')}, commit {commit}"
+            f"{' with uncommitted changes' if changes else ''}, {seconds:.0f} s, "
             f"{processor or platform.machine()}, {os.cpu_count()} cores, "
-            f"threads {os.environ.get('OMP_NUM_THREADS', 'all')}, {installed()}.\n:::")
+            f"threads {os.environ.get('OMP_NUM_THREADS', 'all')}, {installed()}")
 
 
 def installed():

@@ -1,14 +1,21 @@
 """Tests of what the pages cannot test: `python .ci/tests/tools.py`."""
 import ast
+import json
+import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+import check
+import dependencies
+import evidence
 from asserts import BothSides
 from docs import targets, wrong_links
 from docs_renderer import is_for_use
 from outputs import difference
+from words import Terms, comments_of, messages_of, names_of, split_name
 
 
 def test_links():
@@ -83,6 +90,132 @@ def test_outputs():
     warning = [dict(output_type="stream", name="stderr", text=["a warning"])]
     assert difference([], warning) is None and difference(said("a"), []) is not None
     print(len(alike) + len(apart) + 2, "pairs compared")
+
+
+def a_page(folder, *sources):
+    "A notebook with a title and these code cells; its path."
+    cells = [dict(cell_type="markdown", id="0", metadata={}, source="# Title")] + [
+        dict(cell_type="code", id=str(i), metadata={}, source=source, outputs=[],
+             execution_count=None) for i, source in enumerate(sources, 1)]
+    path = Path(folder, "page.ipynb")
+    path.write_text(json.dumps(dict(cells=cells, metadata={}, nbformat=4, nbformat_minor=5)))
+    return path
+
+
+def test_cells():
+    "Relative imports are refused, long exported cells too; those over 100 lines are noted."
+    def lines(number):
+        return "#| export\n" + "\n".join(f"x = {i}" for i in range(number - 1))
+    with TemporaryDirectory() as folder:
+        page = a_page(folder, "from .rows import a", "def f():\n    from .. import b",
+                      "from prompt_packing.rows import c", lines(100), lines(101), lines(121))
+        faults = [" ".join(fault.split()[:4]) for fault in check.faults(page)]
+        assert faults == ["cell 1 imports .rows:", "cell 2 imports ..:", "cell 6 exports 121"]
+        assert list(check.long_cells(page)) == ["cell 5 exports 101 lines",
+                                                "cell 6 exports 121 lines"]
+
+
+def test_sizes():
+    "Lines of code have no docstrings, comments and empty lines; a folder above its ceiling is named."
+    source = '"""Doc.\n\nMore."""\n\n# a comment\nx = """a\nb"""\ndef f():\n    "Doc."\n    return 1\n'
+    assert check.code_lines(source) == 4
+    with TemporaryDirectory() as folder:
+        for name in ("cli.py", "tasks/labels.py", "tasks/task.py", "_modidx.py"):
+            path = Path(folder, name)
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(source)
+        assert check.sizes(Path(folder)) == {"cli and the top": 4, "tasks": 8}
+    rows = {line[:20].strip(): line[20:].split() for line in check.table({"tasks": 700, "new": 3})}
+    assert rows["tasks"] == ["700", "690", "10", "above"] and rows["recurrent"] == ["0", "580"]
+    assert rows["new"] == ["3", "0", "3", "above"] and rows["together"] == ["703", "9,850"]
+
+
+def stale(page):
+    "The ids of a page's stale cells, as a new process would find them."
+    for cached in (dependencies.direct, dependencies.exports, evidence.same_code):
+        cached.cache_clear()
+    return "".join(result.cell for result in evidence.results(page) if evidence.is_stale(result))
+
+
+def test_stale_results():
+    "A change of one module makes those cells stale that use it, directly or not, and no others."
+    modules = {"__init__": "", "base": '"Doc."\nx = 1', "loaders": "from .base import x\ny = x",
+               "losses": "z = 3", "cli": "def main(): pass"}
+    slow = "#| slow\n"
+    cells = ["from prompt_packing.loaders import y\nfrom prompt_packing.losses import z",
+             "import helper", "def train():\n    return y",  slow + "train()", slow + "z",
+             slow + 'run("from prompt_packing.losses import z")', slow + "helper.go()",
+             slow + 'run("prompt-packing padding a.txt")', slow + "1 + 1", "z"]
+    with TemporaryDirectory() as folder, patch.object(dependencies, "root", Path(folder)), \
+            patch.object(evidence, "root", Path(folder)):
+        def git(*command):
+            return subprocess.check_output(["git", "-C", folder, "-c", "user.name=a", "-c",
+                                            "user.email=a@b.c", *command], text=True)
+        for place in ("prompt_packing", "nbs"):
+            Path(folder, place).mkdir()
+        paths = {name: Path(folder, "prompt_packing", f"{name}.py") for name in modules}
+        paths["helper"] = Path(folder, "nbs", "helper.py")
+        for name, code in {**modules, "helper": "def go(): pass"}.items():
+            paths[name].write_text(code)
+        git("init", "-q")
+        git("add", ".")
+        git("commit", "-qm", "first")
+        page = a_page(Path(folder, "nbs"), *cells)
+        notebook = json.loads(page.read_text())
+        for cell in notebook["cells"][4:]:
+            cell["metadata"]["measured"] = "commit " + git("rev-parse", "HEAD").strip()
+            cell["outputs"] = [dict(output_type="stream", name="stdout", text=["1"])]
+        page.write_text(json.dumps(notebook))
+        assert stale(page) == ""
+        changes = {"base": ("x = 2", "4"), "loaders": ("y = 0", "4"), "losses": ("z = 0", "56"),
+                   "helper": ("def go(): return 1", "7"), "cli": ("", "8")}
+        for name, (code, expected) in changes.items():
+            before = paths[name].read_text()
+            paths[name].write_text(code)
+            assert stale(page) == expected, (name, stale(page))
+            paths[name].write_text(before)
+        paths["base"].write_text('"Other words."\n# and a comment\nx = 1')
+        assert stale(page) == ""
+        paths["base"].write_text("x = 2")
+        assert stale(page) == "4"
+        first, *_ = evidence.lines(page).values()
+        assert "1 of 6 outputs measured at" in first and "before changes to base" in first, first
+        cell = notebook["cells"][4]
+        for words in ("", "commit 12345 with uncommitted changes", "commit 0123abc"):
+            cell["metadata"]["measured"] = words
+            page.write_text(json.dumps(notebook))
+            assert stale(page) == ("" if words == "commit 0123abc" else "4"), words
+        assert "which this clone does not have" in " ".join(evidence.lines(page).values())
+
+
+def test_words():
+    "Private terms are found in names, messages and headings; plain English is none."
+    terms = Terms((Path(__file__).parents[1] / "words.txt").read_text(encoding="utf-8"))
+    private = {"identifiers": ["is_whole", "StepCut", "cut_rows", "Looks", "pass_cost"],
+               "headings": ["The look", "Planned steps", "Random cuts", "Figures of chapters"],
+               "messages": ["batches come ready-made", "the losses of the parts are added",
+                            "it is cut into rows", "a look at the loss", "logits of targets alone"]}
+    plain = {"identifiers": ["partial", "cutoff", "always", "lookup", "outlook_path", "dealer"],
+             "headings": ["Look up a head", "Three ways to find out", "Cut padding by half",
+                          "Part of a checkpoint", "The head alone"],
+             "messages": ["a whole number is needed", "in this way", "a part of the model",
+                          "deal with errors", "it looks like text", "one pass over the data",
+                          "the head and its loss", "a great deal of memory", "apart from that"]}
+    for kind, texts in private.items():
+        for text in texts:
+            assert terms.found(kind, text, text), text
+    for kind, texts in plain.items():
+        for text in texts:
+            assert not terms.found(kind, text, text), text
+    assert terms.found("identifiers", "part", "labels.part") == [] # an exception
+    code = '''def f(first, *, second=1): # what it is
+    "Docstring of four words."
+    self.third = f"no {first} here, sorry"
+    raise ValueError("too short")'''
+    assert set(names_of(ast.parse(code))) == {"f", "first", "second", "third"}
+    assert list(messages_of(ast.parse(code))) == [(3, "no {} here, sorry")]
+    assert list(comments_of(code)) == [(1, "what it is")]
+    assert split_name("lay_out_HTMLPage2") == "lay out html page"
 
 
 for name, test in list(globals().items()):

@@ -281,8 +281,8 @@ class ExactLossMixin(_AroundStepsMixin):
         collate = self._source.open(dataloader, self.split_step if splits else None)
         self.row_lengths = RowLengths(
             collate, self._steps.adapter.main_input, self.length_fn)
-        self._steps.chooser.lengths = self.row_lengths
-        self._steps.is_new_epoch = float(self.state.epoch or 0).is_integer()
+        self._steps.chooser.rows.lengths = self.row_lengths
+        self._steps.schedule.is_new_epoch = float(self.state.epoch or 0).is_integer()
         if splits and collate: # before its workers start
             pass_rows_through(dataloader, collates=False,
                               split=self.split_in_worker(dataloader))

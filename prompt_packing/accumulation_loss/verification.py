@@ -26,9 +26,10 @@ from ..foundation.rows import (
     CollatedRows, StepRows, as_dict, fork_rng, num_rows_of, rng_state, same_batch)
 
 # %% auto #0
-__all__ = ['FAILURES', 'SEEDS', 'short_text', 'BatchResult', 'combine', 'DryRun', 'shuffled', 'few_rows', 'random_splits',
-           'many_rows', 'verification_is_due', 'VerificationResult', 'fitting_strategies', 'collates_rows',
-           'without_padding_of_others', 'alignments_to_try', 'differing', 'verify_loss', 'find_chunked_modules']
+__all__ = ['FAILURES', 'SEEDS', 'short_text', 'BatchResult', 'combine', 'Comparison', 'DryRun', 'shuffled', 'few_rows',
+           'random_splits', 'many_rows', 'verification_is_due', 'VerificationResult', 'fitting_strategies',
+           'collates_rows', 'without_padding_of_others', 'alignments_to_try', 'differing', 'verify_loss',
+           'find_chunked_modules']
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #04e39636
 # what a batch may raise that a loss, a model or a collator cannot take
@@ -62,18 +63,79 @@ def combine(results: list[BatchResult], strategy: Strategy) -> tuple: # loss, gr
             gradient = gradient + factor * each.gradient
     return loss, gradient
 
-# %% ../../nbs/accumulation_loss/verification.ipynb #a179dc73
-class DryRun:
+# %% ../../nbs/accumulation_loss/verification.ipynb #4f70bb7e
+class Comparison:
+    "How far results of batches may differ by rounding: of one model on its engine."
+    def __init__(self, model: nn.Module, adapter):
+        self.model, self.adapter = model, adapter
+        self.is_sharded = is_sharded(model) # then gradients are, too
+        self.has_engine = adapter.steps_in_backward # whose hooks would take gradients
+        self.takes_gradients = not (self.is_sharded and self.has_engine)
+
+    def length(self, gradient: torch.Tensor) -> float:
+        "Of all shards of a gradient, and so the same on all processes."
+        if not self.is_sharded or not gradient.dim():
+            return float(gradient.norm())
+        squares = gradient.double().square().sum()
+        dist.all_reduce(squares)
+        return float(squares.sqrt())
+
+    def tolerance(self, epsilon: float) -> float: # relative
+        """How far two equal losses can differ by rounding.
+
+        A sum of thousands of numbers in another order is off by some dozens of epsilons
+        in float32. In sixteen bits that would allow everything; there the sums
+        themselves are kept in float32, and what is left is the rounding of the result."""
+        dtypes = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
+        dtypes |= self.adapter.gathered_dtypes
+        epsilon = max([epsilon, *(torch.finfo(dtype).eps for dtype in dtypes)])
+        return 2 * epsilon if epsilon > 1e-4 else max(100 * epsilon, 1e-9)
+
+    def is_close(self, first: float, second: float, epsilon=0.0, noise=0.0) -> bool:
+        if not isfinite(first) or not isfinite(second):
+            return str(first) == str(second) # not a number is none in both
+        size = max(abs(first), abs(second), 1e-12)
+        return abs(first - second) <= max(self.tolerance(epsilon) * size, noise)
+
+    def noise(self, epsilon: float, gradient: float) -> float: # the length of it
+        "Rounding of the parameters moves a loss by this much: gradient times parameters."
+        size = get_total_norm([p for p in self.model.parameters() if p.requires_grad])
+        return epsilon * float(size) * gradient
+
+    def gives_full_batch(self, results: list[BatchResult], strategy: Strategy,
+                         full: BatchResult, noise: float = 0.0) -> bool:
+        "Whether micro-batches give the full batch's loss and gradient by this strategy."
+        loss, gradient = combine(results, strategy)
+        epsilon = max(each.epsilon for each in [*results, full])
+        summands = sum(self.length(each.gradient) for each in results)
+        length = self.length(full.gradient)
+        noise = noise or self.noise(10 * epsilon, summands + length)
+        if not self.is_close(loss, full.loss, epsilon, noise):
+            return False
+        tolerance = self.tolerance(epsilon)
+        distance = self.length(gradient - full.gradient)
+        # rounding adds up through the layers of a backward pass, so gradients may be 20
+        # times as far apart as losses; never so far that a missing micro-batch would pass
+        most = min(max(20 * tolerance, 1e-6), 0.15)
+        # where the summands nearly cancel
+        added = summands if strategy is Strategy.SUM else self.length(gradient)
+        return distance <= max(most * max(length, 1e-10), tolerance / 10 * added)
+
+    def is_conclusive(self, result: BatchResult) -> bool:
+        "Whether it has a gradient, which would show a difference."
+        # without weight it is a mean over nothing, which rightly has none
+        has_gradient = 1e-12 < self.length(result.gradient) < inf
+        return has_gradient or not self.takes_gradients or not result.weight
+
+# %% ../../nbs/accumulation_loss/verification.ipynb #701947a9
+class DryRun(Comparison):
     "Loss and gradient of batches, free of side effects."
     def __init__(self, model: nn.Module, adapter, count=None, lengths=None,
                  num_processes: int = 1):
         # without wrappers; a `TrainerAdapter`; `num_items_in_batch` of the step
-        self.model, self.adapter, self.count = model, adapter, count
-        self.num_processes = num_processes
+        super().__init__(model, adapter)
+        self.count, self.num_processes = count, num_processes
         self.micro_batch = adapter.micro_batch # (rows, some indices) -> batch
-        self.is_sharded = is_sharded(model) # then gradients are, too
-        self.has_engine = adapter.steps_in_backward # whose hooks would take gradients
-        self.takes_gradients = not (self.is_sharded and self.has_engine)
         # what the first pass shows: writes into parameters (None: not known yet), which
         # are undone, and calls of torch.distributed
         self.writes, self.collectives = None, 0
@@ -169,61 +231,6 @@ class DryRun:
         # of a model on several devices, and of sparse embeddings, too
         gradient = [g.to_local() if isinstance(g, DTensor) else g.to_dense() for g in gradient]
         return torch.cat([each.flatten().to(loss.device) for each in gradient])
-
-    def length(self, gradient: torch.Tensor) -> float:
-        "Of all shards of a gradient, and so the same on all processes."
-        if not self.is_sharded or not gradient.dim():
-            return float(gradient.norm())
-        squares = gradient.double().square().sum()
-        dist.all_reduce(squares)
-        return float(squares.sqrt())
-
-    def tolerance(self, epsilon: float) -> float: # relative
-        """How far two equal losses can differ by rounding.
-
-        A sum of thousands of numbers in another order is off by some dozens of epsilons
-        in float32. In sixteen bits that would allow everything; there the sums
-        themselves are kept in float32, and what is left is the rounding of the result."""
-        dtypes = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
-        dtypes |= self.adapter.gathered_dtypes
-        epsilon = max([epsilon, *(torch.finfo(dtype).eps for dtype in dtypes)])
-        return 2 * epsilon if epsilon > 1e-4 else max(100 * epsilon, 1e-9)
-
-    def is_close(self, first: float, second: float, epsilon=0.0, noise=0.0) -> bool:
-        if not isfinite(first) or not isfinite(second):
-            return str(first) == str(second) # not a number is none in both
-        size = max(abs(first), abs(second), 1e-12)
-        return abs(first - second) <= max(self.tolerance(epsilon) * size, noise)
-
-    def noise(self, epsilon: float, gradient: float) -> float: # the length of it
-        "Rounding of the parameters moves a loss by this much: gradient times parameters."
-        size = get_total_norm([p for p in self.model.parameters() if p.requires_grad])
-        return epsilon * float(size) * gradient
-
-    def gives_full_batch(self, results: list[BatchResult], strategy: Strategy,
-                         full: BatchResult, noise: float = 0.0) -> bool:
-        "Whether micro-batches give the full batch's loss and gradient by this strategy."
-        loss, gradient = combine(results, strategy)
-        epsilon = max(each.epsilon for each in [*results, full])
-        summands = sum(self.length(each.gradient) for each in results)
-        length = self.length(full.gradient)
-        noise = noise or self.noise(10 * epsilon, summands + length)
-        if not self.is_close(loss, full.loss, epsilon, noise):
-            return False
-        tolerance = self.tolerance(epsilon)
-        distance = self.length(gradient - full.gradient)
-        # rounding adds up through the layers of a backward pass, so gradients may be 20
-        # times as far apart as losses; never so far that a missing micro-batch would pass
-        most = min(max(20 * tolerance, 1e-6), 0.15)
-        # where the summands nearly cancel
-        added = summands if strategy is Strategy.SUM else self.length(gradient)
-        return distance <= max(most * max(length, 1e-10), tolerance / 10 * added)
-
-    def is_conclusive(self, result: BatchResult) -> bool:
-        "Whether it has a gradient, which would show a difference."
-        # without weight it is a mean over nothing, which rightly has none
-        has_gradient = 1e-12 < self.length(result.gradient) < inf
-        return has_gradient or not self.takes_gradients or not result.weight
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #713b4844
 def shuffled(count: int, seed: int) -> list[int]:
