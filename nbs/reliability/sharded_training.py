@@ -4,7 +4,7 @@
     torchrun --nproc_per_node 2 sharded_training.py fsdp2 OUT
 
 Trains each head for four steps of 24 rows and writes its final weights to
-OUT/ENGINE-HEAD-SETTING.pt. `one_batch` is the reference: all rows of a step as one batch.
+OUT/ENGINE-HEAD-SETTING.pt, of the HEADs that are named. `one_batch` is the reference: all rows of a step as one batch.
 """
 import os
 import sys
@@ -141,14 +141,14 @@ def train(library, engine, head, accumulate=1, **options):
     return weights_of(trainer.model), kinds
 
 
-def main(engine, out):
+def main(engine, out, *heads):
     if engine == "fsdp2":
         shard_on_cpus()
     import prompt_packing
     torch.set_num_threads(1)
     is_reference = engine == "one_batch"
     library = transformers if is_reference else prompt_packing
-    for head in HEADS:
+    for head in heads or HEADS:
         for setting, options in ({"": {}} if is_reference else SETTINGS).items():
             weights, kinds = train(library, engine, head, **options)
             if int(os.environ.get("RANK", 0)) == 0:

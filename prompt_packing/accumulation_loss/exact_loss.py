@@ -166,35 +166,44 @@ class _AroundStepsMixin:
             return super().evaluation_loop(dataloader, *args, **kwargs)
         # transformers generates for a whole batch, and pads what comes out
         generates = getattr(self.args, "predict_with_generate", False)
-        steps = self._steps
+        steps, name = self._steps, kwargs.get("metric_key_prefix", "eval")
         loader = EvaluationLoader(dataloader, steps.adapter.splits_steps() and not generates,
-                                steps.adapter.main_input, self.length_fn)
-        evaluation = ExactEvaluation(
-            self.findings, loader, steps.chooser.dry_run(self.model_wrapped, None))
+                                  steps.adapter.main_input, self.length_fn)
+        dry_run = steps.chooser.dry_run(self.model_wrapped, None)
+        evaluation = ExactEvaluation(self.findings, loader, dry_run, name, steps.processes)
+        evaluation.drops_infinite = self.args.logging_nan_inf_filter
         try:
             with override(self, _exact_evaluation=evaluation):
                 output = super().evaluation_loop(loader, *args, **kwargs)
         finally:
             restore_collator(dataloader)
         loss = evaluation.loss(steps.processes)
-        name = kwargs.get("metric_key_prefix", "eval") + "_loss"
-        if name in output.metrics and loss is not None:
-            output.metrics[name] = loss
+        if name + "_loss" in output.metrics and loss is not None:
+            output.metrics[name + "_loss"] = loss
         return output
 
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
-        "As transformers'; the loss and what it is a mean over are noted."
+        "As transformers'; the loss and the counts of the batch are noted."
         evaluation, predict = self._exact_evaluation, super().prediction_step
         if evaluation is None:
             return predict(model, inputs, prediction_loss_only, *args, **kwargs)
-        evaluation.settle()
+        def noted(batch, loss_only):
+            # what is split is noted where it is split
+            counts = {} if isinstance(batch, LazyBatch) else evaluation.counts_of(batch)
+            result = predict(model, batch, loss_only, *args, **kwargs)
+            if not isinstance(batch, LazyBatch):
+                evaluation.note(result[0], counts)
+            return result
         evaluation.paused, real = evaluation.loader.real_rows(inputs, self.accelerator)
-        with self._steps.adapter.as_single_micro_batch(evaluation.wrap_compute_loss):
-            made = predict(model, inputs, prediction_loss_only, *args, **kwargs)
-            if real is not None:
-                evaluation.paused = False
-                predict(model, real, True, *args, **kwargs)
-        return made
+        adapter, again = self._steps.adapter, real is not None
+        if adapter.needs_equal_counts(model): # all processes, or none
+            again = bool(self._steps.processes.sum(float(again))[0])
+        with adapter.as_single_micro_batch():
+            result = noted(inputs, prediction_loss_only)
+            if again:
+                evaluation.paused = real is None
+                noted(inputs if real is None else real, True)
+        return result
 
     def _save_optimizer_and_scheduler(self, output_dir):
         super()._save_optimizer_and_scheduler(output_dir)

@@ -105,8 +105,8 @@ MESSAGES: dict[str, tuple[Exactness, str]] = { # code -> (exactness, text)
         "Trainer, with its losses and without token_budget."),
     "engine_stepped": (_U, "{reason}, and the engine had stepped by then. This step may be "
         "inexact; the next ones are verified."),
-    "eval_by_rows": (_I, "The normalizer of the evaluation loss is unknown, so batches are "
-        "weighted by their rows, as transformers does. eval_loss may depend on "
+    "eval_by_rows": (_I, "The normalizer of the evaluation loss is unknown, so batches "
+        "count the same, as in transformers. eval_loss may depend on "
         "per_device_eval_batch_size. To make it exact, define "
         "loss_normalizer(self, model, inputs)."),
 }
@@ -194,8 +194,7 @@ class Findings:
     def __init__(self, strict: bool = False):
         # a strict one raises `ValueError` where a loss is not known to be exact
         self.facts, self.strict = LossFacts(), strict
-        # of each evaluation set what its normalizer is; signatures that were seen
-        self.evaluation_strategies_found, self.evaluation_terms = None, set()
+        self.evaluation_facts = {} # name of an evaluation set -> its `EvaluationFacts`
 
     def set(self, facts: LossFacts | None = None, **changes):
         self.facts = replace(facts or self.facts, **changes)

@@ -143,6 +143,7 @@ class DryRun(Comparison):
         self.drew = False # random numbers on the CPU, when a value was computed last
         self.moved_in_chunks = [] # buffers that move differently there
         self.buffers = {} # that the last pass moved: name -> its values afterwards
+        self.known_facts = LossFacts() # nothing
         self.trims = False # micro-batches are rows of a full batch, and will be shorter
         self.targets = None # of which logits are computed only, in micro-batches
         self.lengths = lengths # rows -> tokens of each; None: they are no rows

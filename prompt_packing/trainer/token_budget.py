@@ -164,7 +164,6 @@ def free_bytes(
     trained = [p for p in model.parameters() if p.requires_grad and p.grad is None]
     return share * free - 3 * sum(p.numel() * p.element_size() for p in trained)
 
-
 # %% ../../nbs/trainer/token_budget.ipynb #mb5d0002
 def measure_token_budget(
     rows: StepRows, # of a step
@@ -276,9 +275,10 @@ class MicroBatcher:
 
 # %% ../../nbs/trainer/token_budget.ipynb #536f6a5e
 def concatenate_predictions(
-    made: list[tuple], # (loss, logits, labels) of each part
-    parts: list[np.ndarray], # the rows of each part
+    made: list[tuple], # (loss, logits, labels) of each micro-batch
+    parts: list[np.ndarray], # the rows of each
     weights: list | None = None, # of the losses; None: their rows
+    is_sum: bool = False, # the losses add up
 ) -> tuple: # the same of all rows, in their order
     """Loss, logits and labels of a batch from those of its parts.
 
@@ -292,7 +292,9 @@ def concatenate_predictions(
     if losses[0] is not None:
         used = [(w, each) for w, each in zip(weights or rows, losses) if w]
         loss = losses[0] # a mean over nothing
-        if used:
+        if is_sum:
+            loss = sum(losses)
+        elif used:
             loss = sum(w * each for w, each in used) / sum(w for w, _ in used)
     logits = tree_map(lambda *leaves: _joined(leaves, rows, order), *logits)
     labels = tree_map(lambda *leaves: _joined(leaves, rows, order), *labels)
@@ -343,35 +345,54 @@ def _near(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 # %% ../../nbs/trainer/token_budget.ipynb #855d5109
 class SplitPrediction:
-    "Predicts evaluation batches in parts, where a few rows came out the same in parts."
+    "Predicts evaluation batches in micro-batches, where a few rows came out the same."
     def __init__(self, report: Callable): # takes a message, once each
         self.report = report
-        self.unsplit_reason: str | None = None # '': parts do; None: not tried
+        self.unsplit_reason: str | None = None # '': they can be split; None: not tried
+        self.had_two_lengths = False # rows that were tried
 
-    def try_split(self, predict: Callable, few: StepRows, loss_is_of_parts: bool):
-        "Before the first batch is cut."
-        reason = "the loss of some rows is not that of parts of them"
-        if loss_is_of_parts:
+    def needs_try(self, lengths: np.ndarray) -> bool: # of the rows that can be tried
+        "Rows of one length show no dependence on padding, so others are tried later."
+        is_better = not self.had_two_lengths and len({*lengths.tolist()}) > 1
+        return self.unsplit_reason is None or not self.unsplit_reason and is_better
+
+    def try_split(self, predict: Callable, few: StepRows, lengths: np.ndarray,
+                  can_split: bool):
+        "Before a batch is split."
+        self.had_two_lengths = len({*lengths.tolist()}) > 1
+        reason = "the loss of a batch is neither a sum nor a mean over a count"
+        if can_split:
             reason = why_not_split(predict, few) if len(few) > 1 else ""
         self._settle(reason)
 
     def _settle(self, reason: str):
         self.unsplit_reason = reason
         if reason:
-            self.report(f"evaluation batches are predicted whole: {reason}")
+            self.report(f"Evaluation batches are predicted without splitting: {reason}.")
 
     def __call__(self, predict: Callable, rows: StepRows, parts: list, mean) -> tuple:
         "Loss, logits, labels of all rows; `mean`, an `ExactEvaluation`, notes losses."
-        before = len(mean.parts)
-        made = [predict(rows.to_batch(part)) for part in parts]
-        noted = mean.parts[before:]
-        weights = None
-        names = mean.findings.evaluation_strategies_found
-        if len(noted) == len(parts) and names:
-            weights = [float(counts[names[0]]) for _, counts in noted]
+        batches = [rows.to_batch(part) for part in parts]
+        counts = list(map(mean.counts_of, batches))
         try:
-            return concatenate_predictions(made, parts, weights)
+            results = [predict(batch) for batch in batches]
+            losses = [loss for loss, *_ in results if loss is not None]
+            if not all(torch.isfinite(loss).all() for loss in losses):
+                raise ArithmeticError("the loss of a micro-batch is not finite")
+            weights = mean.weights(counts) if losses else None
+            joined = concatenate_predictions(results, parts, weights, weights is None)
+        except torch.OutOfMemoryError:
+            raise
         except FAILURES as error: # rows unlike the few that were tried
-            self._settle(f"outputs of parts cannot be joined ({short_text(error)})")
-            del mean.parts[before:]
-            return predict(rows.to_batch())
+            self._settle(f"micro-batches cannot be joined ({short_text(error)})")
+            batch = rows.to_batch()
+            counts = mean.counts_of(batch)
+            result = predict(batch)
+            mean.note(result[0], counts)
+            return result
+        if mean.facts.normalizers:
+            for (loss, *_), count in zip(results, counts):
+                mean.note(loss, count)
+        else: # their sum is the loss of the batch
+            mean.note(joined[0], {"rows": float(len(rows))})
+        return joined

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 import transformers
 from accelerate.utils import send_to_device
@@ -194,27 +195,43 @@ class _SplitPredictionMixin:
         if not isinstance(inputs, LazyBatch):
             return predict(inputs)
         evaluation = self._exact_evaluation
-        loader, mean = evaluation.loader, evaluation # it is the mean over all batches
-        if loader.rows is None: # rows are ready-made batches
-            return predict(inputs.data)
+        def noted(batch):
+            counts = evaluation.counts_of(batch)
+            result = predict(batch)
+            evaluation.note(result[0], counts)
+            return result
+        loader = evaluation.loader
+        if loader.rows is None: # rows are batches themselves
+            return noted(inputs.data)
+        parts = self._prediction_parts(loader)
+        if len(parts) == 1:
+            return noted(inputs.data)
         if evaluation.predictions is None:
             evaluation.predictions = SplitPrediction(
                 report=partial(self.findings.report, kind=Exactness.EXACT))
-        predictions, micro_batcher = evaluation.predictions, self._micro_batcher()
-        # sharded processes would wait for passes that others lack
-        cost = NEVER_SPLIT if micro_batcher.needs_equal_counts else micro_batcher.micro_batch_overhead
-        parts = [part.indices for part in padded_micro_batches(
-            loader.lengths(loader.rows.rows), self.token_budget,
-            DEFAULT_OVERHEAD if cost is None else cost)]
-        # None: not tried, before the first cut; then a reason, or '' where parts do
-        if predictions.unsplit_reason is None and len(parts) > 1:
-            with side_effect_free(self._steps.adapter.unwrap(model)), \
-                    override(self, is_dry_run=True), override(mean, paused=True):
-                predictions.try_split(predict, loader.few(self.token_budget),
-                                      bool(self.findings.evaluation_strategies_found))
-        if predictions.unsplit_reason or len(parts) == 1:
-            return predict(inputs.data)
-        return predictions(predict, loader.rows, parts, mean)
+        predictions, few = evaluation.predictions, loader.few()
+        lengths = loader.lengths_of(few.rows)
+        if predictions.needs_try(lengths):
+            with self._steps.adapter.state_preserved(), \
+                    side_effect_free(self._steps.adapter.unwrap(model)), \
+                    override(self, is_dry_run=True):
+                predictions.try_split(predict, few, lengths, evaluation.facts.can_split)
+        if predictions.unsplit_reason:
+            return noted(inputs.data)
+        return predictions(predict, loader.rows, parts, evaluation)
+
+    def _prediction_parts(self, loader) -> list: # arrays of row indices
+        "How an evaluation batch is split; sharded processes make as many each."
+        lengths = loader.lengths(loader.rows.rows)
+        if lengths is None:
+            return [np.arange(len(loader.rows))]
+        micro_batcher = self._micro_batcher()
+        if micro_batcher.needs_equal_counts: # others would wait for more
+            return [np.arange(len(lengths))]
+        overhead = micro_batcher.micro_batch_overhead
+        overhead = DEFAULT_OVERHEAD if overhead is None else overhead
+        plans = padded_micro_batches(lengths, self.token_budget, overhead)
+        return [plan.indices for plan in plans]
 
 # %% ../../nbs/trainer/trainer.ipynb #430fad6c
 class TokenBudgetMixin(_SplitPredictionMixin, _StepLoaderMixin):
