@@ -87,8 +87,7 @@ def compare_plans(
     token_budget: int = 16_384,  # most tokens in a batch, padding included
     batch_size: int = 32,  # rows in a batch, where rows are counted
     capacity: int | None = None,  # tokens in a packed row; None: the longest row's
-    # fixed cost of a micro-batch, in tokens, where steps are split
-    micro_batch_overhead: float = 512,
+    micro_batch_overhead: float = 512,  # of each micro-batch, in tokens; splits steps
     seed: int = 0,  # of shuffling
 ):  # pandas DataFrame, a line per plan
     """Padding, batches, balance and randomness of every plan for these lengths.
