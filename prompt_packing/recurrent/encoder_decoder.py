@@ -61,7 +61,7 @@ def _memory_rows(memory, attention_mask=None):
 
 # %% ../../nbs/recurrent/encoder_decoder.ipynb #aebda2af
 def _up_to_last_target(labels):
-    "A mask that ends with each row's last label that counts, or after one step."
+    "A mask that ends with each row's last label that is not -100, or after one step."
     steps = torch.arange(1, labels.shape[1] + 1, device=labels.device)
     return steps <= (steps * (labels != -100)).amax(1, keepdim=True).clamp(min=1)
 
@@ -70,16 +70,17 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, StateGenerationMixin):
     """Sequence to sequence with attention.
 
     The encoder reads in one or two directions, the decoder in one. Both share one
-    vocabulary and its embeddings. `ValueError` without `config.decoder_start_token_id`
-    and `config.pad_token_id`, and for rows without targets."""
-    base_model_prefix = "encoder" # so that an encoder's checkpoint fits
+    vocabulary and its embeddings. Raises `ValueError` without
+    `config.decoder_start_token_id` and `config.pad_token_id`, and for rows without
+    targets."""
+    base_model_prefix = "encoder" # so that a checkpoint of an encoder can be loaded
     _tied_weights_keys = {"lm_head.weight": "encoder.embed_tokens.weight"}
 
     def __init__(self, config: RecurrentConfig):
         check(None in (config.decoder_start_token_id, config.pad_token_id),
-               "The config needs a decoder_start_token_id and a pad_token_id.")
+              "The config needs a decoder_start_token_id and a pad_token_id.")
         config = copy.deepcopy(config)
-        config.is_encoder_decoder = True # what generate() asks
+        config.is_encoder_decoder = True # for generate()
         super().__init__(config)
         self.encoder = RecurrentModel(config)
         self.decoder = RecurrentLayers(config, bidirectional=False)
@@ -98,7 +99,7 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, StateGenerationMixin):
         decoder_input_ids: torch.Tensor | None = None,
         # (rows, target steps), not shifted; -100 does not count
         labels: torch.Tensor | None = None,
-        # what `encoder` returned; the source is then not read
+        # outputs of `encoder`; the source is then not read
         encoder_outputs: BaseModelOutputWithPast | None = None,
         # the decoder's `RecurrentState`; from the source if None
         past_key_values: RecurrentState | None = None,
@@ -125,9 +126,9 @@ class RecurrentEncoderDecoder(RecurrentPreTrainedModel, StateGenerationMixin):
         return Seq2SeqLMOutput(loss, logits, state, encoder_last_hidden_state=memory)
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor):
-        "Labels one step later, after `decoder_start_token_id`; -100 becomes padding."
+        "Labels shifted by one, after `decoder_start_token_id`; -100 becomes padding."
         start = torch.full_like(labels[:, :1], self.config.decoder_start_token_id)
-        late = torch.cat([start, labels[:, :-1]], 1)
-        return late.masked_fill(late == -100, self.config.pad_token_id)
+        shifted = torch.cat([start, labels[:, :-1]], 1)
+        return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
 
 AutoModelForSeq2SeqLM.register(RecurrentConfig, RecurrentEncoderDecoder, exist_ok=True)

@@ -22,7 +22,7 @@ from prompt_packing.recurrent.model import (
 
 # %% ../../nbs/recurrent/generation.ipynb #c0bbf2b4
 def unseen_mask(mask: torch.Tensor | None, new: torch.Tensor):
-    "The mask of the new steps; `mask` is that of the whole text, None of ones alone."
+    "The mask of the new time steps; `mask` is that of the full text, None if all ones."
     if mask is None:
         return None
     if (padded := mask[:, -1] == 0).any():
@@ -38,13 +38,13 @@ class StateGenerationMixin(GenerationMixin):
     def prepare_inputs_for_generation(
             self, input_ids: torch.Tensor, next_sequence_length: int | None = None,
             cache: Any = None, **kwargs: Any):
-        "Once a step. `ValueError` for a text of which the state has read the end."
-        if cache is not None: # transformers 5.24 looks for the name in this signature
+        "Called at each new token. `ValueError` if the state has seen all of the text."
+        if cache is not None: # transformers 5.24 needs the name in this signature
             kwargs["cache"] = cache
         check(next_sequence_length is not None and next_sequence_length < 1,
-               "past_key_values has seen as many steps as the input has, or more. Pass "
-               "the whole text or its full attention_mask, or start from "
-               "RecurrentState(state.hidden), which has seen none.")
+              "past_key_values has seen as many steps as the input has, or more. Pass "
+              "the full text or its full attention_mask, or start from "
+              "RecurrentState(state.hidden), which has seen none.")
         inputs = super().prepare_inputs_for_generation(
             input_ids, next_sequence_length=next_sequence_length, **kwargs)
         if "cache" in inputs: # as transformers 5.24 calls it
@@ -58,17 +58,18 @@ class StateGenerationMixin(GenerationMixin):
         return super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)
 
     @classmethod
-    def _supports_default_dynamic_cache(cls): return False # a state, no keys and values
+    def _supports_default_dynamic_cache(cls):
+        return False # it has a state, no keys and values
 
 # %% ../../nbs/recurrent/generation.ipynb #e829e521
 def _check_causal(config):
     check(config.bidirectional, "A causal language model reads in one direction: set "
-                                 "bidirectional=False.")
-    unlike = config.output_size != config.embedding_size
-    check(config.tie_word_embeddings and unlike,
-           "Tied embeddings need outputs of the embeddings' size: "
-           f"{config.output_size} is not {config.embedding_size}. Set "
-           f"projection_size={config.embedding_size}.")
+                                "bidirectional=False.")
+    differs = config.output_size != config.embedding_size
+    check(config.tie_word_embeddings and differs,
+          "Tied embeddings need outputs of the embeddings' size: "
+          f"{config.output_size} is not {config.embedding_size}. Set "
+          f"projection_size={config.embedding_size}.")
 
 # %% ../../nbs/recurrent/generation.ipynb #d4a490b5
 class RecurrentForCausalLM(RecurrentPreTrainedModel, StateGenerationMixin):
@@ -91,14 +92,14 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, StateGenerationMixin):
         input_ids: torch.Tensor | PackedSequence | None = None,
         # (rows, steps): 1 for tokens, 0 for padding on either side
         attention_mask: torch.Tensor | None = None,
-        # (rows, steps, embedding_size), in the place of `input_ids`
+        # (rows, steps, embedding_size), instead of `input_ids`
         inputs_embeds: torch.Tensor | None = None,
         # as `input_ids`, not shifted; -100 does not count
         labels: torch.Tensor | PackedSequence | None = None,
         # `RecurrentState` to start from; zeros if None
         past_key_values: RecurrentState | None = None,
         use_cache:bool=None, # return the state; `config.use_cache` if None
-        # so many last logits, or a tensor of positions; 0 for all
+        # number of last positions, or a tensor of positions; 0 for all
         logits_to_keep: int | torch.Tensor = 0,
         token_type_ids: torch.Tensor | None = None, # ignored
     ):
@@ -109,11 +110,11 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, StateGenerationMixin):
             use_cache=use_cache, return_dict=True, layout=layout)
         hidden = out.last_hidden_state
         if labels is None and not layout.is_packed:
-            kept = logits_to_keep # so many of the last; 0 is all, as -0 is 0
+            kept = logits_to_keep # 0 is all, as -0 is 0
             if isinstance(kept, int):
                 kept = slice(-kept, None)
             hidden = layout.restore(hidden)[:, kept]
-            layout = Layout(hidden) # nothing is packed any more
+            layout = Layout(hidden) # no longer packed
         logits = on_tokens(self.lm_head, hidden)
         if labels is not None:
             targets = layout.next_targets(labels)
@@ -123,8 +124,8 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, StateGenerationMixin):
     def prepare_inputs_for_generation(
             self, *args: Any, inputs_embeds: torch.Tensor | None = None,
             cache: Any = None, **kwargs: Any):
-        "`ValueError` also for padding on the right."
-        # `generate()` takes embeddings where this function names them
+        "As the base; also raises `ValueError` for padding on the right."
+        # `generate()` takes embeddings if this signature has the name
         inputs = super().prepare_inputs_for_generation(
             *args, inputs_embeds=inputs_embeds, cache=cache, **kwargs)
         new = inputs["input_ids"]

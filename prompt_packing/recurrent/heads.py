@@ -36,7 +36,7 @@ def _add_classifier(model):
 class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
     """A label for each row, from the last state of the top layer.
 
-    Classification, regression, several labels a row, as `config.problem_type` says."""
+    Classification, regression or several labels per row, by `config.problem_type`."""
     default_loss = "ForSequenceClassification"
 
     def __init__(self, config: RecurrentConfig):
@@ -49,7 +49,7 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
         input_ids: torch.Tensor | PackedSequence | None = None,
         # (rows, steps): 1 for tokens, 0 for padding on either side
         attention_mask: torch.Tensor | None = None,
-        # (rows, steps, embedding_size), in the place of `input_ids`
+        # (rows, steps, embedding_size), instead of `input_ids`
         inputs_embeds: torch.Tensor | None = None,
         # int64 (rows,); for several labels and regression float (rows, n)
         labels: torch.Tensor | PackedSequence | None = None,
@@ -58,7 +58,7 @@ class RecurrentForSequenceClassification(RecurrentPreTrainedModel):
         use_cache:bool=None, # return the state; `config.use_cache` if None
         token_type_ids: torch.Tensor | None = None, # ignored
     ):
-        # the state is needed here, even where it is not returned
+        # the state is needed here, even if it is not returned
         out = self.model(input_ids, attention_mask, inputs_embeds, past_key_values,
                          use_cache=True, return_dict=True)
         state = out.past_key_values
@@ -75,7 +75,7 @@ AutoModelForSequenceClassification.register(
 
 # %% ../../nbs/recurrent/heads.ipynb #452bac11
 def _mean_loss(logits, targets):
-    "Mean cross entropy over the flat targets that are not -100; 0 when there is none."
+    "Mean cross entropy over the flat targets that are not -100; 0 if there is none."
     if not isinstance(logits, torch.Tensor):
         logits = logits.data
     if logits.ndim > 2:
@@ -95,7 +95,7 @@ def _as_rows(x):
 def token_loss(
         model: PreTrainedModel, layout: Layout, logits: torch.Tensor | PackedSequence,
         targets: torch.Tensor, labels: torch.Tensor | PackedSequence):
-    "The mean over flat `targets`, or what `config.loss_type` names, of `labels`."
+    "The mean over flat `targets`, or the loss `config.loss_type` of `labels` as rows."
     if model.loss_type == model.default_loss:
         return _mean_loss(logits, targets)
     return model.loss_function(
@@ -117,7 +117,7 @@ class RecurrentForTokenClassification(RecurrentPreTrainedModel):
         input_ids: torch.Tensor | PackedSequence | None = None,
         # (rows, steps): 1 for tokens, 0 for padding on either side
         attention_mask: torch.Tensor | None = None,
-        # (rows, steps, embedding_size), in the place of `input_ids`
+        # (rows, steps, embedding_size), instead of `input_ids`
         inputs_embeds: torch.Tensor | None = None,
         # as `input_ids`: rows or a `PackedSequence`; -100 does not count
         labels: torch.Tensor | PackedSequence | None = None,

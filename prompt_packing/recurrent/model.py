@@ -27,11 +27,11 @@ from .layout import Layout, on_tokens, check
 class RecurrentState:
     """The state of a recurrent model between two calls.
 
-    A state that a model returned knows how many steps it has `seen`, and `generate()`
-    skips them in its input. Made from tensors alone (`RecurrentState(hidden)`) it is an
-    initial state, before the first token."""
+    A state that a model returned has the number of time steps it has `seen`, and
+    `generate()` skips them in its input. Made from tensors only
+    (`RecurrentState(hidden)`) it is an initial state, before the first token."""
     hidden: object # h or, of an LSTM, (h, c): (layers * directions, rows, hidden_size)
-    seen: int = 0 # steps that led to this state, padding included
+    seen: int = 0 # time steps that led to this state, padding included
 
     is_compileable = is_croppable = False
     is_linear = (False,) # so generate() of transformers 5.24 skips what was seen
@@ -42,29 +42,29 @@ class RecurrentState:
         return RecurrentState(tuple(map(function, self.hidden)), self.seen)
 
     def get_seq_length(self, layer_idx:int=0)->int:
-        "Steps that led to this state, as transformers' caches call it."
+        "The number of time steps seen, under the name of transformers' caches."
         return self.seen
 
     def reorder_cache(self, beam_idx: torch.Tensor):
-        "Put row `beam_idx[i]` in the place of row i."
+        "Replaces row i by row `beam_idx[i]`."
         reordered = self._map(lambda h: h.index_select(1, beam_idx.to(h.device)))
         self.hidden = reordered.hidden
 
     def repeat(self, times:int)->"RecurrentState":
-        "Each row so many times, one after the other: for several beams or samples."
+        "Each row `times` times, one after the other: for several beams or samples."
         return self._map(lambda h: h.repeat_interleave(times, dim=1))
 
     def detach(self)->"RecurrentState":
-        "Without gradients: for training on a long text in pieces."
+        "The state without gradients, for training on segments of a long text."
         return self._map(torch.Tensor.detach)
 
 # %% ../../nbs/recurrent/model.ipynb #fa01d73f
 @dataclass(frozen=True)
 class Cell:
-    "A kind of recurrent layer. In `CELLS` it is known to all models, by its name."
-    # with the arguments of `nn.GRU`; called as `nn.GRU` is, with rows or packed tokens
+    "A kind of recurrent layer. Registered in `CELLS`, all models can use it by name."
+    # with the arguments of `nn.GRU`, and called like it, with rows or packed tokens
     layers: type
-    parts: tuple[str, ...] # of the state; two or more are handed over as a tuple
+    parts: tuple[str, ...] # of the state; two or more are passed as a tuple
     initialize: Callable # (module, hidden_size): sets the module's own initial weights
 
 @torch.no_grad()
@@ -75,7 +75,7 @@ def uniform_weights(
     "PyTorch's initial weights: uniform within 1 / sqrt(hidden_size) of zero."
     bound = 1 / math.sqrt(hidden_size)
     for weight in module.parameters(recurse=False):
-        init.uniform_(weight, -bound, bound) # leaves weights alone that were loaded
+        init.uniform_(weight, -bound, bound) # which skips weights that were loaded
 
 CELLS = {"rnn": Cell(nn.RNN, ("h",), uniform_weights),
          "gru": Cell(nn.GRU, ("h",), uniform_weights),
@@ -96,8 +96,8 @@ class RecurrentConfig(PreTrainedConfig):
     cell: str = "lstm" # "rnn", "gru", "lstm" or another name in `CELLS`
     vocab_size: int = 30522 # number of token ids
     hidden_size: int = 256 # size of the state, per direction
-    num_layers: int = 2 # recurrent layers, one on the other
-    bidirectional: bool = False # read the rows backwards too; not for causal models
+    num_layers: int = 2 # recurrent layers, stacked
+    bidirectional: bool = False # also read rows backwards; not for causal models
     embedding_size: int | None = None # of token embeddings; hidden_size if None
     projection_size: int | None = None # outputs are projected to it; not if None
     dropout: float = 0.1 # on embeddings, between layers, and on outputs
@@ -107,11 +107,11 @@ class RecurrentConfig(PreTrainedConfig):
     pad_token_id: int | None = None # id of padding; an encoder-decoder needs it
     bos_token_id: int | None = None # id that begins a text
     eos_token_id: int | None = None # id that ends a text in `generate()`
-    decoder_start_token_id: int | None = None # first decoder input, likewise needed
+    decoder_start_token_id: int | None = None # first decoder input, needed there too
 
     def __post_init__(self, **kwargs: Any):
         check(self.cell not in CELLS,
-               f"cell must be one of {list(CELLS)}, not {self.cell!r}.")
+              f"cell must be one of {list(CELLS)}, not {self.cell!r}.")
         self.embedding_size = self.embedding_size or self.hidden_size
         super().__post_init__(**kwargs)
 
@@ -132,10 +132,10 @@ class RecurrentLayers(nn.Module):
         self.rnn = CELLS[config.cell].layers(
             config.embedding_size, config.hidden_size, config.num_layers,
             batch_first=True, bidirectional=bidirectional,
-            # PyTorch warns of dropout between the layers where there is one layer
+            # PyTorch warns of dropout between layers if there is one layer
             dropout=config.dropout if config.num_layers > 1 else 0.)
         for module in self.rnn.modules():
-            module.of_cell = config.cell # so its weights start as the record says
+            module.of_cell = config.cell # its record initializes the weights
         self.projection = nn.Identity()
         if config.projection_size:
             size = config.hidden_size * self.directions
@@ -175,14 +175,14 @@ class RecurrentPreTrainedModel(PreTrainedModel):
 def one_input(
         input_ids: torch.Tensor | PackedSequence | None,
         inputs_embeds: torch.Tensor | None):
-    "The one of the two that is given."
+    "The one of the two that is not None; raises `ValueError` for both or none."
     check((input_ids is None) == (inputs_embeds is None),
-           "Give either input_ids or inputs_embeds.")
+          "Give either input_ids or inputs_embeds.")
     return inputs_embeds if input_ids is None else input_ids
 
 def packing_forward(
     forward: Callable, # of a model that packs, which depends on the values of a mask
-) -> Callable: # it also takes `return_dict`, and `torch.compile` runs it as it is
+) -> Callable: # it also takes `return_dict`, and `torch.compile` skips it
     "The `forward` of a recurrent model."
     return torch.compiler.disable(can_return_tuple(forward))
 
@@ -190,7 +190,7 @@ def packing_forward(
 def new_state(
         model: PreTrainedModel, hidden: Hidden, x: torch.Tensor | PackedSequence,
         before: RecurrentState | None, use_cache: bool | None):
-    "The state after input `x`, or None; `before`: the state that was given."
+    "The state after input `x`, or None; `before` is the state at its start."
     if use_cache is None:
         use_cache = model.config.use_cache
     if not use_cache:
@@ -202,7 +202,7 @@ def new_state(
 class RecurrentModel(RecurrentPreTrainedModel):
     """Embeddings and recurrent layers.
 
-    A row's outputs depend on its own tokens only, on whichever side it is padded.
+    A row's outputs depend on its own tokens only, whichever side is padded.
     Source of the cells: `torch.nn.RNN`, `torch.nn.GRU`, `torch.nn.LSTM`."""
     def __init__(self, config: RecurrentConfig):
         super().__init__(config)
@@ -216,7 +216,7 @@ class RecurrentModel(RecurrentPreTrainedModel):
         input_ids: torch.Tensor | PackedSequence | None = None,
         # (rows, steps): 1 for tokens, 0 for padding on either side
         attention_mask: torch.Tensor | None = None,
-        # (rows, steps, embedding_size), in the place of `input_ids`
+        # (rows, steps, embedding_size), instead of `input_ids`
         inputs_embeds: torch.Tensor | None = None,
         # `RecurrentState` to start from; zeros if None
         past_key_values: RecurrentState | None = None,
@@ -224,12 +224,12 @@ class RecurrentModel(RecurrentPreTrainedModel):
         output_hidden_states:bool=None, # refused: layers run in one call
         output_attentions:bool=None, # refused: there are none
         token_type_ids: torch.Tensor | None = None, # ignored
-        # the layout of the input, from a head; outputs then stay packed
+        # the layout of the input, by a head; outputs then stay packed
         layout: Layout | None = None,
     ):
         inner = output_hidden_states or self.config.output_hidden_states
         check(output_attentions or inner, "A recurrent model has no attentions and no "
-               "states of inner layers: PyTorch runs all layers in one call.")
+              "states of inner layers: PyTorch runs all layers in one call.")
         x, stays_packed = one_input(input_ids, inputs_embeds), layout is not None
         if not stays_packed:
             layout = Layout(x, attention_mask)

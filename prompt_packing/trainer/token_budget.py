@@ -25,7 +25,7 @@ from ..bucketing.micro_batching import (
     split_packed_rows, split_into_micro_batches)
 from ..foundation.private_apis import tree_flatten, tree_map
 from ..foundation.rows import RowLengths, StepRows, fork_rng
-from ..packed_sequence.pytrees import pad_nest
+from ..packed_sequence.pytrees import pad_packed
 
 _logger = logging.get_logger(__name__)
 
@@ -287,7 +287,7 @@ def concatenate_predictions(
     `ValueError` for a leaf that is not of rows, as of some images in each."""
     order = torch.from_numpy(np.argsort(np.concatenate(parts)))
     rows = [len(part) for part in parts]
-    losses, logits, labels = zip(*map(pad_nest, made))
+    losses, logits, labels = zip(*map(pad_packed, made))
     loss = None
     if losses[0] is not None:
         used = [(w, each) for w, each in zip(weights or rows, losses) if w]
@@ -320,7 +320,7 @@ def why_not_split(
     "Predict a few rows, whole and in two parts, and compare all leaves."
     parts = [np.arange(1), np.arange(1, len(few))]
     try:
-        whole = pad_nest(predict(few.to_batch())) # fails for an odd number, if rows are pairs
+        whole = pad_packed(predict(few.to_batch())) # fails for an odd number, if rows are pairs
         joined = concatenate_predictions([predict(few.to_batch(part)) for part in parts], parts)
     except FAILURES as error:
         return f"some rows cannot be predicted, or not in parts ({short_text(error)})"
