@@ -1,7 +1,7 @@
 """Cases for `side_by_side.ipynb`: losses, collators, evaluations and predictions that users write.
 
 A case is a few lines. What it computes with is above it: rows of different lengths, the
-collator that pads them, a small model. `s` holds what a loss may look at besides outputs
+collator that pads them, a small model. `s` holds what a loss may use besides outputs
 and batch: `s.step`, `s.model`, `s.memory` (a dict of its own), `s.count`."""
 
 import random
@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pack_sequence
 from transformers import BatchEncoding
 
 ce, pad_rows = F.cross_entropy, nn.utils.rnn.pad_sequence
-WIDTH = 12  # numbers in `x`, and tokens of the longest row: what looks alike gets confused
+WIDTH = 12  # numbers in `x`, and tokens of the longest row: equal sizes get confused
 
 
 # rows
@@ -117,7 +117,7 @@ class Case:
     how: str = "compute_loss"  # or "forward", "loss_func": where the loss is computed
     model: type = Net
     collate: object = collate  # or a function without arguments that makes one
-    random: bool = False  # draws numbers, so only messages can be judged
+    random: bool = False  # draws random numbers, so only messages can be judged
     args: dict = field(default_factory=dict)  # of `TrainingArguments`
     given: dict = field(default_factory=dict)  # to the Trainer
 
@@ -724,7 +724,7 @@ def gradient_penalty(o, b, s):
     return plain(o, b) + (o["h"] * g).sum(1).pow(2).mean()
 
 
-# collators: each case is one; the loss is said beside it
+# collators: each case is one; its decorator names the loss
 
 
 def collator(loss=plain, **options):
@@ -1039,7 +1039,7 @@ def packed_sequences(rows):
 
 
 @collator()
-def cut_to_the_shortest_row(rows):
+def truncated_to_the_shortest_row(rows):
     n = min(len(r["input_ids"]) for r in rows)
     return collate(
         [
@@ -1116,8 +1116,8 @@ def weights_by_groups_of_the_batch(rows):
 @collator(lambda o, b, s: ce(o["h"] @ s.model.e(b["vocabulary"]).T, b["targets"]))
 def vocabulary_of_the_batch(rows):
     ids = torch.tensor([r["input_ids"][-1] for r in rows])
-    words, place = ids.unique(return_inverse=True)
-    return collate(rows) | dict(vocabulary=words, targets=place)
+    vocabulary, index = ids.unique(return_inverse=True)
+    return collate(rows) | dict(vocabulary=vocabulary, targets=index)
 
 
 @collator()
@@ -1185,7 +1185,7 @@ for function in (
     evaluated(function, "evaluation: " + function.__name__.replace("_", " "))
 for name in (
     "labels are arange",
-    "cut to the shortest row",
+    "truncated to the shortest row",
     "rows left out",
     "pairs in halves",
     "random masking",
@@ -1361,8 +1361,8 @@ gives(
 gives(logits_and(), "rows that are left out", collate=rows_left_out)
 gives(
     logits_and(ids=lambda o, b: b["input_ids"]),
-    "rows cut to the shortest",
-    collate=cut_to_the_shortest_row,
+    "rows truncated to the shortest",
+    collate=truncated_to_the_shortest_row,
 )
 gives(logits_and(), "rows sorted by length", collate=sorted_by_length)
 

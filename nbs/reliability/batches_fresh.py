@@ -96,10 +96,10 @@ def ohem_above_threshold(o, b, s):
 
 @loss("forward")
 def heads_mixed_by_softmax_of_losses(o, b, s):
-    parts = torch.stack(
+    terms = torch.stack(
         [plain(o, b), score_loss(o, b, s), token_losses(o, b).sum() / (means(b) != -100).sum()]
     )
-    return (parts.detach().softmax(0) * parts).sum()
+    return (terms.detach().softmax(0) * terms).sum()
 
 
 @loss()
@@ -159,7 +159,7 @@ def by_the_longest_row(o, b, s):
 
 
 @loss("forward")
-def late_positions_weigh_more(o, b, s):
+def late_positions_count_more(o, b, s):
     n = b["input_ids"].shape[1]
     l = token_losses(o, b).view(-1, n) * torch.linspace(0.5, 1.5, n)
     return l.sum() / (means(b) != -100).sum()
@@ -218,7 +218,7 @@ def cutmix_with_the_last_row(rows):
 
 
 @collator()
-def cut_to_the_median_length(rows):
+def truncated_to_the_median_length(rows):
     n = int(np.median([len(r["input_ids"]) for r in rows]))
     return collate(
         [r | dict(input_ids=r["input_ids"][:n], token_labels=r["token_labels"][:n]) for r in rows]
@@ -307,7 +307,7 @@ evaluated(bounded_mean, "evaluation: bounded mean")
 evaluated(earth_mover_of_sorted_values, "evaluation: sorted values")
 evaluated(dice_over_batch, "evaluation: dice over batch")
 evaluated(winsorised_rows, "evaluation: winsorised rows")
-evaluated(plain, "evaluation: median length", collate=cut_to_the_median_length)
+evaluated(plain, "evaluation: median length", collate=truncated_to_the_median_length)
 evaluated(plain, "evaluation: rare class doubled", collate=rare_class_doubled)
 
 
@@ -384,7 +384,7 @@ def ties_of_groups_over_four(o, b, s):
 
 
 @collator()
-def long_batches_are_cut(rows):
+def long_batches_are_truncated(rows):
     n = 8 if sum(len(r["input_ids"]) for r in rows) > 95 else 99
     return collate(
         [r | dict(input_ids=r["input_ids"][:n], token_labels=r["token_labels"][:n]) for r in rows]
@@ -398,7 +398,7 @@ def big_batches_swap_neighbours_x(rows):
 
 
 @collator(lambda o, b, s: (row_losses(o, b) * b["w"]).mean())
-def one_label_only_weighs_less(rows):
+def one_label_only_counts_less(rows):
     b = collate(rows)
     c = torch.bincount(b["labels"], minlength=3)
     return b | dict(w=torch.full((len(rows),), 0.5 if c.max() > 7 else 1.0))

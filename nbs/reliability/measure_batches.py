@@ -27,11 +27,12 @@ import batches_cases as cases
 from batches_cases import CASES, Case
 from prompt_packing import Trainer, TrainingArguments
 from prompt_packing.accumulation_loss import ExactLossMixin
+from prompt_packing.accumulation_loss.loss_facts import Exactness
 from prompt_packing.packed_sequence import PackedSequenceMixin
 
 
 class Exact(ExactLossMixin, transformers.Trainer):
-    "transformers' Trainer with the mixin alone."
+    "transformers' Trainer with the mixin and nothing else."
 
 
 STEP, STEPS = 12, 7  # rows of a step, steps; the last one has five rows
@@ -55,7 +56,7 @@ class Rows(Dataset):
 
 
 class Stream(IterableDataset):
-    "The same without numbers of rows."
+    "The same without indices of rows."
 
     def __init__(self, rows):
         self.rows = rows
@@ -65,7 +66,7 @@ class Stream(IterableDataset):
 
 
 class Messages(logging.Handler):
-    "What the library says meanwhile."
+    "What the library logs meanwhile."
 
     def __init__(self):
         super().__init__(logging.WARNING)
@@ -83,6 +84,18 @@ class Messages(logging.Handler):
 
 
 logger = logging.getLogger("prompt_packing")
+TRAINERS = []  # of the run that is under setting
+
+
+def warnings_of(trainers):
+    "The messages that a gradient or an evaluation loss is not exact, or not verified."
+    facts = [each.loss_facts for each in trainers if isinstance(each, ExactLossMixin)]
+    return [
+        str(message)
+        for each in facts
+        for message in each.messages
+        if message.kind != Exactness.EXACT
+    ]
 
 
 def model_of(case: Case):
@@ -184,6 +197,7 @@ def trainer_of(case: Case, kind, rows, data=Rows, **more):
         **given,
     )
     made.remove_callback(PrinterCallback)
+    TRAINERS.append(made)
     return made, gradients
 
 
@@ -206,19 +220,19 @@ def gradients(case, kind, steps=STEPS, **more):
     return made
 
 
-def flat(nest) -> list:
-    "The leaves of a nest of arrays and numbers."
-    if isinstance(nest, dict):
-        nest = tuple(nest.values())
-    if isinstance(nest, (tuple, list)):
-        return [leaf for part in nest for leaf in flat(part)]
+def flat(tree) -> list:
+    "The leaves of a tree of arrays and numbers."
+    if isinstance(tree, dict):
+        tree = tuple(tree.values())
+    if isinstance(tree, (tuple, list)):
+        return [leaf for child in tree for leaf in flat(child)]
     return (
         []
-        if nest is None
+        if tree is None
         else [
-            np.asarray(nest, np.float64)
-            if np.ndim(nest) or isinstance(nest, (float, int, bool))
-            else nest
+            np.asarray(tree, np.float64)
+            if np.ndim(tree) or isinstance(tree, (float, int, bool))
+            else tree
         ]
     )
 
@@ -270,13 +284,13 @@ def error(right, found) -> float:
     return worst
 
 
-def cut_evaluation(run, rows, tokens):
-    "Batches of so many rows, in parts of at most so many tokens."
+def split_evaluation(run, rows, tokens):
+    "Batches of so many rows, split into micro-batches of at most so many tokens."
     args = dict(per_device_eval_batch_size=rows, token_budget=tokens, micro_batch_overhead=0)
     return run, Trainer, args
 
 
-WAYS = {  # kind of case -> stock, and the ways to compute the same
+SETTINGS = {  # kind of case -> stock, and other settings that should compute the same
     "loss": dict(
         stock=(gradients, transformers.Trainer, dict(per_device_train_batch_size=STEP)),
         accumulated=(
@@ -303,18 +317,18 @@ WAYS = {  # kind of case -> stock, and the ways to compute the same
     "evaluation": dict(
         stock=(metrics, transformers.Trainer, dict(per_device_eval_batch_size=30)),
         batches=(metrics, Exact, dict(per_device_eval_batch_size=7)),
-        budget_26=cut_evaluation(metrics, 8, 26),
-        budget_64=cut_evaluation(metrics, 30, 64),
+        budget_26=split_evaluation(metrics, 8, 26),
+        budget_64=split_evaluation(metrics, 30, 64),
     ),
     "prediction": dict(
         stock=(predictions, transformers.Trainer, dict(per_device_eval_batch_size=30)),
-        budget_26=cut_evaluation(predictions, 30, 26),
-        budget_64=cut_evaluation(predictions, 30, 64),
+        budget_26=split_evaluation(predictions, 30, 26),
+        budget_64=split_evaluation(predictions, 30, 64),
     ),
 }
-WAYS["collator"] = WAYS["loss"]
-stock = WAYS["loss"]["stock"]
-MORE = dict(  # other ways to read the rows of a training
+SETTINGS["collator"] = SETTINGS["loss"]
+stock = SETTINGS["loss"]["stock"]
+MORE = dict(  # other loaders of the rows of a training
     stock=stock,
     one_row=(
         gradients,
@@ -337,7 +351,7 @@ MORE = dict(  # other ways to read the rows of a training
         dict(per_device_train_batch_size=4, gradient_accumulation_steps=3, data=Stream),
     ),
 )
-# on two processes: steps of whole batches, since accelerate fills the last one up
+# on two processes: full steps, since accelerate fills the last one up
 TWO = dict(
     accumulated=(
         gradients,
@@ -368,8 +382,9 @@ def tolerance(case):
 
 
 def outcome(case, run, right):
-    "exact, said, silent or crash; the error; what was said."
-    with Messages() as said:
+    "exact, warned, silent or crash; the error; the messages."
+    TRAINERS.clear()
+    with Messages() as logged:
         try:
             made = run()
         except Exception as reason:
@@ -379,18 +394,18 @@ def outcome(case, run, right):
                 traceback.print_exc()
             return "crash", float("inf"), f"{type(reason).__name__}: {reason}"[:300]
     away = error(right, made)
-    texts = [t for t in said.texts if case.kind == "prediction" or "token_budget=" not in t]
-    doubts = [t for t in texts if "NOT EXACT" in t or "NOT CHECKED" in t]
-    words = " | ".join(doubts or texts)
-    if case.random:  # other numbers are drawn: only what is said can be judged
-        return ("said" if doubts else "random"), away, words
-    if doubts:
-        return "said", away, words
-    return ("exact" if away <= tolerance(case) else "silent"), away, words
+    texts = [t for t in logged.texts if case.kind == "prediction" or "token_budget=" not in t]
+    warned = warnings_of(TRAINERS)
+    text = " | ".join(warned or texts)
+    if warned:
+        return "warned", away, text
+    if case.random:  # other numbers are drawn: only messages can be judged
+        return "random", away, text
+    return ("exact" if away <= tolerance(case) else "silent"), away, text
 
 
 def references(names, file):
-    "What transformers gives on one process, for several."
+    "The results of transformers on one process, for several."
     run, kind, args = stock
     with contextlib.redirect_stdout(io.StringIO()):
         torch.save({name: run(CASES[name], kind, steps=6, **args) for name in names}, file)
@@ -407,24 +422,24 @@ def measure_two(file, out):
         except Exception as reason:
             print(f"{name}: fails with transformers: {type(reason).__name__}"[:300])
             continue
-        for way, (run, kind, args) in TWO.items():
+        for setting, (run, kind, args) in TWO.items():
             with contextlib.redirect_stdout(io.StringIO()):
-                result, away, words = outcome(
+                result, away, text = outcome(
                     CASES[name], lambda: run(CASES[name], kind, **args), right
                 )
             lines.append(
                 dict(
                     kind=CASES[name].kind,
                     name=name,
-                    way=way,
+                    setting=setting,
                     outcome=result,
                     error=away,
-                    words=words,
+                    text=text,
                 )
             )
             if os.environ["RANK"] == "0":
                 print(
-                    f"{name[:38]:38s} {way:11s} {result:6s} {away:8.1e} {words[:150]}",
+                    f"{name[:38]:38s} {setting:11s} {result:6s} {away:8.1e} {text[:150]}",
                     flush=True,
                 )
     if os.environ["RANK"] == "0":
@@ -432,12 +447,12 @@ def measure_two(file, out):
             json.dump(lines, f)
 
 
-def measure(names, show=print, ways=None):
-    "A line of a table for each way to compute each case."
+def measure(names, show=print, settings=None):
+    "A line of a table for each case and setting."
     lines = []
     for name in names:
         case, right = CASES[name], None
-        table = ways or WAYS[case.kind]
+        table = settings or SETTINGS[case.kind]
         (run, kind, args), others = (
             table["stock"],
             {k: v for k, v in table.items() if k != "stock"},
@@ -454,22 +469,22 @@ def measure(names, show=print, ways=None):
                 f"{name}: fails with transformers: {type(reason).__name__}: {reason}"[:300]
             )
             continue
-        for way, (run, kind, args) in others.items():
+        for setting, (run, kind, args) in others.items():
             start = time.process_time()
             with contextlib.redirect_stdout(io.StringIO()):
-                result, away, words = outcome(case, lambda: run(case, kind, **args), right)
+                result, away, text = outcome(case, lambda: run(case, kind, **args), right)
             lines.append(
                 dict(
                     kind=case.kind,
                     name=name,
-                    way=way,
+                    setting=setting,
                     outcome=result,
                     error=away,
-                    words=words,
+                    text=text,
                 )
             )
             show(
-                f"{case.kind[:5]} {name[:38]:38s} {way:11s} {result:6s} {away:8.1e} {time.process_time() - start:4.1f}s {words[: int(os.environ.get('WORDS', 110))]}"
+                f"{case.kind[:5]} {name[:38]:38s} {setting:11s} {result:6s} {away:8.1e} {time.process_time() - start:4.1f}s {text[: int(os.environ.get('WIDTH', 110))]}"
             )
     return lines
 

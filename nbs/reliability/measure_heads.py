@@ -100,7 +100,7 @@ def trained_step(
 def gradient_of_two(model: PreTrainedModel, rows: Sequence[dict]) -> dict:
     """The average of two processes' gradients, each with half of the rows.
 
-    They are simulated, since what transformers does with several is arithmetic: labels
+    They are simulated, since what transformers does with several processes is arithmetic: labels
     are counted over all, the loss is multiplied by their number, gradients averaged."""
     trainer, half, collate = quiet_trainer(model), len(rows) // 2, collator_of(model)
     batches = [collate(rows[:half]), collate(rows[half:])]
@@ -114,13 +114,15 @@ def gradient_of_two(model: PreTrainedModel, rows: Sequence[dict]) -> dict:
 
 # the head's own loss
 
-def own_gradient(model: PreTrainedModel, rows: Sequence[dict], parts: int = 1) -> dict:
-    "The gradient of the mean of the model's own losses over equal parts of the rows."
+def own_gradient(
+    model: PreTrainedModel, rows: Sequence[dict], micro_batches: int = 1
+) -> dict:
+    "The gradient of the mean of the model's own losses over equal micro-batches."
     model.train()
-    collate, size = collator_of(model), len(rows) // parts
-    for start in range(0, size * parts, size):
+    collate, size = collator_of(model), len(rows) // micro_batches
+    for start in range(0, size * micro_batches, size):
         loss = model(**collate(rows[start:start + size]))["loss"]
-        (loss.sum() / parts).backward()
+        (loss.sum() / micro_batches).backward()
     return pop_gradient(model)
 
 def own_loss(model: PreTrainedModel, rows: Sequence[dict]) -> float:
@@ -138,21 +140,21 @@ def evaluated_loss(
     return trainer.evaluate().get("eval_loss", float("nan"))
 
 SETS = dict( # name -> lengths of rows, in tokens
-    even=[WIDTH] * 8,
-    uneven=[4, 12, 7, 5, 12, 9, 4, 6, 11, 12],
+    equal=[WIDTH] * 8,
+    unequal=[4, 12, 7, 5, 12, 9, 4, 6, 11, 12],
     rebalanced=[4, 12, 7, 5, 12, 9, 4, 6, 11, 12, 5, 8],
 )
 ARGUMENTS = dict( # name -> what their Trainer is given
-    even={}, uneven={}, rebalanced=dict(train_sampling_strategy="batch_rebalance"))
-PARTS = 4 # micro-batches of a step
+    equal={}, unequal={}, rebalanced=dict(train_sampling_strategy="batch_rebalance"))
+MICRO_BATCHES = 4 # micro-batches of a step
 WRONG = 1e-3 # a ratio or a cosine this far from 1 is wrong; rounding is far below
 TINY_SMOOTHING = 1e-8
 COLUMNS = """
-    model family kind even_ratio even_cosine uneven_ratio uneven_cosine
+    model family kind equal_ratio equal_cosine unequal_ratio unequal_cosine
     processes_ratio processes_cosine rebalanced_ratio rebalanced_cosine
     smoothing_ratio smoothing_cosine one_batch_ratio one_batch_cosine
-    eval_1 eval_4 eval_10 exact_even_error exact_uneven_error
-    exact_rebalanced_error exact_float64_error exact_way exact_says exact_eval_4
+    eval_1 eval_4 eval_10 exact_equal_error exact_unequal_error
+    exact_rebalanced_error exact_float64_error exact_strategy exact_message exact_eval_4
     counted reads_count batch_norm random couples_rows sees_padding cause
     not_built seconds transformers date""".split()
 
@@ -161,11 +163,11 @@ def compared(name: str, right: dict, other: dict) -> dict[str, float]:
     found = compare_gradients(right, other)
     return {f"{name}_ratio": found["ratio"], f"{name}_cosine": found["cosine"]}
 
-def facts_of_head(model: PreTrainedModel, even: Sequence[dict]) -> dict[str, bool]:
+def facts_of_head(model: PreTrainedModel, equal: Sequence[dict]) -> dict[str, bool]:
     "What there is to know of a head before a Trainer has it."
-    first, again = own_gradient(model, even), own_gradient(model, even)
-    micro_batched = own_gradient(model, even, PARTS)
-    batch, trainer = collator_of(model)(even), quiet_trainer(model)
+    first, again = own_gradient(model, equal), own_gradient(model, equal)
+    micro_batched = own_gradient(model, equal, MICRO_BATCHES)
+    batch, trainer = collator_of(model)(equal), quiet_trainer(model)
     items = trainer.get_batch_samples(iter([batch]), 1, trainer.args.device)[1]
     counted = items is not None and bool(trainer.model_accepts_loss_kwargs)
     return dict(
@@ -173,9 +175,9 @@ def facts_of_head(model: PreTrainedModel, even: Sequence[dict]) -> dict[str, boo
         reads_count=counted and reads_count(model, batch, items),
         batch_norm=any(isinstance(m, BatchNorm) for m in model.modules()),
         random=compare_gradients(first, again)["error"] > 1e-4,
-        # of even parts the mean gradient points the same way, whatever is averaged
+        # of equal micro-batches the mean gradient has one direction, whatever is averaged
         couples_rows=compare_gradients(first, micro_batched)["cosine"] < 1 - 1e-4,
-        sees_padding=sees_padding(model, even[:2]),
+        sees_padding=sees_padding(model, equal[:2]),
     )
 
 @torch.no_grad()
@@ -187,13 +189,13 @@ def sees_padding(model: PreTrainedModel, rows: Sequence[dict]) -> bool:
     for width in (WIDTH, WIDTH + 2):
         try:
             output = model(**collator_of(model, width)(rows))
-        except (RuntimeError, ValueError, IndexError): # takes one width alone
+        except (RuntimeError, ValueError, IndexError): # takes one width only
             return True
         losses.append(float(output["loss"]))
     return abs(losses[0] - losses[1]) > 1e-4 * abs(losses[0])
 
 def reads_count(model: PreTrainedModel, batch: dict, items: torch.Tensor) -> bool:
-    "Whether the loss halves when twice as many targets are said to be there."
+    "Whether the loss halves when num_items_in_batch is doubled."
     losses = []
     for count in (items, 2 * items):
         torch.manual_seed(0)
@@ -207,21 +209,21 @@ def has_lengths(rows: Sequence[dict]) -> bool:
 
 def stock_columns(model: PreTrainedModel, rows: dict, one: dict) -> dict:
     "What transformers' Trainer makes of this head; `one`: its gradients of one batch."
-    row, uneven = {}, rows["uneven"]
+    row, unequal = {}, rows["unequal"]
     for name, right in one.items():
-        cut, _ = trained_step(Trainer, model, rows[name], PARTS, **ARGUMENTS[name])
-        row |= compared(name, right, cut)
-    row |= compared("processes", one["even"], gradient_of_two(model, rows["even"]))
-    own = own_gradient(model, uneven)
-    row |= compared("one_batch", own, one["uneven"])
-    if can_smooth(model, uneven):
+        split, _ = trained_step(Trainer, model, rows[name], MICRO_BATCHES, **ARGUMENTS[name])
+        row |= compared(name, right, split)
+    row |= compared("processes", one["equal"], gradient_of_two(model, rows["equal"]))
+    own = own_gradient(model, unequal)
+    row |= compared("one_batch", own, one["unequal"])
+    if can_smooth(model, unequal):
         smoothed, _ = trained_step(
-            Trainer, model, uneven, PARTS, label_smoothing_factor=TINY_SMOOTHING)
+            Trainer, model, unequal, MICRO_BATCHES, label_smoothing_factor=TINY_SMOOTHING)
         row |= compared("smoothing", own, smoothed)
-    whole = own_loss(model, uneven)
+    full = own_loss(model, unequal)
     for batch_size in (1, 4, 10):
-        loss = evaluated_loss(Trainer, model, uneven, batch_size)
-        row[f"eval_{batch_size}"] = loss / whole
+        loss = evaluated_loss(Trainer, model, unequal, batch_size)
+        row[f"eval_{batch_size}"] = loss / full
     return row
 
 def can_smooth(model: PreTrainedModel, rows: Sequence[dict]) -> bool:
@@ -255,12 +257,12 @@ def exact_columns(
             in_double = float64_error(model, rows[name], name)
             row["exact_float64_error"] = max(
                 row.get("exact_float64_error", 0.0), in_double)
-    said = [text for each in facts for text in map(str, each.messages)
-            if text.startswith("NOT ")]
-    row["exact_way"] = " ".join(dict.fromkeys(str(each.strategy) for each in facts))
-    row["exact_says"] = said[0][:160] if said else ""
-    loss = evaluated_loss(ExactTrainer, model, rows["uneven"], 4)
-    row["exact_eval_4"] = loss / own_loss(model, rows["uneven"])
+    texts = [str(message) for each in facts for message in each.messages
+             if message.kind != "exact"]
+    row["exact_strategy"] = " ".join(dict.fromkeys(str(each.strategy) for each in facts))
+    row["exact_message"] = texts[0][:160] if texts else ""
+    loss = evaluated_loss(ExactTrainer, model, rows["unequal"], 4)
+    row["exact_eval_4"] = loss / own_loss(model, rows["unequal"])
     return row
 
 def exact_error(
@@ -269,8 +271,8 @@ def exact_error(
     right: dict, # the gradient of one batch
     name: str, # of the set
 ) -> tuple[float, LossFacts]:
-    "How far its step is from one batch, and what it has found out."
-    exact, trainer = trained_step(ExactTrainer, model, rows, PARTS, **ARGUMENTS[name])
+    "How far its step is from one batch, and the facts of its loss."
+    exact, trainer = trained_step(ExactTrainer, model, rows, MICRO_BATCHES, **ARGUMENTS[name])
     error = compare_gradients(right, exact)["error"]
     if error > WRONG:
         own = own_gradient(model, rows)
@@ -303,8 +305,8 @@ def is_off(row: dict, name: str) -> bool:
 def cause_of(
     row: dict, # the columns of a head
 ) -> str: # "right", or why it is not
-    "Why a Trainer's gradient of this head depends on how the step was cut."
-    off = [name for name in ("even", "uneven", "processes", "rebalanced")
+    "Why a Trainer's gradient of this head depends on how the step was split."
+    off = [name for name in ("equal", "unequal", "processes", "rebalanced")
            if is_off(row, name)]
     if row["random"]:
         return "the loss is random"
@@ -313,13 +315,13 @@ def cause_of(
     if off and row["couples_rows"]:
         return "the loss compares the rows of a batch"
     if off and not row["counted"]:
-        return "nothing is counted: every micro-batch weighs the same"
+        return "nothing is counted: every micro-batch has the same weight"
     if off and not row["reads_count"]:
         return "ignores num_items_in_batch"
     if off:
         return "a part of the loss ignores num_items_in_batch"
     if is_off(row, "one_batch"):
-        return "right when cut, but labels are counted that are no targets"
+        return "right, but labels are counted that are no targets"
     return "right"
 
 def facts_of_class(model_class: type) -> dict:
@@ -341,7 +343,7 @@ def measure_head(
         rows = {name: learnable_rows(model, lengths) for name, lengths in SETS.items()}
         if not has_lengths(rows["rebalanced"]):
             del rows["rebalanced"]
-        row |= facts_of_head(model, rows["even"])
+        row |= facts_of_head(model, rows["equal"])
         one = {name: trained_step(Trainer, model, rows[name])[0] for name in rows}
         row |= stock_columns(model, rows, one)
         row["cause"] = cause_of(row)
@@ -420,7 +422,7 @@ def measured_rows(
                 seconds=round(taken, 1))
 
 def why_dead(status: int, taken: float, seconds: float) -> str:
-    "In words why a process gave no row, by its status and the seconds that it ran."
+    "Why a process returned no row, by its status and the seconds that it ran."
     out_of_time = -getattr(signal, "SIGPROF", 0) # the status of such an end
     if status == out_of_time or taken >= PATIENCE * seconds:
         return f"took more than {seconds:g} seconds"
@@ -475,8 +477,8 @@ def audit_heads(
     bar, lock = tqdm(total=len(missing), unit=" heads"), threading.Lock()
     stopped = threading.Event()
 
-    def measure(part: Sequence[type]):
-        for row in measured_rows(part, seconds, gigabytes):
+    def measure(chunk: Sequence[type]):
+        for row in measured_rows(chunk, seconds, gigabytes):
             with lock:
                 append_row(path, row)
                 bar.update()
@@ -491,8 +493,8 @@ def audit_heads(
     return read_heads(path, classes)
 
 def is_exact(table: pd.DataFrame) -> pd.Series: # of bool
-    "Whether `ExactLossMixin` has the gradient of one batch, however it was cut."
-    errors = table[["exact_even_error", "exact_uneven_error", "exact_rebalanced_error"]]
+    "Whether `ExactLossMixin` has the gradient of one batch, however it was split."
+    errors = table[["exact_equal_error", "exact_unequal_error", "exact_rebalanced_error"]]
     # in float64 what was rounding is far below
     return (errors.max(axis=1) < WRONG) | (table.exact_float64_error < WRONG ** 2)
 
@@ -502,8 +504,8 @@ def summarize_heads(
     "Heads counted by kind and cause, with the median of what is off."
     ran = table[table.cause.notna()].assign(exact=is_exact(table))
     columns = dict(
-        heads=("model", "size"), even=("even_ratio", "median"),
-        uneven=("uneven_ratio", "median"), processes=("processes_ratio", "median"),
+        heads=("model", "size"), equal=("equal_ratio", "median"),
+        unequal=("unequal_ratio", "median"), processes=("processes_ratio", "median"),
         rebalanced_cosine=("rebalanced_cosine", "median"), eval_1=("eval_1", "median"),
         exact=("exact", "sum"))
     return ran.groupby(["cause", "kind"]).agg(**columns).reset_index().sort_values(

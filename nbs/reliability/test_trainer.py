@@ -1,4 +1,4 @@
-"""Does a step of your Trainer depend on how it is cut?
+"""Does a step of your Trainer depend on how it is split?
 
 Copy this file, write `make_trainer` and `ROWS`, and run pytest on it. The same rows
 should give the same gradient and the same logged loss in any number of micro-batches,
@@ -22,9 +22,9 @@ class Setting:
     "How your Trainer is to take `steps` optimizer steps, each with all of these rows."
     rows: list # over all processes
     accumulation: int = 1 # micro-batches of a process in a step
-    processes: int = 1 # over which rows are dealt; your Trainer is made in each
+    processes: int = 1 # over which rows are distributed; your Trainer is made in each
     padding_side: str = "right" # or "left"
-    sampler: str | None = None # in your Trainer's words; None: its default
+    sampler: str | None = None # as your Trainer calls it; None: its default
     steps = 2 # with a learning rate of 0 both have the same gradient
 
     @property
@@ -51,10 +51,10 @@ def make_trainer(setting: Setting): # write your own: it has `train()` and `mode
         report_to="none", use_cpu=True), collate, setting.rows)
 
 def settings(rows):
-    "Ways to compute a step that should all give what one batch gives, by name."
-    ways = {f"accumulation={n}": Setting(rows, n) for n in (2, 8)}
-    return ways | {
-        "uneven": Setting(rows[:-1], 2), "processes=2": Setting(rows, 1, 2),
+    "Settings that should all give the gradient of one batch, by name."
+    by_count = {f"accumulation={n}": Setting(rows, n) for n in (2, 8)}
+    return by_count | {
+        "unequal": Setting(rows[:-1], 2), "processes=2": Setting(rows, 1, 2),
         "both=2": Setting(rows, 2, 2), "padding=left": Setting(rows, padding_side="left")}
 
 def run(make_trainer, setting: Setting) -> dict: # gradient of a step, logged losses
@@ -92,7 +92,7 @@ def run_here(make_trainer, setting: Setting) -> dict:
     with register_optimizer_step_post_hook(reader):
         trainer.train()
     first, second = reader.gradients # one for each step
-    if setting.accumulation * setting.processes == 1: # in parts, their order may matter
+    if setting.accumulation * setting.processes == 1: # split, the order may matter
         assert compare_gradients(first, second)["error"] < 1e-3, "switch dropout off"
     logs = getattr(getattr(trainer, "state", None), "log_history", [])
     return dict(gradient=first, losses=[log["loss"] for log in logs if "loss" in log])
@@ -121,10 +121,10 @@ def test_nothing_is_clipped(): # which would give every gradient one length
     assert abs(compare_gradients(*gradients)["ratio"] - 1) > 1e-4, "max_grad_norm=0"
 
 def pytest_generate_tests(metafunc):
-    if "way" in metafunc.fixturenames:
-        metafunc.parametrize("way", settings(ROWS))
+    if "setting" in metafunc.fixturenames:
+        metafunc.parametrize("setting", settings(ROWS))
 
-def test_step_does_not_depend_on(way):
-    found = compared(make_trainer, settings(ROWS)[way])
+def test_step_does_not_depend_on(setting):
+    found = compared(make_trainer, settings(ROWS)[setting])
     assert found["error"] < 1e-3, f"the gradient: {found}"
     assert abs(found["loss_ratio"] - 1) < 1e-3, f"the logged loss: {found}"

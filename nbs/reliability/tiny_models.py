@@ -150,7 +150,7 @@ def shrink_config(
     return config
 
 def shrink_lists(config: PretrainedConfig, sizes: dict):
-    "What is said layer by layer, or for each half of a head, is cut to its size."
+    "Lists for each layer, or for each half of a head, are shortened to its size."
     for name in ("layer_types", "mlp_layer_types", "layers_block_type"):
         kinds = getattr(config, name, None)
         if isinstance(kinds, list) and len(kinds) > 2:
@@ -169,11 +169,11 @@ class CannotBuild(ValueError):
     "Why there is no tiny model of a class, or no row that it can learn from."
 
 def reason(error: Exception) -> str:
-    "An error in one line: its kind, its words, and where in transformers it arose."
+    "An error in one line: its kind, its text, and where in transformers it arose."
     place = traceback.extract_tb(error.__traceback__)[-1]
-    words = " ".join(str(error).split())[:160]
+    text = " ".join(str(error).split())[:160]
     file = os.path.basename(place.filename)
-    return f"{type(error).__name__}: {words} ({file}:{place.lineno})"
+    return f"{type(error).__name__}: {text} ({file}:{place.lineno})"
 
 def tiny_config(model_class: type, sizes: dict) -> PretrainedConfig:
     "A small configuration of this class."
