@@ -5,7 +5,8 @@
 # %% ../../nbs/accumulation_loss/dry_run.ipynb #1db63636
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from weakref import WeakKeyDictionary
 
@@ -21,7 +22,7 @@ from ..foundation.rows import rng_state, fork_rng
 
 # %% auto #0
 __all__ = ['NoDropout', 'no_gradient_checkpointing', 'ParameterWriteMonitor', 'detach_gradients', 'restore_gradients',
-           'side_effect_free', 'is_sharded', 'graph_without_activations']
+           'leaves_of', 'side_effect_free', 'is_sharded', 'trainer_state_preserved', 'graph_without_activations']
 
 # %% ../../nbs/accumulation_loss/dry_run.ipynb #f372316f
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
@@ -96,9 +97,11 @@ class ParameterWriteMonitor(TorchDispatchMode):
             self._parameters[address].data.copy_(values)
 
 # %% ../../nbs/accumulation_loss/dry_run.ipynb #0e4aef4f
-def detach_gradients(model: nn.Module) -> list[tuple]: # for `restore_gradients`
+def detach_gradients(parameters: nn.Module | Iterable) -> list[tuple]: # for `restore_gradients`
     "Parameters with their gradients, which they no longer have."
-    kept = [(p, p.grad) for p in model.parameters() if p.grad is not None]
+    if isinstance(parameters, nn.Module):
+        parameters = parameters.parameters()
+    kept = [(p, p.grad) for p in parameters if p.grad is not None]
     for parameter, _ in kept:
         parameter.grad = None
     return kept
@@ -107,19 +110,34 @@ def restore_gradients(kept: list[tuple]):
     for parameter, gradient in kept:
         parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
+def leaves_of(loss: torch.Tensor) -> list[torch.Tensor]:
+    "Tensors that the backward pass of a loss gives a gradient, wherever they belong."
+    found, todo, seen = [], [loss.grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        todo += [each for each, _ in node.next_functions]
+    return found
+
 @contextmanager
 def side_effect_free(
     model: nn.Module, # its modules keep their modes
     seed: int = 0, # of all random numbers meanwhile
     watch: ParameterWriteMonitor | None = None, # of forward passes, whose writes are undone
+    parameters: Iterable | None = None, # whose gradients are kept; None: the model's
 ) -> Iterator[None]:
     "Without dropout; random states, buffers, gradients are afterwards what they were."
+    parameters = list(model.parameters() if parameters is None else parameters)
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    gradients = detach_gradients(model)
+    gradients = detach_gradients(parameters)
     device = next(model.parameters(), torch.empty(0)).device
     devices = [] if device.type == "cpu" else [device.index or 0]
     # under the mode each function of torch passes through Python: without it where the
-    # model met no dropout before and drew no number, and then that is looked at again
+    # model met no dropout before and drew no number, and then that is verified again
     drops = _drops.setdefault(model, {})
     mode = NoDropout() if drops.get(model.training, True) else nullcontext()
     try:
@@ -136,7 +154,7 @@ def side_effect_free(
                 # one that has another shape now was made for the batch
                 if name in buffers and buffers[name].shape == buffer.shape:
                     buffer.copy_(buffers[name])
-        detach_gradients(model)
+        detach_gradients(parameters)
         restore_gradients(gradients)
 
 def _numbers(device: torch.device) -> tuple: # another one after any was drawn
@@ -147,6 +165,57 @@ def _numbers(device: torch.device) -> tuple: # another one after any was drawn
 def is_sharded(model: nn.Module) -> bool:
     "Whether parameters lie in shards on several processes."
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_CONTAINERS = (dict, list, set, deque)
+
+def _copied_state(value):
+    "A copy of numbers, texts and the containers of them; None: something else is in it."
+    if isinstance(value, _PLAIN):
+        return value
+    if torch.is_tensor(value): # running means, counts
+        return value.detach().clone()
+    if isinstance(value, dict):
+        copied = {key: _copied_state(each) for key, each in value.items()}
+        is_known = all(each is not None or value[key] is None for key, each in copied.items())
+        return copied if is_known else None
+    if isinstance(value, (list, tuple, set, deque)):
+        items = [_copied_state(each) for each in value]
+        is_known = all(each is not None or old is None for each, old in zip(items, value))
+        return type(value)(items) if is_known else None
+    return None
+
+def _restore(holder: dict, name, kept):
+    "Put a value back; a container keeps its identity, since others may hold it."
+    value = holder.get(name)
+    if isinstance(kept, dict) and isinstance(value, dict):
+        for key in [key for key in value if key not in kept]:
+            del value[key]
+        for key, each in kept.items():
+            _restore(value, key, each)
+    elif isinstance(kept, list) and isinstance(value, list):
+        value[:] = kept
+    elif isinstance(kept, (set, deque)) and type(value) is type(kept):
+        value.clear()
+        value.extend(kept) if isinstance(kept, deque) else value.update(kept)
+    else:
+        holder[name] = kept
+
+@contextmanager
+def trainer_state_preserved(trainer) -> Iterator[None]:
+    """Numbers, tensors, and containers of them that are attributes of a Trainer are
+    afterwards what they were: metrics that its `compute_loss` collects, counters."""
+    kept = {name: _copied_state(value) for name, value in vars(trainer).items()
+            if isinstance(value, (*_PLAIN, *_CONTAINERS, tuple, torch.Tensor))}
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            if value is not None or vars(trainer).get(name) is None:
+                _restore(vars(trainer), name, value)
+        for name, value in list(vars(trainer).items()):
+            if name not in kept and isinstance(value, (*_PLAIN, *_CONTAINERS)):
+                del vars(trainer)[name] # made meanwhile
 
 # %% ../../nbs/accumulation_loss/dry_run.ipynb #54445500
 @contextmanager

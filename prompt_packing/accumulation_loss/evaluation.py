@@ -13,12 +13,13 @@ from functools import partial
 import torch
 from accelerate import Accelerator
 
-from .dry_run import graph_without_activations
-from .loss_facts import Findings, Strategy, numbers
-from .verification import (
-    FAILURES, DryRun, many_rows, collates_rows, rows_that_fit, fitting_strategies)
+from .loss_facts import (
+    Findings, Strategy, counted_targets, numbers)
+from prompt_packing.accumulation_loss.verification import (
+    FAILURES, DryRun, random_splits, few_rows, collates_rows, many_rows,
+    fitting_strategies)
 from .trainer_adapter import Collectives
-from .normalizer import NormalizerReader
+from .normalizer import common_ratio
 from ..foundation.private_apis import tree_map
 from prompt_packing.foundation.rows import (
     CollatedRows, LazyBatch, RowLengths, RowBatch, StepRows, num_rows_of,
@@ -59,16 +60,14 @@ class EvaluationLoader:
                 each = LazyBatch(each, self.collate) if self.lazily else each.batch
             yield each
 
-    def few(self, budget: int | None = None) -> StepRows:
-        "Rows to look at, of those that have been seen: as many short ones as fit."
-        lengths = self.lengths(self.seen.rows)
-        return self.seen.select(rows_that_fit(lengths, min(512, budget or 512)))
+    def few(self) -> StepRows:
+        "Rows to look at, of those that have been seen."
+        return self.seen.select(few_rows(self.lengths(self.seen.rows), 0))
 
     def many_rows(self, budget: int | None = None) -> StepRows | None:
         "Rows that have been seen, in parts of the budget, or in halves."
         lengths = self.lengths(self.seen.rows)
-        tokens = budget or int(lengths.sum()) // 2
-        return many_rows(self.seen, lengths, tokens, tokens)
+        return many_rows(self.seen, lengths, budget or int(lengths.sum()) // 2)
 
     def real_rows(self, inputs, accelerator: Accelerator) -> tuple:
         """Whether a batch ends with rows that accelerate copied, and the rows before them.
@@ -89,10 +88,10 @@ class EvaluationLoader:
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #919d8e09
 def evaluation_strategies(
-        dry_run: DryRun, sample: StepRows, more: StepRows | None = None) -> list[Strategy]:
-    "How the losses of parts of a few rows make that of all."
+        dry_run: DryRun, sample: StepRows, more: StepRows | None = None) -> list[str]:
+    "By which counts the losses of parts of a few rows make that of all."
     if not collates_rows(sample): # they are ready-made batches, which nothing can join
-        return [Strategy.WEIGHTED_MEAN]
+        return []
     dry_run.micro_batch = lambda rows, numbers: rows.to_batch(numbers) # nothing is packed
     try:
         whole = dry_run.full_batch(sample)
@@ -100,23 +99,19 @@ def evaluation_strategies(
             draws = not same_batch(whole, dry_run.adapter.prepare(sample.to_batch()))
         full_result, = dry_run.run([whole])
     except FAILURES: # without labels there is no loss that a cut could change
-        return [Strategy.SUM, Strategy.WEIGHTED_MEAN]
+        return ["rows"]
     if draws and num_rows_of(whole) == len(sample):
         sample, more = CollatedRows(whole, len(sample)), None
-    return fitting_strategies(dry_run, sample, 0, whole, full_result, more).strategies
+    return fitting_strategies(dry_run, sample, random_splits(len(sample), 0), whole, full_result, more).normalizers
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #162780c5
 class ExactEvaluation:
     "The losses of one evaluation, and what each weighs in the loss of the data set."
     def __init__(self, findings: Findings, loader: EvaluationLoader, dry_run: DryRun):
         self.findings, self.loader, self.dry_run = findings, loader, dry_run
-        self.reader = NormalizerReader()
-        # parameters of a sharded model are elsewhere
-        is_split = findings.facts.strategy not in (Strategy.FULL_BATCH, Strategy.ROW_WEIGHTED)
-        self.reads = dry_run.takes_gradients and is_split
+        self.reads = findings.facts.strategy not in (Strategy.FULL_BATCH, Strategy.ROW_WEIGHTED)
         self.parts = [] # (loss, weight, rows), where they were computed
         self.by_rows = False # transformers' mean over batches
-        self.is_thin = True # graphs are read without their tensors
         self.paused = False # rows that are copies of others do not count
         self.predictions = None # how a budget's parts are predicted, once that matters
 
@@ -126,70 +121,38 @@ class ExactEvaluation:
             return
         if self.findings.evaluation_strategies_found is None:
             self.findings.evaluation_strategies_found = self._verify()
-        self._make_by(self.findings.evaluation_strategies_found)
 
-    def _verify(self) -> list[Strategy]: # at rows that have been seen so far
+    def _verify(self) -> list[str]: # at rows that have been seen so far
         budget = self.dry_run.adapter.token_budget
         return evaluation_strategies(
-            self.dry_run, self.loader.few(budget), self.loader.many_rows(budget))
-
-    def _make_by(self, strategies: list[Strategy]):
-        "As a look at some rows allows: weights as read, or transformers' mean."
-        if Strategy.WEIGHTED_MEAN not in strategies:
-            self.reads, self.by_rows = False, True
+            self.dry_run, self.loader.few(), self.loader.many_rows(budget))
 
     def wrap_compute_loss(self, compute_loss: Callable) -> Callable:
         "`compute_loss` of a Trainer, whose losses are noted here."
         def compute_and_note(model, inputs, *args, **kwargs):
             if self.paused:
                 return compute_loss(model, inputs, *args, **kwargs)
-            rows = num_rows_of(inputs) or 1 # compute_loss may take the labels out
-            reads = self.reads and not torch.is_inference_mode_enabled()
-            compute = partial(self._with_graph, compute_loss) if reads else compute_loss
-            made = compute(model, inputs, *args, **kwargs)
+            counts = counted_targets(inputs) # compute_loss may take the labels out
+            made = compute_loss(model, inputs, *args, **kwargs)
             loss = made[0] if isinstance(made, tuple) else made
-            weight = self._weight_of(loss) if reads else None
-            if weight is None and self.findings.facts.uses_num_items_in_batch:
-                weight = kwargs.get("num_items_in_batch")
-            if weight is None:
-                self.by_rows, weight = True, 1.0
-            self.parts.append((loss.detach(), weight, rows))
+            if self.findings.facts.uses_num_items_in_batch and kwargs.get("num_items_in_batch"):
+                counts = {"count": kwargs["num_items_in_batch"]} | counts
+            self.parts.append((loss.detach(), counts))
             return tree_map(_detached, made)
         return compute_and_note
 
-    def _with_graph(self, compute_loss: Callable, model, inputs, *args, **kwargs):
-        if self.is_thin:
-            try:
-                with graph_without_activations(model):
-                    return compute_loss(model, copy(inputs), *args, **kwargs)
-            except FAILURES: # as of a loss that takes gradients by itself
-                self.is_thin = False
-        with torch.enable_grad():
-            return compute_loss(model, inputs, *args, **kwargs)
-
-    def _weight_of(self, loss: torch.Tensor) -> float | None:
-        "As read; None, and no more is read, where the graph does not have it."
-        weight = self.reader(loss)
-        # a sum is larger for more rows, so it compares with nothing
-        if weight is None or self.reader.is_sum:
-            self.reads, weight = False, None
-        return weight
-
     def loss(self, processes: Collectives) -> float | None: # None: there is none
         "The loss of the data set, in float64; if it is a mean over batches, that is said."
-        seen, terms = self.findings.evaluation_terms, self.reader.signatures
-        is_new = len(self.loader.seen) > 1 and not terms <= seen
-        if self.reads and is_new and len(self.parts) > 1:
-            seen |= terms
-            self._make_by(self._verify())
-        read = numbers([each for part in self.parts for each in part]) # in one transfer
-        losses, weights, rows = torch.tensor(read, dtype=torch.float64).view(-1, 3).T
-        # a loss of 0 may have a bound for its weight: `total / count.clamp(min=1)`;
-        # a weight that is the number of rows is none
-        if self.reads and ((losses == 0) & (weights != 0) & (weights != rows)).any():
-            self._make_by([])
-        by_rows, batches = processes.sum(float(self.by_rows), float(len(self.parts)))
-        weights = rows if by_rows else weights
+        losses = torch.tensor(numbers(loss for loss, _ in self.parts), dtype=torch.float64)
+        weights = self.weights()
+        names = [*weights] or ["rows"]
+        if any(common_ratio(weights[name], weights[names[0]]) is None for name in names[1:]):
+            self.findings.evaluation_strategies_found = self._verify() # with all rows that were seen
+            weights = self.weights()
+            names = [*weights] or ["rows"]
+        by_rows, batches = processes.sum(float(not weights), float(len(self.parts)))
+        used = names[0] if not by_rows else "rows"
+        weights = torch.tensor(numbers(c[used] for _, c in self.parts), dtype=torch.float64)
         used = weights != 0
         value, weight = map(float, processes.sum(
             float((losses * weights)[used].sum()), float(weights[used].sum())))
@@ -199,6 +162,14 @@ class ExactEvaluation:
                 "weighted by their rows, as in transformers: the evaluation loss depends on "
                 "the batch size")
         return value / weight if weight else None
+
+    def weights(self) -> dict: # name of a count that fits -> weights of the batches
+        names = self.findings.evaluation_strategies_found or []
+        if self.parts and all("count" in c for _, c in self.parts):
+            names = ["count"]
+        return {} if not self.reads else {
+            name: numbers(c[name] for _, c in self.parts) for name in names
+            if all(name in c for _, c in self.parts)}
 
 def _detached(leaf):
     return leaf.detach() if torch.is_tensor(leaf) else leaf

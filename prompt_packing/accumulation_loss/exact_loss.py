@@ -16,7 +16,7 @@ from prompt_packing.accumulation_loss.loss_registry import (
 from prompt_packing.accumulation_loss.evaluation import (
     EvaluationLoader, ExactEvaluation)
 from prompt_packing.accumulation_loss.loss_facts import (
-    Findings, Exactness, LossFacts, Strategy)
+    Findings, LossFacts, Strategy)
 from .verification import collates_rows
 from prompt_packing.accumulation_loss.trainer_adapter import (
     Collectives, TrainerAdapter, unsupported_reason)
@@ -33,6 +33,14 @@ __all__ = ['StepAssembler', 'ExactLossMixin']
 # %% ../../nbs/accumulation_loss/exact_loss.ipynb #a5929258
 _NOTHING = torch.zeros(0, dtype=torch.long) # of which transformers counts tokens
 
+def _count_later(*args, **kwargs): # rows are counted once they are batches
+    return None
+
+def _is_same_number(first, second) -> bool:
+    if first is second or first is None or second is None:
+        return first is second
+    return float(first) == float(second)
+
 class StepAssembler:
     """Makes steps of the rows that a loader gives, hands out their micro-batches, and
     takes them back as `training_step` is called with them."""
@@ -43,6 +51,7 @@ class StepAssembler:
         self.loader = self.collate = self.joins = self.split_step = None
         self.step: OptimizerStep | None = None # under way
         self.handed, self.taken = [], [] # its micro-batches, and what came back of them
+        self.count = None # that was handed out, or what an override made of it
         self.ended = None # the iterator that has ended on all processes
 
     def open(self, loader, split_step: Callable | None) -> Callable | None:
@@ -63,15 +72,14 @@ class StepAssembler:
         """Of what a loader gave: the micro-batches for transformers' loop, and the count
         of the step. None: no process has a batch left."""
         if self.step is not None and not self.taken:
-            self.findings.report("training_step of this Trainer does not call "
-                              "super().training_step, so its gradients are not corrected")
+            self.findings.report("no_super")
         step = OptimizerStep(given, count)
         if self.collate is not None and all(isinstance(batch, RowBatch) for batch in given):
             step = self._of_rows(given)
+        elif given and self.collate is not None: # not counted so far
+            step.count = self.adapter.count(given)
         if given and self.split_step is not None and step.rows is None:
-            self.findings.report("batches come ready-made from their loader, so token_budget "
-                              "and pack do not cut them: let the loader collate rows",
-                              Exactness.EXACT)
+            self.findings.report("no_budget")
         step.has_rows = has_any = bool(given)
         # transformers sums only where a process has a batch, and others would wait
         if self.processes.number > 1:
@@ -80,6 +88,7 @@ class StepAssembler:
                 float(is_counted), step.count if is_counted else 0, float(has_any))
             step.count, has_any = (total.float() if counted else None), bool(some)
         self.step, self.taken = (step if has_any else None), []
+        self.count = step.count
         if not has_any:
             return None
         if not given: # others have a batch: compute the last one again, with weight 0
@@ -121,20 +130,21 @@ class StepAssembler:
         if self.step is None:
             self.step, self.taken, self.missing = OptimizerStep([], count), [], 0
         self.taken.append(inputs)
+        if not _is_same_number(count, self.count):
+            self.count, self.step.count, self.step.count_is_given = count, count, True
 
     def end(self) -> OptimizerStep:
         "The step, after its last micro-batch: of its rows, if they came back unchanged."
         step, self.step = self.step, None
-        if len(self.taken) > 1 and "training_step" in self.adapter.overrides:
-            self.findings.report(
-                "your training_step runs once for each micro-batch, and gradients exist "
-                "only after the last one of a step: code that reads gradients earlier finds "
-                "none, and what a second call of super().training_step gives then is added "
-                "as it is", Exactness.EXACT)
+        if len(self.taken) > len(self.handed) > 0:
+            self.findings.report("second_pass")
+        elif len(self.taken) > 1 and "training_step" in self.adapter.overrides:
+            self.findings.report("training_step")
         # nothing was handed out to a loop of your own
         if step.batches and self._states(self.taken) == self.states:
             return step
-        return OptimizerStep(self.taken[self.missing:], step.count, has_rows=step.has_rows)
+        return OptimizerStep(self.taken[self.missing:], step.count, has_rows=step.has_rows,
+                             count_is_given=step.count_is_given)
 
     def _states(self, batches: list) -> list:
         "What is another where somebody has replaced or changed a batch."
@@ -221,6 +231,7 @@ class ExactLossMixin(_AroundStepsMixin):
     is_dry_run = False
     loss_normalizer = None # or a method: (model, inputs) -> tensor of one number
     length_fn = None # or a function: row -> tokens, where you know better
+    verify_every: int | None = None # steps, for a loss that follows a schedule
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -232,8 +243,7 @@ class ExactLossMixin(_AroundStepsMixin):
         self._registered_loss = None if self.model is None else use_registered_loss(self.model)
         self._exact_off = unsupported_reason(self.accelerator, self.args)
         if self._exact_off:
-            self.findings.report("steps are computed by transformers' Trainer, uncut and "
-                              f"with its losses: {self._exact_off}")
+            self.findings.report("off", reason=self._exact_off)
         self._begin_run()
 
     def _begin_run(self):
@@ -257,6 +267,7 @@ class ExactLossMixin(_AroundStepsMixin):
         self.row_lengths = RowLengths(
             collate, self._steps.adapter.main_input, self.length_fn)
         self._steps.chooser.lengths = self.row_lengths
+        self._steps.is_new_epoch = float(self.state.epoch or 0).is_integer()
         if cuts and collate: # before its workers start
             pass_rows_through(dataloader, collates=False,
                            split=self.split_in_worker(dataloader))
@@ -278,9 +289,13 @@ class ExactLossMixin(_AroundStepsMixin):
             return super().get_batch_samples(epoch_iterator, num_batches, *args, **kwargs)
         # counted here and summed below: transformers does not count where a process has
         # no batch, and the others would wait for it
-        with override(self.args, average_tokens_across_devices=False):
+        counted = {} if self._source.collate is None else {
+            "_get_num_items_in_batch": _count_later}
+        with override(self.args, average_tokens_across_devices=False), \
+                override(self, **counted):
             taken, count = super().get_batch_samples(
                 epoch_iterator, num_batches, *args, **kwargs)
+        with override(self.args, average_tokens_across_devices=False):
             begun = self._source.begin(taken, num_batches, count)
         if begun is None:
             self._source.ended = epoch_iterator

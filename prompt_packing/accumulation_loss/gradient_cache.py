@@ -5,6 +5,7 @@
 # %% ../../nbs/accumulation_loss/gradient_cache.ipynb #0de43b3d
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
@@ -16,65 +17,104 @@ from torch.utils.checkpoint import checkpoint
 
 from .dry_run import NoDropout
 from ..foundation.private_apis import (
-    BatchNorm, override, tree_flatten, tree_map)
-from ..foundation.rows import select_rows
+    BatchNorm, override, tree_flatten, tree_map, tree_unflatten)
 
 # %% auto #0
 __all__ = ['find_chunkable_modules', 'gradient_caching', 'GatheredRows']
 
 # %% ../../nbs/accumulation_loss/gradient_cache.ipynb #056541af
-def _rows_in(nest) -> int | None:
-    "First dimension of the first tensor of a nest."
-    tensors = (leaf for leaf in tree_flatten(nest)[0] if torch.is_tensor(leaf))
-    return next((len(tensor) for tensor in tensors if tensor.dim()), None)
+def _sizes(nest) -> list: # of each leaf its first size; None: it has none
+    return [len(leaf) if torch.is_tensor(leaf) and leaf.dim() else None
+            for leaf in tree_flatten(nest)[0]]
 
-def _gives_rows(inputs, outputs, batch_rows: int) -> bool:
-    rows = _rows_in(inputs)
-    # in (1, rows, size) rows attend to rows; (2 * rows, size) has two entries of each
-    if not rows or rows % batch_rows:
-        return False
-    tensors = [leaf for leaf in tree_flatten(outputs)[0] if torch.is_tensor(leaf)]
-    return bool(tensors) and all(
-        tensor.dim() and len(tensor) and len(tensor) % rows == 0 for tensor in tensors)
+class _Calls:
+    "First sizes of inputs and outputs of every module in one forward pass."
+    def __init__(self, model: nn.Module, run: Callable):
+        self.of = {}
+        with ExitStack() as hooks:
+            for module in model.modules():
+                hook = module.register_forward_hook(self._note, with_kwargs=True)
+                hooks.enter_context(hook)
+            run()
 
-def _topmost(module: nn.Module, name: str, chunkable: dict, without) -> list[str]:
+    def _note(self, module, args, kwargs, outputs):
+        tensors = [leaf for leaf in tree_flatten(outputs)[0] if torch.is_tensor(leaf)]
+        sizes = _sizes((args, kwargs)), _sizes(tensors)
+        self.of.setdefault(module, []).append(sizes)
+
+def _grow(size, other, rows: int, other_rows: int) -> bool:
+    "Whether two first sizes are a multiple of two numbers of rows, the same one."
+    return bool(size and other) and size % rows == 0 and size // rows * other_rows == other
+
+def _row_inputs(calls: list, others: list, rows: int, other_rows: int) -> list | None:
+    """For each call of a module the indices of its inputs that hold rows.
+
+    None: it cannot run in chunks, since something that it gives is no row's."""
+    if len(calls) != len(others):
+        return None
+    found = []
+    for (inputs, outputs), (inputs_2, outputs_2) in zip(calls, others):
+        if not outputs or len(inputs) != len(inputs_2) or len(outputs) != len(outputs_2):
+            return None
+        pairs = list(zip(inputs, inputs_2))
+        of_rows = [i for i, pair in enumerate(pairs) if _grow(*pair, rows, other_rows)]
+        sizes = {inputs[i] for i in of_rows}
+        grow = all(_grow(*pair, rows, other_rows) for pair in zip(outputs, outputs_2))
+        if len(sizes) != 1 or not grow: # of two sizes it is not known which rows belong
+            return None
+        found.append(of_rows)
+    return found
+
+def _topmost(module: nn.Module, name: str, row_inputs: dict, without) -> dict:
     if not any(True for _ in module.parameters()): # a loss, an activation: no memory
-        return []
-    couples = any(isinstance(part, BatchNorm) for part in module.modules())
-    if chunkable.get(module) and not couples and name not in without:
-        return [name]
-    return [found for child, part in module.named_children()
-            for found in _topmost(part, f"{name}.{child}".lstrip("."), chunkable, without)]
+        return {}
+    couples = any(isinstance(each, BatchNorm) for each in module.modules())
+    if row_inputs.get(module) and not couples and name not in without:
+        return {name: row_inputs[module]}
+    found = {}
+    for child, each in module.named_children():
+        found |= _topmost(each, f"{name}.{child}".lstrip("."), row_inputs, without)
+    return found
 
 def find_chunkable_modules(
-        model: nn.Module, run: Callable, batch_rows: int, without=()) -> tuple[str, ...]:
-    """The topmost modules that can take the rows of a batch in chunks; "" is the model.
+    model: nn.Module,
+    run: Callable, # of a full batch: computes its loss with the model, once
+    batch_rows: int, # of this batch
+    run_other: Callable, # the same of a batch of another number of rows
+    other_rows: int,
+    without=(), # modules that are split inside instead
+) -> dict: # name, "" is the model -> for each call, indices of the inputs that hold rows
+    """The topmost modules that can take the rows of a batch in chunks.
 
-    `run` computes a loss of a batch of so many rows with the model, once. Modules in
-    `without` are cut inside instead."""
-    chunkable = {}
-    def note(module, args, kwargs, outputs):
-        # a module may run several times, once with rows and once with something else
-        before = chunkable.get(module, True)
-        chunkable[module] = before and _gives_rows((args, kwargs), outputs, batch_rows)
-    with ExitStack() as hooks:
-        for module in model.modules():
-            hooks.enter_context(module.register_forward_hook(note, with_kwargs=True))
-        run()
-    return tuple(_topmost(model, "", chunkable, without))
+    What holds rows is what grows with them, from one batch to the other: a table of
+    candidates as long as the batch by chance does not."""
+    calls, others = _Calls(model, run).of, _Calls(model, run_other).of
+    row_inputs = {module: _row_inputs(each, others.get(module, ()), batch_rows, other_rows)
+                  for module, each in calls.items()}
+    return _topmost(model, "", row_inputs, without)
 
 # %% ../../nbs/accumulation_loss/gradient_cache.ipynb #3766c9f4
-def _gradient_caching(usual: Callable, rows_each: int, gather) -> Callable:
+def _selected(given: tuple, of_rows: list[int], chunk: list[int], rows: int) -> tuple:
+    "Arguments of a module for some of its rows."
+    leaves, structure = tree_flatten(given)
+    leaves = [leaf[chunk] if i in of_rows and len(leaf) == rows else leaf
+              for i, leaf in enumerate(leaves)]
+    return tree_unflatten(leaves, structure)
+
+def _in_chunks(usual: Callable, row_inputs: list, rows_each: int, gather) -> Callable:
     "The `forward` of a module while it runs in chunks."
-    @wraps(usual) # a Trainer looks at its signature
+    calls = itertools.count()
+    @wraps(usual) # a Trainer inspects its signature
     def forward(*given, **named):
-        rows, outputs = _rows_in((given, named)), []
+        leaves = tree_flatten((given, named))[0]
+        of_rows, outputs = row_inputs[next(calls) % len(row_inputs)], []
+        rows = len(leaves[of_rows[0]])
         # with fewer rows than processes, each of them runs all
         is_shared = gather is not None and rows >= gather.number
-        numbers = gather.own_rows(rows) if is_shared else range(rows)
-        for start in range(0, len(numbers), rows_each):
-            chunk = list(numbers[start:start + rows_each])
-            args, kwargs = select_rows((given, named), chunk, rows)
+        indices = gather.own_rows(rows) if is_shared else range(rows)
+        for start in range(0, len(indices), rows_each):
+            chunk = list(indices[start:start + rows_each])
+            args, kwargs = _selected((given, named), of_rows, chunk, rows)
             if torch.is_grad_enabled():
                 outputs.append(checkpoint(usual, *args, use_reentrant=False,
                                           context_fn=_same_dropout, **kwargs))
@@ -96,14 +136,17 @@ def _same_dropout() -> tuple:
 
 @contextmanager
 def gradient_caching(
-        model: nn.Module, names: tuple, rows_each: int, gather=None) -> Iterator[None]:
-    """While it lasts, these modules run so many rows at a time, and again in backward.
-
-    With a `GatheredRows` outputs of all processes are put together."""
-    with ExitStack() as modules:
-        for module in map(model.get_submodule, names):
-            cut = _gradient_caching(module.forward, rows_each, gather)
-            modules.enter_context(override(module, forward=cut))
+    model: nn.Module,
+    modules: dict, # of `find_chunkable_modules`
+    rows_each: int, # rows of a chunk
+    gather=None, # a `GatheredRows`: outputs of all processes are put together
+) -> Iterator[None]:
+    "While it lasts, these modules run so many rows at a time, and again in backward."
+    with ExitStack() as overrides:
+        for name, row_inputs in modules.items():
+            module = model.get_submodule(name)
+            forward = _in_chunks(module.forward, row_inputs, rows_each, gather)
+            overrides.enter_context(override(module, forward=forward))
         yield
 
 # %% ../../nbs/accumulation_loss/gradient_cache.ipynb #ea372d02
@@ -119,8 +162,10 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         if not ctx.rows_of_all.loss_is_known:
-            raise RuntimeError("the loss computes gradients itself, which it cannot over "
-                               "several processes")
+            raise RuntimeError(
+                "The loss computes gradients itself, which is not possible when its inputs "
+                "are gathered from several processes. Train on one process, or return a "
+                "plain loss.")
         gradient = gradient.clone(memory_format=torch.contiguous_format) # others read it
         dist.all_reduce(gradient)
         return gradient[ctx.rows_of_all.rank], None

@@ -12,8 +12,11 @@ from itertools import zip_longest
 
 import torch
 from accelerate import Accelerator, PartialState
-from accelerate.utils import DistributedType, gather_object
+from accelerate.utils import DistributedType, broadcast_object_list, gather_object
 
+from transformers import Trainer
+
+from .dry_run import trainer_state_preserved
 from .target_logits import on_target_logits
 from ..foundation.private_apis import forward_without_autocast, override
 
@@ -28,8 +31,9 @@ class TrainerAdapter:
         # batches before us
         self._trainer, self._training_step = trainer, training_step
         self.prepare = trainer._prepare_inputs
-        # (rows, some of their numbers) -> a part as it is computed: packed, say
-        self.micro_batch = getattr(trainer, "make_micro_batch", lambda rows, numbers: rows.to_batch(numbers))
+        # (rows, some of their indices) -> a micro-batch as it is computed: packed, say
+        self.micro_batch = getattr(
+            trainer, "make_micro_batch", lambda rows, indices: rows.to_batch(indices))
         self.overrides = overrides
         self.packs = bool(getattr(trainer.args, "pack", None)) # rows into one
         self.main_input = getattr(trainer.model, "main_input_name", "input_ids")
@@ -39,40 +43,62 @@ class TrainerAdapter:
         return getattr(self._trainer, "splits_steps", bool)()
 
     @property
+    def verify_every(self) -> int | None: # steps
+        return self._trainer.verify_every
+
+    @property
     def token_budget(self) -> int | None: # most tokens computed at once
         return getattr(self._trainer, "token_budget", None)
 
-    def weight_of(self, batch) -> float | None: # None: to be read from the graph
-        "What a batch weighs, where the user says it."
-        says = self._trainer.loss_normalizer
-        return None if says is None else float(says(self._trainer.model, batch))
+    def weight_of(self, batch) -> float | None: # None: to be chosen among its counts
+        "The normalizer of a batch, where the Trainer or its model defines one."
+        trainer, model = self._trainer, self.unwrap(self._trainer.model)
+        if trainer.loss_normalizer is not None:
+            return float(trainer.loss_normalizer(model, batch))
+        of_model = getattr(model, "loss_normalizer", None)
+        is_plain = type(trainer).compute_loss is Trainer.compute_loss
+        if of_model is None or not is_plain or trainer.compute_loss_func is not None:
+            return None
+        return float(of_model(batch))
+
+    def parameters(self, model) -> list: # without doubles
+        "All that is trained: of the model, and what only the optimizer holds."
+        groups = getattr(self._trainer.optimizer, "param_groups", ())
+        held = [p for group in groups for p in group["params"]]
+        return list({id(p): p for p in [*model.parameters(), *held]}.values())
+
+    def state_preserved(self):
+        "Attributes of the Trainer are afterwards what they were."
+        return trainer_state_preserved(self._trainer)
 
     def unwrap(self, model) -> torch.nn.Module: # without wrappers
         return self._trainer.accelerator.unwrap_model(model)
 
     def count(self, batches: list): # `num_items_in_batch` of this process's batches
-        return self._trainer._get_num_items_in_batch(batches, self._trainer.args.device)
+        with override(self._trainer.args, average_tokens_across_devices=False):
+            return self._trainer._get_num_items_in_batch(
+                batches, self._trainer.args.device)
 
     @contextmanager
-    def as_single_micro_batch(self, noted: Callable | None = None, targets: str | None = None,
-                    **attributes) -> Iterator[None]:
-        """While it lasts, nothing that a loss can look at says that its step is cut.
+    def as_single_micro_batch(self, wrap: Callable | None = None, targets: str | None = None,
+                              **attributes) -> Iterator[None]:
+        """While it lasts, nothing that a loss can read says that its step is split.
 
-        The Trainer has these attributes meanwhile, and the `compute_loss` that `noted`
-        makes of its own, or of the one whose output layer sees `targets` alone."""
+        The Trainer has these attributes meanwhile, and the `compute_loss` that `wrap`
+        makes of its own, or of the one that computes logits of `targets` only."""
         trainer = self._trainer
         if targets:
             attributes["compute_loss"] = on_target_logits(trainer, targets)
-        if noted is not None:
-            attributes["compute_loss"] = noted(
+        if wrap is not None:
+            attributes["compute_loss"] = wrap(
                 attributes.get("compute_loss", trainer.compute_loss))
         # with `average_tokens_across_devices` transformers multiplies a loss by the
         # number of processes; losses of object detection divide by that number
         with override(trainer.args, gradient_accumulation_steps=1,
-                         average_tokens_across_devices=False), \
+                      average_tokens_across_devices=False), \
                 override(trainer, current_gradient_accumulation_steps=1, **attributes), \
                 override(PartialState(), num_processes=1,
-                            distributed_type=DistributedType.NO):
+                         distributed_type=DistributedType.NO):
             yield
 
     def loss(self, bare: torch.nn.Module, batch, count,
@@ -118,6 +144,10 @@ class Collectives:
         exact = torch.float32 if device.type == "mps" else torch.float64
         parts = [torch.as_tensor(n, dtype=exact, device=device).reshape(()) for n in numbers]
         return list(self.accelerator.reduce(torch.stack(parts), "sum"))
+
+    def of_first(self, value): # any plain object
+        "What the first process has found: kernels of devices may round differently."
+        return broadcast_object_list([value])[0] if self.number > 1 else value
 
     def rows(self, loader_batches: list[list]) -> list: # rows of each micro-batch of this process
         """The rows of all, or whatever is in their place, in the order of an uncut batch.

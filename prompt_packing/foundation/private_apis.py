@@ -13,14 +13,15 @@ from torch import nn
 from torch.utils import _pytree
 
 # %% auto #0
-__all__ = ['BatchNorm', 'tree_flatten', 'tree_map', 'IF_THERE', 'computed_buffers', 'tensor_tables', 'input_shape',
-           'attention_of', 'set_attention_of', 'set_sync', 'is_compiled', 'forward_without_autocast', 'row_indices',
-           'pinned', 'no_remote_code', 'check_mro', 'override', 'in_eval_mode']
+__all__ = ['BatchNorm', 'tree_flatten', 'tree_unflatten', 'tree_map', 'IF_THERE', 'computed_buffers', 'tensor_tables',
+           'input_shape', 'attention_of', 'set_attention_of', 'set_sync', 'is_compiled', 'forward_without_autocast',
+           'row_indices', 'pinned', 'no_remote_code', 'check_mro', 'override', 'in_eval_mode']
 
 # %% ../../nbs/foundation/private_apis.ipynb #f0e1a007
 BatchNorm = nn.modules.batchnorm._BatchNorm # the base of `SyncBatchNorm` too
 # torch.utils.checkpoint and FSDP take nests of tensors apart in this way
-tree_flatten, tree_map = _pytree.tree_flatten, _pytree.tree_map
+tree_flatten, tree_unflatten = _pytree.tree_flatten, _pytree.tree_unflatten
+tree_map = _pytree.tree_map
 
 def computed_buffers(module: nn.Module) -> set[str]:
     "Names of a module's own buffers that no checkpoint has."

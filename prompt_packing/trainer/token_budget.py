@@ -366,8 +366,9 @@ class SplitPrediction:
         made = [predict(rows.to_batch(part)) for part in parts]
         noted = mean.parts[before:]
         weights = None
-        if len(noted) == len(parts) and not mean.by_rows:
-            weights = [float(weight) for _, weight, _ in noted]
+        names = mean.findings.evaluation_strategies_found
+        if len(noted) == len(parts) and names:
+            weights = [float(counts[names[0]]) for _, counts in noted]
         try:
             return concatenate_predictions(made, parts, weights)
         except FAILURES as error: # rows unlike the few that were tried
