@@ -5,7 +5,7 @@
 # %% ../../nbs/bucketing/collators.ipynb #impocoll
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,8 @@ from ..foundation.private_apis import row_indices
 from .batch_plan import check_longest
 
 # %% auto #0
-__all__ = ['column_fills', 'stored_lengths', 'by_column', 'without_padding', 'has_entries', 'PaddedCollator', 'PackingFormat',
-           'pack_batches', 'PackedCollator']
+__all__ = ['tokenizer_columns', 'column_fills', 'stored_lengths', 'by_column', 'without_padding', 'has_entries', 'PaddedCollator',
+           'PackingFormat', 'pack_batches', 'PackedCollator']
 
 # %% ../../nbs/bucketing/collators.ipynb #13781992
 def stored_lengths(
@@ -90,21 +90,39 @@ def by_column(features: Sequence[Mapping]) -> dict: # of lists
             raise ValueError(f"row {number} and row 0 of the batch differ in {differs}")
     return {name: [row[name] for row in features] for name in names}
 
+# %% ../../nbs/bucketing/collators.ipynb #984c43d3
+# what tokenizers of transformers make, besides what one names in `model_input_names`
+tokenizer_columns = frozenset(
+    ("input_ids", "attention_mask", "token_type_ids", "special_tokens_mask"))
+
 # %% ../../nbs/bucketing/collators.ipynb #2c2908fb
 def without_padding(
     columns:Mapping, # name -> one entry for each row
-) -> Mapping: # the same, rows without the padding that their attention mask hides
-    "Cut the padding that rows bring along, in all columns of tokens."
-    masks = columns.get("attention_mask")
-    if masks is None or all(map(np.all, masks)):
+    pad_token_id:int=0, # what `input_ids` hold where a tokenizer has padded
+    names:Container[str]=tokenizer_columns, # of the tokenizer's columns
+) -> Mapping: # the same, rows without the padding that a tokenizer made
+    """Rows without their padding, in the columns that the tokenizer made.
+
+    As they are, where another column is as long, or a hidden token is no padding."""
+    ids, masks = columns.get("input_ids"), columns.get("attention_mask")
+    if ids is None or masks is None or all(map(np.all, masks)):
+        return columns
+    sizes = list(map(len, masks))
+    as_long = [name for name, rows in columns.items()
+               if all(map(has_entries, rows, sizes))]
+    # labels may have an entry for each token, or as many by chance
+    if "input_ids" not in as_long or not all(name in names for name in as_long):
         return columns
     shown = []
-    for mask in masks:
+    for tokens, mask in zip(ids, masks):
         places = np.flatnonzero(mask)
-        shown.append(slice(places[0], places[-1] + 1) if len(places) else slice(0, 0))
-    sizes = list(map(len, masks))
-    return {name: [np.asarray(row)[places] for row, places in zip(rows, shown)]
-            if all(map(has_entries, rows, sizes)) else rows
+        kept = slice(places[0], places[-1] + 1) if len(places) else slice(0, 0)
+        hidden = np.delete(np.asarray(tokens), kept)
+        if (hidden != pad_token_id).any():
+            return columns
+        shown.append(kept)
+    return {name: [np.asarray(row)[kept] for row, kept in zip(rows, shown)]
+            if name in as_long else rows
             for name, rows in columns.items()}
 
 def has_entries(row: Any, number:int) -> bool:
@@ -120,8 +138,8 @@ column_fills = {"labels": -100, "special_tokens_mask": 1} # padding; 0 for all o
 class PaddedCollator:
     """Rows -> a dict of tensors, each column padded to its longest row in the batch.
 
-    Takes a list of dicts of lists, arrays or numbers; padding that rows bring along is
-    cut off. Raises `ValueError` if there is no padding token, and `TypeError` for a
+    Takes a list of dicts of lists, arrays or numbers. Padding that a tokenizer made is
+    cut off where only the tokenizer's own columns are as long as the rows. Raises `ValueError` if there is no padding token, and `TypeError` for a
     column of text."""
     def __init__(self,
         tokenizer: Any = None, # its `pad_token_id` and `padding_side` are taken
@@ -141,12 +159,15 @@ class PaddedCollator:
             raise ValueError(f"padding_side is {side!r}: 'right' or 'left'")
         self.pad_token_id, self.padding_side = pad_token_id, side
         self.fills = {**column_fills, "input_ids": pad_token_id}
+        named = getattr(tokenizer, "model_input_names", ())
+        self.tokenizer_columns = tokenizer_columns.union(named)
         self.labels_from_ids = labels_from_ids
 
     def __call__(self,
         features:Sequence[Mapping], # rows
     ) -> dict[str, torch.Tensor]:
-        columns, batch = without_padding(by_column(features)), {}
+        columns, batch = without_padding(
+            by_column(features), self.pad_token_id, self.tokenizer_columns), {}
         for key, values in columns.items():
             name = "labels" if key in ("label", "label_ids") else key
             fill = self.fills.get(name, 0)

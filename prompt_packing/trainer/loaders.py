@@ -18,22 +18,20 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import (
     DataCollatorWithPadding, PreTrainedTokenizerBase, default_data_collator, set_seed)
 
-from ..accumulation_loss.verification import FAILURES
 from ..bucketing.batch_plan import as_lengths
 from ..bucketing.collators import PaddedCollator, stored_lengths
 from ..bucketing.micro_batching import (
     distribute_packed_rows, distribute_micro_batches)
 from ..bucketing.stratified_steps import RankRows, StepPlan, plan_steps
-from ..foundation.private_apis import in_eval_mode
 from ..foundation.rows import RowLengths, fork_rng
 
 # %% auto #0
-__all__ = ['is_default', 'padded_collator', 'predicts_next_token', 'PaddingFallback', 'measured_lengths', 'StepBatchSampler',
+__all__ = ['is_default', 'padded_collator', 'PaddingFallback', 'mask_columns', 'measured_lengths', 'StepBatchSampler',
            'StepDataLoader', 'pins_memory', 'step_dataloader', 'StreamPosition', 'stream_loader']
 
 # %% ../../nbs/trainer/loaders.ipynb #c0976c97
 def is_default(collator) -> bool:
-    "Whether transformers took this collator because nobody gave one."
+    "Whether transformers may have chosen this collator, because nobody passed one."
     pads = type(collator) is DataCollatorWithPadding
     return collator is default_data_collator or (
         pads and isinstance(collator.tokenizer, PreTrainedTokenizerBase))
@@ -41,28 +39,12 @@ def is_default(collator) -> bool:
 def padded_collator(
     model: torch.nn.Module,
     processing_class: Any = None, # of the Trainer
-    labels_from_ids: bool = False, # where rows bring no labels
 ) -> PaddedCollator:
-    "Pads with the token and on the side that the tokenizer says, else the model."
+    "Pads with the token and on the side of the tokenizer; without one, of the model."
     pad = getattr(processing_class, "pad_token_id", None)
     if pad is None:
         pad = getattr(getattr(model, "config", None), "pad_token_id", None)
-    side = getattr(processing_class, "padding_side", "right")
-    return PaddedCollator(pad_token_id=pad or 0, padding_side=side,
-                          labels_from_ids=labels_from_ids)
-
-# %% ../../nbs/trainer/loaders.ipynb #d3333b88
-def predicts_next_token(model: torch.nn.Module) -> bool:
-    "Whether a row whose only label is that of its first token has no loss."
-    try:
-        device = next(model.parameters()).device
-        ids = torch.tensor([[1, 2, 3, 4]], device=device)
-        labels = torch.tensor([[0, -100, -100, -100]], device=device)
-        with fork_rng(), in_eval_mode(model), torch.no_grad():
-            loss = float(model(input_ids=ids, labels=labels).loss)
-        return not loss > 0 # of nothing: 0, or not a number
-    except FAILURES: # it takes no token ids, or no labels for each of them
-        return False
+    return PaddedCollator(processing_class, pad_token_id=pad or 0)
 
 # %% ../../nbs/trainer/loaders.ipynb #c0976c96
 @dataclass(frozen=True)
@@ -77,6 +59,17 @@ class PaddingFallback:
         # of lists, arrays and tensors of different lengths
         except (ValueError, TypeError, RuntimeError):
             return self.pad(rows)
+
+# %% ../../nbs/trainer/loaders.ipynb #43c24f58
+def mask_columns(dataset) -> list[str]: # empty where rows have labels
+    "Columns of rows without labels that tell which tokens to train on."
+    names = getattr(dataset, "column_names", None)
+    if names is None and hasattr(dataset, "__len__") and len(dataset):
+        names = dataset[0].keys() if hasattr(dataset[0], "keys") else []
+    names = set(names or ())
+    if names & {"labels", "label", "label_ids"}:
+        return []
+    return sorted(names & {"assistant_masks", "completion_mask"})
 
 # %% ../../nbs/trainer/loaders.ipynb #8a10100d
 def measured_lengths(

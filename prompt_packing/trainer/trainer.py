@@ -31,8 +31,8 @@ from prompt_packing.trainer.token_budget import (
     collated_micro_batches,
     padded_micro_batches)
 from .loaders import (
-    PaddingFallback, is_default, measured_lengths, padded_collator, pins_memory,
-    step_dataloader, predicts_next_token, stream_loader)
+    PaddingFallback, is_default, mask_columns, measured_lengths, padded_collator,
+    pins_memory, step_dataloader, stream_loader)
 from .resume import ExactResumeMixin
 
 # %% auto #0
@@ -120,15 +120,13 @@ class _StepLoaderMixin:
                 dataset, description, *args, is_training=is_training, **kwargs)
 
     def _collator_of(self, dataset):
-        "The collator that somebody chose, or one that pads rows of different lengths."
-        if not is_default(self.data_collator):
+        "The collator that somebody passed; else transformers', and ours where it fails."
+        if self.data_collator is not self._default_collator:
             return self.data_collator
         if getattr(dataset, "data_collator", None) is not None:
             return dataset.data_collator
-        makes_steps = self.splits_steps() or self.uses_stratified_steps()
-        from_ids = makes_steps and predicts_next_token(self.model)
-        pad = padded_collator(self.model, self.processing_class, from_ids)
-        return pad if makes_steps else PaddingFallback(self.data_collator, pad)
+        pad = padded_collator(self.model, self.processing_class)
+        return PaddingFallback(self.data_collator, pad)
 
     def _step_dataloader(self, dataset, description):
         if isinstance(dataset, IterableDataset):
@@ -173,12 +171,24 @@ class _StepLoaderMixin:
             if fault:
                 self.findings.report(_not_apart.format(fault))
         self._layout_is_known = True
-        return super().training_step(model, inputs, *args, **kwargs)
+        try:
+            return super().training_step(model, inputs, *args, **kwargs)
+        except ValueError as error: # as transformers', where a model returns no loss
+            masks = mask_columns(self.train_dataset)
+            if not masks or "loss" not in str(error):
+                raise
+            raise ValueError(_unused_masks.format(" and ".join(masks))) from error
 
     @property
     def _autocast(self) -> torch.dtype | None:
         mixed = dict(bf16=torch.bfloat16, fp16=torch.float16)
         return mixed.get(self.accelerator.mixed_precision)
+
+_unused_masks = (
+    "The model returned no loss: rows have {0} and no labels, and the collator makes "
+    "none. Add a column labels with the ids, and -100 where {0} is 0. TRL's SFTTrainer "
+    "makes it with assistant_only_loss=True or completion_only_loss=True, and its "
+    "DataCollatorForLanguageModeling pads it")
 
 _not_apart = (
     "rows come packed from their collator, and this model does not keep their sequences "
@@ -257,14 +267,18 @@ class TokenBudgetMixin(_SplitPredictionMixin, _StepLoaderMixin):
     6. an evaluation batch: `prediction_step` (in parts)."""
     _packing_format: PackingFormat | None = None # once training begins
     _batcher: MicroBatcher | None = None # of a training
+    _default_collator: Callable | None = None # of transformers, where none was passed
 
     def __init__(self,
         *args,
-        lengths: Callable | None = None, # row -> tokens, where you know better
+        length_fn: Callable | None = None, # row -> tokens, where you know better
         **kwargs,
     ):
-        self.length_fn = lengths
+        self.length_fn = length_fn
         super().__init__(*args, **kwargs)
+        given = any(each is self.data_collator for each in [*args, *kwargs.values()])
+        if is_default(self.data_collator) and not given:
+            self._default_collator = self.data_collator
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
