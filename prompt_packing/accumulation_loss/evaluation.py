@@ -143,7 +143,7 @@ class ExactEvaluation:
             rows = self.processes.rows([rows[:16]])
         facts = EvaluationFacts()
         has_rows = self.loader.collate is not None and len(rows) > 1
-        if has_rows and collates_rows(few := self.loader.few(rows)):
+        if has_rows and collates_rows(self.loader.few(rows)):
             many = self.loader.many(rows, self.dry_run.adapter.token_budget)
             tries = (verify_evaluation(self.dry_run, self.loader.few(rows, index), many)
                      for index in range(4)) # some rows may have no target
