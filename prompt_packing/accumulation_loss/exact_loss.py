@@ -225,6 +225,10 @@ class _AroundStepsMixin:
         return sum(super(_AroundStepsMixin, self).floating_point_ops(part) for part in made)
 
 # %% ../../nbs/accumulation_loss/exact_loss.ipynb #af84ef83
+# overrides of 0.2, which would have no effect; to be dropped in 0.4
+_RENAMED = dict(count_targets="loss_normalizer", row_length="length_fn",
+                begin_steps="attach_dataloader")
+
 class ExactLossMixin(_AroundStepsMixin):
     """The gradient of an optimizer step is that of its full batch, for any loss.
 
@@ -249,6 +253,9 @@ class ExactLossMixin(_AroundStepsMixin):
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         check_mro(cls, ExactLossMixin)
+        for old, new in _RENAMED.items():
+            if old in vars(cls):
+                raise TypeError(f"{cls.__name__}.{old} was renamed: call it {new}.")
 
     def __init__(self, *args, **kwargs):
         self.findings, self._exact_evaluation = Findings(self.strict_loss), None
