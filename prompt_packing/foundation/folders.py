@@ -166,7 +166,7 @@ def verify(folder: str | os.PathLike) -> None:
         noted = {file.parent / name: dict(entry) for name, entry in files.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         raise DamagedFolder(f"{file} is missing or damaged: the folder was not written "
-                            "completely, or by another program.") from None
+                            "to its end, or by another program.") from None
     for path, now in zip(noted, _entries(noted)):
         if not now:
             raise DamagedFolder(f"{path} is missing, and {MANIFEST_NAME} lists it.")
