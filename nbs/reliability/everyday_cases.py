@@ -141,7 +141,8 @@ def model(name, config="bert", **more):
     bart |= dict(encoder_attention_heads=2, decoder_attention_heads=2)
     bart |= dict(encoder_ffn_dim=16, decoder_ffn_dim=16, decoder_start_token_id=EOS)
     distil = dict(dim=16, n_layers=1, n_heads=2, hidden_dim=16)
-    distil |= dict(dropout=0.0, seq_classif_dropout=0.0, qa_dropout=0.0)
+    distil |= dict(dropout=0.0, attention_dropout=0.0)
+    distil |= dict(seq_classif_dropout=0.0, qa_dropout=0.0)
     others = {"gpt2": gpt2, "t5": t5, "bart": bart, "distilbert": distil}
     none = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     if config in others:
@@ -188,7 +189,7 @@ class Bag(nn.Module):
         mask = (input_ids != PAD).unsqueeze(-1).float()
         return (self.embedding(input_ids) * mask).sum(1) / mask.sum(1)
 
-    def forward(self, input_ids, labels=None):
+    def forward(self, input_ids, attention_mask=None, labels=None):
         logits = self.head(self.pooled(input_ids))
         loss = None if labels is None else F.cross_entropy(logits, labels)
         return {"loss": loss, "logits": logits}
@@ -1531,7 +1532,7 @@ def returns_own_dataclass(Trainer, args):
 @case("custom models")
 def max_pooling_without_mask(Trainer, args):
     class Net(Bag):
-        def forward(self, input_ids, labels=None):
+        def forward(self, input_ids, attention_mask=None, labels=None):
             logits = self.head(self.embedding(input_ids).max(1).values)
             return {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
@@ -1558,7 +1559,7 @@ def text_cnn(Trainer, args):
             self.convs = nn.ModuleList(nn.Conv1d(16, 8, k, padding=k // 2) for k in (3, 5))
             self.head = nn.Linear(16, 3)
 
-        def forward(self, input_ids, labels=None):
+        def forward(self, input_ids, attention_mask=None, labels=None):
             x = self.embedding(input_ids).transpose(1, 2)
             x = torch.cat([F.relu(c(x)).max(-1).values for c in self.convs], -1)
             logits = self.head(x)
@@ -1630,7 +1631,7 @@ def nano_gpt(Trainer, args):
 @case("custom models")
 def loss_summed_in_forward(Trainer, args):
     class Net(Bag):
-        def forward(self, input_ids, labels=None):
+        def forward(self, input_ids, attention_mask=None, labels=None):
             logits = self.head(self.pooled(input_ids))
             loss = F.cross_entropy(logits, labels, reduction="sum")
             return {"loss": loss, "logits": logits}
@@ -1674,7 +1675,7 @@ def mixture_of_experts_with_balance_loss(Trainer, args):
             self.gate = nn.Linear(16, 4)
             self.experts = nn.ModuleList(nn.Linear(16, 3) for _ in range(4))
 
-        def forward(self, input_ids, labels=None):
+        def forward(self, input_ids, attention_mask=None, labels=None):
             pooled = self.pooled(input_ids)
             gate = self.gate(pooled).softmax(-1)
             outs = torch.stack([e(pooled) for e in self.experts], 1)
@@ -2040,7 +2041,7 @@ def lstm_tagger_packed(Trainer, args):
 @case("recurrent and siamese")
 def lstm_last_state_of_padded_rows(Trainer, args):
     class Net(LSTM):
-        def forward(self, input_ids, labels=None):
+        def forward(self, input_ids, attention_mask=None, labels=None):
             states, _ = self.lstm(self.embedding(input_ids))
             logits = self.out(states[:, -1])
             return {"loss": F.cross_entropy(logits, labels), "logits": logits}
@@ -2216,22 +2217,791 @@ def reward_pairs_in_two_forwards(Trainer, args):
     )
 
 
+# datasets and samplers
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        for row in self.rows:
+            yield dict(row)
+
+
+@case("datasets and samplers")
+def torch_iterable_dataset(Trainer, args):
+    return Trainer(
+        bert(),
+        args(),
+        train_dataset=Stream(list(labelled())),
+        data_collator=padder(),
+    )
+
+
+@case("datasets and samplers")
+def datasets_iterable_mapped(Trainer, args):
+    data = labelled().to_iterable_dataset().map(lambda r: {"labels": r["labels"] % 2})
+    return Trainer(bert(), args(), train_dataset=data, data_collator=padder())
+
+
+@case("datasets and samplers")
+def with_transform_tokenizes(Trainer, args):
+    tok = tokenizer()
+
+    def encode(batch):
+        return dict(tok(batch["text"], truncation=True, max_length=16)) | {
+            "labels": batch["label"]
+        }
+
+    data = Dataset.from_dict({"text": texts(), "label": classes()}).with_transform(encode)
+    return Trainer(
+        bert(),
+        args(remove_unused_columns=False),
+        train_dataset=data,
+        data_collator=padder(),
+    )
+
+
+@case("datasets and samplers")
+def set_format_torch(Trainer, args):
+    data = labelled()
+    data.set_format("torch")
+    return Trainer(bert(), args(), train_dataset=data, data_collator=padder())
+
+
+@case("datasets and samplers")
+def text_column_is_removed(Trainer, args):
+    data = labelled().add_column("text", texts()).add_column("meta", [{"a": 1}] * 24)
+    return Trainer(bert(), args(), train_dataset=data, data_collator=padder())
+
+
+@case("datasets and samplers")
+def nested_columns(Trainer, args):
+    tok = tokenizer()
+
+    def collate(rows):
+        batch = tok.pad([r["encoded"] for r in rows], return_tensors="pt")
+        batch["labels"] = torch.tensor([r["target"]["class"] for r in rows])
+        return batch
+
+    rows = [
+        {"encoded": {"input_ids": ids}, "target": {"class": c, "source": "web"}}
+        for ids, c in zip(tokens(), classes())
+    ]
+    return Trainer(
+        bert(),
+        args(remove_unused_columns=False),
+        train_dataset=Table(rows),
+        data_collator=collate,
+    )
+
+
+@case("datasets and samplers")
+def torch_dataset_of_encodings(Trainer, args):
+    enc = tokenizer()(texts(), padding=True, truncation=True)
+    labels = classes()
+
+    class IMDbDataset(torch.utils.data.Dataset):
+        def __getitem__(self, idx):
+            item = {k: torch.tensor(v[idx]) for k, v in enc.items()}
+            item["labels"] = torch.tensor(labels[idx])
+            return item
+
+        def __len__(self):
+            return len(labels)
+
+    net = model("DistilBertForSequenceClassification", "distilbert", num_labels=3)
+    return Trainer(net, args(), train_dataset=IMDbDataset())
+
+
+@case("datasets and samplers")
+def rows_are_tuples(Trainer, args):
+    class Pairs(Table):
+        def __getitem__(self, index):
+            return self.rows[index]["x"], self.rows[index]["labels"]
+
+    def collate(rows):
+        x, y = zip(*rows)
+        return {"x": torch.stack(x), "labels": torch.tensor(y)}
+
+    return Trainer(MLP(), args(), train_dataset=Pairs(table().rows), data_collator=collate)
+
+
+@case("datasets and samplers")
+def rows_are_numpy(Trainer, args):
+    rows = [{"x": r["x"].numpy(), "labels": np.int64(r["labels"])} for r in table().rows]
+    return Trainer(MLP(), args(), train_dataset=Table(rows))
+
+
+@case("datasets and samplers")
+def weighted_sampler(Trainer, args):
+    class SamplerTrainer(Trainer):
+        def _get_train_sampler(self, *a, **kw):
+            weights = [1.0 + (i % 3) for i in range(24)]
+            drawn = torch.Generator().manual_seed(4)
+            return torch.utils.data.WeightedRandomSampler(weights, 24, generator=drawn)
+
+    return classify(SamplerTrainer, args)
+
+
+@case("datasets and samplers")
+def sequential_sampler(Trainer, args):
+    class SequentialTrainer(Trainer):
+        def _get_train_sampler(self, train_dataset=None):
+            return torch.utils.data.SequentialSampler(train_dataset or self.train_dataset)
+
+    return classify(SequentialTrainer, args)
+
+
+@case("datasets and samplers")
+def grouped_by_length(Trainer, args):
+    return classify(Trainer, args, train_sampling_strategy="group_by_length")
+
+
+@case("datasets and samplers")
+def concatenated_datasets(Trainer, args):
+    data = torch.utils.data.ConcatDataset([labelled(10), labelled(14, seed=3)])
+    return Trainer(bert(), args(), train_dataset=data, data_collator=padder())
+
+
+@case("datasets and samplers")
+def random_split_of_a_list(Trainer, args):
+    drawn = torch.Generator().manual_seed(1)
+    train, _ = torch.utils.data.random_split(list(labelled(30)), [24, 6], drawn)
+    return Trainer(bert(), args(), train_dataset=train, data_collator=padder())
+
+
+@case("datasets and samplers")
+def last_batch_is_smaller(Trainer, args):
+    return classify(Trainer, args, data=labelled(21), num_train_epochs=2, max_steps=-1)
+
+
+@case("datasets and samplers")
+def drop_last(Trainer, args):
+    data = labelled(21)
+    return classify(Trainer, args, data=data, dataloader_drop_last=True, max_steps=4)
+
+
+@case("datasets and samplers")
+def length_column_and_position_ids(Trainer, args):
+    def collate(rows):
+        ids = padded(rows)
+        return dict(
+            input_ids=ids,
+            position_ids=torch.arange(ids.shape[1]).expand_as(ids),
+            attention_mask=(ids != PAD).long(),
+            labels=torch.tensor([r["labels"] for r in rows]),
+        )
+
+    data = labelled().add_column("length", lengths(24))
+    return Trainer(
+        bert(),
+        args(remove_unused_columns=False),
+        train_dataset=data,
+        data_collator=collate,
+    )
+
+
+# overrides and callbacks
+
+
+@case("overrides and callbacks")
+def training_step_calls_super(Trainer, args):
+    seen = []
+
+    class MyTrainer(Trainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            loss = super().training_step(model, inputs, num_items_in_batch)
+            seen.append(float(loss))
+            return loss
+
+    return classify(MyTrainer, args)
+
+
+@case("overrides and callbacks")
+def training_step_adds_a_column(Trainer, args):
+    class MyTrainer(Trainer):
+        def training_step(self, model, inputs, *a, **kw):
+            inputs["token_type_ids"] = inputs["input_ids"] % 2
+            return super().training_step(model, inputs, *a, **kw)
+
+    return classify(MyTrainer, args)
+
+
+@case("overrides and callbacks")
+def training_step_of_the_user(Trainer, args):
+    class MyTrainer(Trainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            model.train()
+            inputs = self._prepare_inputs(inputs)
+            loss = self.compute_loss(model, inputs)
+            if self.args.gradient_accumulation_steps > 1:
+                loss = loss / self.args.gradient_accumulation_steps
+            self.accelerator.backward(loss)
+            return loss.detach()
+
+    return classify(MyTrainer, args)
+
+
+@case("overrides and callbacks")
+def adversarial_fgm(Trainer, args):
+    class FGMTrainer(Trainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            loss = super().training_step(model, inputs, num_items_in_batch)
+            net = self.accelerator.unwrap_model(model)
+            weight = net.bert.embeddings.word_embeddings.weight
+            saved = weight.data.clone()
+            weight.data.add_(0.5 * weight.grad / weight.grad.norm())
+            super().training_step(model, inputs, num_items_in_batch)
+            weight.data.copy_(saved)
+            return loss
+
+    return classify(FGMTrainer, args)
+
+
+@case("overrides and callbacks")
+def get_batch_samples_counts_words(Trainer, args):
+    class MyTrainer(Trainer):
+        def get_batch_samples(self, epoch_iterator, num_batches, device):
+            batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+            return batches, sum(b["attention_mask"].sum() for b in batches)
+
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            labels = inputs.pop("labels")
+            out = model(**inputs)
+            each = F.cross_entropy(out.logits, labels, reduction="none")
+            each = (each * inputs["attention_mask"].sum(1)).sum()
+            loss = each / num_items_in_batch
+            return (loss, out) if return_outputs else loss
+
+    return classify(MyTrainer, args, average_tokens_across_devices=False)
+
+
+@case("overrides and callbacks")
+def prepare_inputs_builds_labels(Trainer, args):
+    class MyTrainer(Trainer):
+        def _prepare_inputs(self, inputs):
+            inputs = super()._prepare_inputs(inputs)
+            inputs["labels"] = inputs["input_ids"].masked_fill(
+                inputs["attention_mask"] == 0, -100
+            )
+            return inputs
+
+    return MyTrainer(
+        llama(), args(), train_dataset=plain_ids(), data_collator=padder()
+    )
+
+
+@case("overrides and callbacks")
+def prepare_inputs_scales_features(Trainer, args):
+    class MyTrainer(Trainer):
+        def _prepare_inputs(self, inputs):
+            inputs = super()._prepare_inputs(inputs)
+            return inputs | {"x": inputs["x"] * 0.5 + 0.1}
+
+    return MyTrainer(MLP(), args(), train_dataset=table())
+
+
+@case("overrides and callbacks")
+def own_train_dataloader(Trainer, args):
+    class MyTrainer(Trainer):
+        def get_train_dataloader(self):
+            loader = torch.utils.data.DataLoader(
+                self.train_dataset,
+                batch_size=self.args.per_device_train_batch_size,
+                collate_fn=self.data_collator,
+                shuffle=False,
+            )
+            return self.accelerator.prepare(loader)
+
+    return MyTrainer(
+        Bag(),
+        args(remove_unused_columns=False),
+        train_dataset=labelled().remove_columns("attention_mask"),
+        data_collator=padder(),
+    )
+
+
+@case("overrides and callbacks")
+def own_optimizer_groups(Trainer, args):
+    class MyTrainer(Trainer):
+        def create_optimizer(self, *a, **kw):
+            head = list(self.model.classifier.parameters())
+            body = list(self.model.bert.parameters())
+            self.optimizer = torch.optim.SGD(
+                [{"params": body, "lr": 0.05}, {"params": head, "lr": 0.3}],
+                momentum=0.9,
+            )
+            return self.optimizer
+
+    return classify(MyTrainer, args)
+
+
+@case("overrides and callbacks")
+def callback_reads_gradients(Trainer, args):
+    norms = []
+
+    class Norms(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+            squares = [p.grad.norm() ** 2 for p in model.parameters() if p.grad is not None]
+            norms.append(float(sum(squares)) ** 0.5)
+
+    trainer = classify(Trainer, args)
+    trainer.add_callback(Norms())
+    return trainer, lambda _: {"norms": norms}
+
+
+@case("overrides and callbacks")
+def callback_changes_gradients(Trainer, args):
+    class Centralize(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+            for p in model.parameters():
+                if p.grad is not None and p.dim() > 1:
+                    p.grad.sub_(p.grad.mean(1, keepdim=True))
+
+    trainer = classify(Trainer, args)
+    trainer.add_callback(Centralize())
+    return trainer
+
+
+@case("overrides and callbacks")
+def callback_keeps_an_average_of_weights(Trainer, args):
+    class EMA(TrainerCallback):
+        def on_train_begin(self, args, state, control, model=None, **kwargs):
+            self.mean = [p.detach().clone() for p in model.parameters()]
+
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            for m, p in zip(self.mean, model.parameters()):
+                m.lerp_(p.detach(), 0.1)
+
+    trainer = classify(Trainer, args)
+    trainer.add_callback(ema := EMA())
+    return trainer, lambda _: {"ema": vector(ema.mean)}
+
+
+@case("overrides and callbacks")
+def callback_unfreezes_layers(Trainer, args):
+    class Unfreeze(TrainerCallback):
+        def on_step_begin(self, args, state, control, model=None, **kwargs):
+            model.embedding.requires_grad_(state.global_step >= 1)
+
+    trainer = classify(Trainer, args, Bag(), ddp_find_unused_parameters=True)
+    trainer.add_callback(Unfreeze())
+    return trainer
+
+
+@case("overrides and callbacks")
+def logs_parts_of_the_loss(Trainer, args):
+    class MyTrainer(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+            out = model(**inputs)
+            self.log({"part_a": float(out["a"]), "part_b": float(out["b"])})
+            return (out["loss"], out) if return_outputs else out["loss"]
+
+    trainer = MyTrainer(
+        TwoHeads(),
+        args(label_names=["label", "score"]),
+        train_dataset=two_labels(),
+        data_collator=two_label_collator,
+    )
+
+    def after(trainer):
+        logs = trainer.state.log_history
+        trainer.state.log_history = [row for row in logs if "part_a" not in row]
+        return {}
+
+    return trainer, after
+
+
+@case("overrides and callbacks")
+def counts_calls_in_compute_loss(Trainer, args):
+    class WarmupTrainer(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+            out = model(**inputs)
+            share = min(1.0, self.state.global_step / 2)
+            penalty = out.logits.pow(2).mean()
+            loss = out.loss + share * penalty
+            return (loss, out) if return_outputs else loss
+
+    return classify(WarmupTrainer, args)
+
+
+# optimization
+
+
+@case("optimization")
+def clipping(Trainer, args):
+    return classify(Trainer, args, max_grad_norm=0.3)
+
+
+@case("optimization")
+def clipping_causal(Trainer, args):
+    return causal(Trainer, args, max_grad_norm=0.5)
+
+
+@case("optimization")
+def gradient_checkpointing(Trainer, args):
+    more = dict(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return causal(Trainer, args, gradient_checkpointing=True, **more)
+
+
+@case("optimization")
+def gradient_checkpointing_in_the_users_loss(Trainer, args):
+    kind = with_loss(Trainer, nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0, 1.0])))
+    return classify(kind, args, gradient_checkpointing=True)
+
+
+@case("optimization")
+def frozen_body(Trainer, args):
+    net = bert()
+    for p in net.bert.parameters():
+        p.requires_grad = False
+    return classify(Trainer, args, net)
+
+
+@case("optimization")
+def frozen_embeddings_causal(Trainer, args):
+    net = llama()
+    net.get_input_embeddings().requires_grad_(False)
+    return causal(Trainer, args, net)
+
+
+class LoraLinear(nn.Module):
+    def __init__(self, base, rank=2):
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.a = nn.Parameter(torch.randn(rank, base.in_features) * 0.3)
+        self.b = nn.Parameter(torch.zeros(base.out_features, rank))
+
+    def forward(self, x):
+        return self.base(x) + x @ self.a.T @ self.b.T
+
+
+@case("optimization")
+def lora_layers_of_the_user(Trainer, args):
+    net = llama().requires_grad_(False)
+    torch.manual_seed(2)
+    attention = net.model.layers[0].self_attn
+    attention.q_proj = LoraLinear(attention.q_proj)
+    attention.v_proj = LoraLinear(attention.v_proj)
+    return causal(Trainer, args, net, learning_rate=0.5)
+
+
+@case("optimization")
+def lora_of_peft(Trainer, args):
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(2)
+    config = LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"])
+    return classify(Trainer, args, get_peft_model(bert(), config))
+
+
+@case("optimization")
+def tied_weights(Trainer, args):
+    return causal(Trainer, args, llama(tie_word_embeddings=True))
+
+
+@case("optimization")
+def bf16_causal(Trainer, args):
+    return causal(Trainer, args, bf16=True)
+
+
+@case("optimization")
+def bf16_classifier_with_class_weights(Trainer, args):
+    kind = with_loss(Trainer, nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0, 1.0])))
+    return classify(kind, args, bf16=True)
+
+
+@case("optimization")
+def compiled_classifier(Trainer, args):
+    return classify(Trainer, args, torch_compile=True, torch_compile_backend="eager")
+
+
+@case("optimization")
+def compiled_causal(Trainer, args):
+    return causal(Trainer, args, torch_compile=True, torch_compile_backend="eager")
+
+
+@case("optimization")
+def weight_decay_momentum_and_schedule(Trainer, args):
+    net = bert()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: 1 / (1 + s))
+    return Trainer(
+        net,
+        args(),
+        train_dataset=labelled(),
+        data_collator=padder(),
+        optimizers=(optimizer, schedule),
+    )
+
+
+@case("optimization")
+def model_init(Trainer, args):
+    return Trainer(
+        model_init=lambda: bert(),
+        args=args(),
+        train_dataset=labelled(),
+        data_collator=padder(),
+    )
+
+
+@case("optimization")
+def neftune_off_and_warmup(Trainer, args):
+    return causal(Trainer, args, warmup_steps=2, lr_scheduler_type="linear")
+
+
+# evaluation
+
+
+def evaluated(Trainer, args, net=None, data=None, eval_data=None, collator=None, **more):
+    usual = dict(eval_strategy="steps", eval_steps=1)
+    keys = "compute_metrics", "preprocess_logits_for_metrics"
+    trainer = {k: more.pop(k) for k in keys if k in more}
+    return Trainer(
+        net or bert(),
+        args(**(usual | more)),
+        train_dataset=data or labelled(),
+        eval_dataset=eval_data or labelled(10, seed=20),
+        data_collator=collator or padder(),
+        **trainer,
+    )
+
+
+@case("evaluation")
+def accuracy_each_step(Trainer, args):
+    return evaluated(Trainer, args, compute_metrics=accuracy)
+
+
+@case("evaluation")
+def perplexity_of_a_causal_model(Trainer, args):
+    tok = tokenizer()
+    collator = DataCollatorForLanguageModeling(tok, mlm=False)
+    return evaluated(
+        Trainer, args, llama(), plain_ids(), plain_ids(10, 30), collator
+    )
+
+
+@case("evaluation")
+def preprocess_logits_to_predictions(Trainer, args):
+    def metrics(prediction):
+        labels = prediction.label_ids
+        keep = labels != -100
+        return {"accuracy": float((prediction.predictions == labels)[keep].mean())}
+
+    return evaluated(
+        Trainer,
+        args,
+        bert("BertForTokenClassification"),
+        tagged(),
+        tagged(10),
+        DataCollatorForTokenClassification(tokenizer()),
+        compute_metrics=metrics,
+        preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
+    )
+
+
+@case("evaluation")
+def tagger_metrics_over_padded_logits(Trainer, args):
+    return evaluated(
+        Trainer,
+        args,
+        bert("BertForTokenClassification"),
+        tagged(),
+        tagged(10),
+        DataCollatorForTokenClassification(tokenizer()),
+        compute_metrics=accuracy,
+    )
+
+
+@case("evaluation")
+def load_best_model_at_end(Trainer, args):
+    return evaluated(
+        Trainer,
+        args,
+        compute_metrics=accuracy,
+        save_strategy="steps",
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_loss",
+        learning_rate=1.0,
+    )
+
+
+@case("evaluation")
+def several_eval_sets(Trainer, args):
+    sets = {"dev": labelled(10, seed=20), "test": labelled(6, seed=40)}
+    return evaluated(Trainer, args, eval_data=sets, compute_metrics=accuracy)
+
+
+@case("evaluation")
+def own_label_names(Trainer, args):
+    return evaluated(
+        Trainer,
+        args,
+        TwoHeads(),
+        two_labels(),
+        two_labels(),
+        two_label_collator,
+        label_names=["label", "score"],
+        compute_metrics=lambda p: {"mse": float(np.mean((p.predictions[1] - p.label_ids[1]) ** 2))},
+    )
+
+
+@case("evaluation")
+def weighted_loss_in_evaluation(Trainer, args):
+    kind = with_loss(Trainer, nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 2.0])))
+    return evaluated(kind, args, compute_metrics=accuracy)
+
+
+@case("evaluation")
+def label_smoothing_in_evaluation(Trainer, args):
+    return evaluated(Trainer, args, label_smoothing_factor=0.2)
+
+
+@case("evaluation")
+def question_answering_in_evaluation(Trainer, args):
+    def answers(rows, seed):
+        data = labelled(rows, seed=seed).remove_columns("labels")
+        size = lengths(rows, seed)
+        data = data.add_column("start_positions", [n // 3 for n in size])
+        return data.add_column("end_positions", [n // 2 for n in size])
+
+    net = bert("BertForQuestionAnswering", 2)
+    return evaluated(Trainer, args, net, answers(24, 0), answers(10, 20))
+
+
+@case("evaluation")
+def include_inputs_for_metrics(Trainer, args):
+    def metrics(prediction):
+        ids = prediction.inputs
+        return {"tokens": float(((ids != PAD) & (ids != -100)).sum())}
+
+    return evaluated(
+        Trainer, args, compute_metrics=metrics, include_for_metrics=["inputs"]
+    )
+
+
+@case("evaluation")
+def predictions_of_a_classifier(Trainer, args):
+    trainer = classify(Trainer, args)
+
+    def after(trainer):
+        answer = trainer.predict(labelled(10, seed=20))
+        loss = answer.metrics["test_loss"]
+        return {"logits": answer.predictions, "labels": answer.label_ids, "loss": loss}
+
+    return trainer, after
+
+
+@case("evaluation")
+def predictions_without_labels(Trainer, args):
+    trainer = classify(Trainer, args)
+    rows = labelled(10, seed=20).remove_columns("labels")
+    return trainer, lambda t: {"logits": t.predict(rows).predictions}
+
+
+@case("evaluation")
+def predictions_of_a_tagger(Trainer, args):
+    trainer = Trainer(
+        bert("BertForTokenClassification"),
+        args(),
+        train_dataset=tagged(),
+        data_collator=DataCollatorForTokenClassification(tokenizer()),
+    )
+    return trainer, lambda t: {"logits": t.predict(tagged(10)).predictions}
+
+
+@case("evaluation")
+def prediction_step_of_the_user(Trainer, args):
+    class MyTrainer(Trainer):
+        def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+            inputs = self._prepare_inputs(inputs)
+            with torch.no_grad():
+                out = model(**inputs)
+            return out.loss.detach(), out.logits.softmax(-1), inputs["labels"]
+
+    return evaluated(MyTrainer, args, compute_metrics=accuracy)
+
+
+@case("evaluation")
+def batch_eval_metrics(Trainer, args):
+    seen = []
+
+    def metrics(prediction, compute_result=False):
+        hits = prediction.predictions.argmax(-1) == prediction.label_ids
+        seen.extend(hits.tolist())
+        if not compute_result:
+            return None
+        result = {"accuracy": sum(seen) / len(seen)}
+        seen.clear()
+        return result
+
+    return evaluated(Trainer, args, compute_metrics=metrics, batch_eval_metrics=True)
+
+
+@case("evaluation")
+def evaluate_after_training_with_prefix(Trainer, args):
+    trainer = classify(Trainer, args)
+    test = labelled(11, seed=20)
+    return trainer, lambda t: {"loss": t.evaluate(test, metric_key_prefix="t")["t_loss"]}
+
+
+@case("evaluation")
+def seq2seq_loss_in_evaluation(Trainer, args):
+    net = model("T5ForConditionalGeneration", "t5")
+    collator = DataCollatorForSeq2Seq(tokenizer(), model=net)
+    return evaluated(
+        Trainer, args, net, translation(), translation(10), collator
+    )
+
+
+@case("evaluation")
+def contrastive_loss_in_evaluation(Trainer, args):
+    class ContrastiveTrainer(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+            q, p = model(inputs["query"]), model(inputs["positive"])
+            loss = F.cross_entropy(q @ p.T * 5, torch.arange(len(q)))
+            return (loss, {"q": q}) if return_outputs else loss
+
+        def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+            with torch.no_grad():
+                loss = self.compute_loss(model, self._prepare_inputs(inputs))
+            return loss, None, None
+
+    return evaluated(
+        ContrastiveTrainer,
+        args,
+        Encoder(8),
+        pairs(),
+        pairs(rows=8),
+        pair_collator("query", "positive"),
+        remove_unused_columns=False,
+    )
+
+
 # one training
 
 FULL, STEPS, BUDGET = 8, 3, 48  # rows of a step, steps, tokens
-SETTINGS = "accumulation", "token_budget"
+SETTINGS = "accumulation", "token_budget"  # of ours
+CONTROL = ("control",)  # transformers' own Trainer with accumulation
 MARK = re.compile("INEXACT|UNVERIFIED")
+
+
+def library(setting):
+    "Ours, or transformers for the reference and the control."
+    return prompt_packing if setting in SETTINGS else transformers
 
 
 def arguments(setting, processes, folder):
     "The function that a case calls for its TrainingArguments."
-    ours = setting != "reference"
-    kind = (prompt_packing if ours else transformers).TrainingArguments
+    kind = library(setting).TrainingArguments
     rows = FULL // processes
     how = dict(per_device_train_batch_size=rows, per_device_eval_batch_size=64)
-    if ours:
+    if setting != "reference":
         how |= dict(per_device_eval_batch_size=4 // processes)
-    if setting == "accumulation":
+    if setting in ("accumulation", "control"):
         how |= dict(
             per_device_train_batch_size=rows // 4, gradient_accumulation_steps=4
         )
@@ -2313,17 +3083,18 @@ def train(name, setting, processes=1):
         cache.cache_clear()
     with tempfile.TemporaryDirectory() as folder, messages() as lines:
         try:
-            ours = setting != "reference"
-            kind = (prompt_packing if ours else transformers).Trainer
             transformers.set_seed(3)
+            kind = library(setting).Trainer
             made = CASES[name][1](kind, arguments(setting, processes, folder))
             trainer, after = made if isinstance(made, tuple) else (made, None)
             trainer.remove_callback(transformers.PrinterCallback)
             before = vector(trainer.model.parameters())
             trainer.train()
-            trained = vector(trainer.accelerator.unwrap_model(trainer.model).parameters())
-            result |= dict(before=before, trained=trained)
-            result["more"] = {k: vector([v]) for k, v in after(trainer).items()} if after else {}
+            more = after(trainer) if after else {}
+            net = trainer.accelerator.unwrap_model(trainer.model)
+            result |= dict(before=before, trained=vector(net.parameters()))
+            more |= {"buffers": vector(b for b in net.buffers() if b.is_floating_point())}
+            result["more"] = {k: vector([v]) for k, v in more.items()}
             result["logs"] = log_numbers(trainer)
             result["half"] = trainer.args.bf16
         except Exception as error:
@@ -2425,13 +3196,13 @@ def on_processes(names, processes, limit=1200):
     return results
 
 
-def run(names=(), kind=None, processes=1, show=None):
+def run(names=(), kind=None, processes=1, show=None, settings=SETTINGS):
     "Outcomes of cases in each setting, as rows of a table."
     names, rows = selected(names, kind, processes), []
     results = on_processes(names, processes) if processes > 1 else {}
     for name in names:
         right = train(name, "reference")
-        for setting in SETTINGS:
+        for setting in settings:
             result = results[name][setting] if results else train(name, setting)
             row = dict(case=name, kind=CASES[name][0], setting=setting)
             rows.append(row | dict(processes=processes) | outcome(result, right))
@@ -2451,15 +3222,17 @@ def main():
     parser.add_argument("--kind")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--json", help="file for the rows of the table")
+    parser.add_argument("--control", action="store_true", help="transformers alone")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args()
     logging.disable(logging.INFO)
     if given.worker:
         return worker(given.names, given.worker)
-    rows = run(given.names, given.kind, given.processes, show_row)
+    settings = CONTROL if given.control else SETTINGS
+    rows = run(given.names, given.kind, given.processes, show_row, settings)
     if given.json:
         Path(given.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    for setting in SETTINGS:
+    for setting in settings:
         outcomes = [r["outcome"] for r in rows if r["setting"] == setting]
         print(setting, {o: outcomes.count(o) for o in sorted(set(outcomes))})
 
