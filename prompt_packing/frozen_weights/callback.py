@@ -33,7 +33,8 @@ def _checked_patterns(patterns: str | Sequence[str], names, model) -> list[str]:
     for pattern in patterns:
         if not any(_matches(name, [pattern]) for name in names):
             modules = ", ".join(name for name, _ in model.named_children())
-            raise ValueError(f"No parameter matches {pattern!r}. Modules are: {modules}.")
+            raise ValueError(
+                f"No parameter matches {pattern!r}. Modules are: {modules}.")
     return patterns
 
 # %% ../../nbs/frozen_weights/callback.ipynb #52f38a69
@@ -304,5 +305,6 @@ class FrozenWeightsCallback(TrainerCallback):
             self.changed = list(changes)
             self.statement = (
                 f"{len(changes)} of {self.checked} frozen tensors changed by step "
-                f"{state.global_step}: {_first_three(changes)}{_unfrozen(model, changes)}")
+                f"{state.global_step}: {_first_three(changes)}"
+                f"{_unfrozen(model, changes)}")
             raise RuntimeError(self.statement)

@@ -121,7 +121,8 @@ class Fingerprint:
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #2ad71425
 def fingerprint(
     model: nn.Module, # any module that is not on the meta device
-    names: Iterable[str] | None = None, # of some tensors, those that the model still has; None: all
+    # of some tensors; those that the model no longer has are left out; None: all
+    names: Iterable[str] | None = None,
 ) -> Fingerprint: # a tied tensor is hashed once, nothing is copied
     """Fingerprint of every parameter and every buffer of `model`.
 
