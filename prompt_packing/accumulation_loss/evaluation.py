@@ -180,7 +180,7 @@ class ExactEvaluation:
     def loss(self, processes: Collectives) -> float | None: # None: transformers' number
         "The loss of the data set, in float64."
         means = self._means(processes)
-        if not means:
+        if _BATCHES not in means:
             return None
         usual = means[_BATCHES] # as transformers computes it
         others = [means[name] for name in means if name != _SUM]

@@ -238,13 +238,20 @@ class Findings:
 # %% ../../nbs/accumulation_loss/loss_facts.ipynb #07735617
 _logger = logging.get_logger(__name__)
 
-# %% ../../nbs/accumulation_loss/loss_facts.ipynb #2e60949b
+# %% ../../nbs/accumulation_loss/loss_facts.ipynb #f6522987
 def numbers(counts: Iterable) -> list[float]:
-    "Counts of a device and of the CPU as numbers, in one transfer."
+    "Counts on devices and on the CPU as numbers, in one transfer from each device."
     counts = list(counts)
-    of_device = [each.reshape(()) for each in counts if torch.is_tensor(each)]
-    read = iter(torch.stack(of_device).tolist() if of_device else [])
-    return [float(next(read) if torch.is_tensor(each) else each) for each in counts]
+    by_device = {}
+    for index, each in enumerate(counts):
+        if torch.is_tensor(each):
+            by_device.setdefault(each.device, []).append(index)
+    for device, indices in by_device.items():
+        exact = torch.float32 if device.type == "mps" else torch.float64
+        tensors = [counts[index].detach().reshape(()).to(exact) for index in indices]
+        for index, value in zip(indices, torch.stack(tensors).tolist()):
+            counts[index] = value
+    return [float(each) for each in counts]
 
 def _first_size(batch) -> int:
     "Entries of the first tensor, where tensors have different numbers of them."
