@@ -170,7 +170,7 @@ class _AroundStepsMixin:
         loader = EvaluationLoader(dataloader, steps.adapter.splits_steps() and not generates,
                                   steps.adapter.main_input, self.length_fn)
         dry_run = steps.chooser.dry_run(self.model_wrapped, None)
-        evaluation = ExactEvaluation(self.findings, loader, dry_run, name, steps.processes)
+        evaluation = ExactEvaluation(self.findings, loader, dry_run, steps.processes)
         evaluation.drops_infinite = self.args.logging_nan_inf_filter
         try:
             with override(self, _exact_evaluation=evaluation):
@@ -225,6 +225,10 @@ class _AroundStepsMixin:
         return sum(super(_AroundStepsMixin, self).floating_point_ops(part) for part in made)
 
 # %% ../../nbs/accumulation_loss/exact_loss.ipynb #af84ef83
+# overrides of 0.2, which would have no effect; to be dropped in 0.4
+_RENAMED = dict(count_targets="loss_normalizer", row_length="length_fn",
+                begin_steps="attach_dataloader")
+
 class ExactLossMixin(_AroundStepsMixin):
     """The gradient of an optimizer step is that of its full batch, for any loss.
 
@@ -249,6 +253,9 @@ class ExactLossMixin(_AroundStepsMixin):
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         check_mro(cls, ExactLossMixin)
+        for old, new in _RENAMED.items():
+            if old in vars(cls):
+                raise TypeError(f"{cls.__name__}.{old} was renamed: call it {new}.")
 
     def __init__(self, *args, **kwargs):
         self.findings, self._exact_evaluation = Findings(self.strict_loss), None

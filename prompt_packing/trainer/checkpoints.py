@@ -26,8 +26,8 @@ from prompt_packing.foundation.folders import (
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['STATE_FILE', 'POSITION_FILE', 'SaveState', 'checkpoints_in', 'OutputFolder', 'warn_of_other_run', 'check_checkpoint',
-           'last_checkpoint']
+__all__ = ['STATE_FILE', 'POSITION_FILE', 'SaveState', 'position_file', 'checkpoints_in', 'OutputFolder', 'warn_of_other_run',
+           'check_checkpoint', 'last_checkpoint']
 
 # %% ../../nbs/trainer/checkpoints.ipynb #41d16885
 class SaveState(Enum):
@@ -39,6 +39,12 @@ class SaveState(Enum):
 # %% ../../nbs/trainer/checkpoints.ipynb #19acc3d0
 STATE_FILE = "trainer_state.json" # transformers writes it last
 POSITION_FILE = "data_position.json" # of `ExactResumeMixin`
+_OLD_POSITION_FILE = "data_place.json" # of 0.2, read until 0.4
+
+def position_file(checkpoint) -> Path:
+    "Where a checkpoint says how far its data were read."
+    old = Path(checkpoint, _OLD_POSITION_FILE)
+    return old if old.is_file() else Path(checkpoint, POSITION_FILE)
 
 def checkpoints_in(folder: str | os.PathLike) -> dict[int, Path]:
     "Step and path of each `checkpoint-<step>`, ascending."
@@ -199,7 +205,7 @@ def warn_of_other_run(
 def check_checkpoint(checkpoint: str | os.PathLike) -> None:
     "Raise `DamagedFolder`, which names a file, if a checkpoint is not as written."
     checkpoint = Path(checkpoint)
-    if (checkpoint / MANIFEST_NAME).exists() or (checkpoint / POSITION_FILE).exists():
+    if (checkpoint / MANIFEST_NAME).exists() or position_file(checkpoint).exists():
         verify(checkpoint)
     try:
         TrainerState.load_from_json(str(checkpoint / STATE_FILE))

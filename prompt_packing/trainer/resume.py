@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from transformers.trainer_utils import has_length
 from ..foundation.private_apis import override
 from ..foundation.rows import fork_rng
 from .checkpoints import (
-    POSITION_FILE, OutputFolder, SaveState, warn_of_other_run)
+    OutputFolder, SaveState, position_file, warn_of_other_run)
 from .loaders import StreamPosition
 
 AHEAD = "rng_before_batch" # a folder in a checkpoint, for a batch that was read ahead
@@ -127,7 +126,7 @@ class RunState:
     def adopt(self, checkpoint: str | None, args: TrainingArguments) -> None:
         "Read what our checkpoint adds to transformers'."
         self.checkpoint = checkpoint
-        path = Path(checkpoint or "", POSITION_FILE)
+        path = position_file(checkpoint or "")
         if checkpoint is not None and path.is_file(): # transformers' has none
             self.saved = json.loads(path.read_text(encoding="utf-8"))
             self.losses = losses_of_process(

@@ -371,9 +371,16 @@ class TokenBudgetMixin(_SplitPredictionMixin, _StepLoaderMixin):
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
-        file = Path(checkpoint or "", "token_budget.json")
-        if self.splits_steps() and checkpoint is not None and file.is_file():
+        if not self.splits_steps() or checkpoint is None:
+            return
+        file = Path(checkpoint, "token_budget.json")
+        old = Path(checkpoint, "step_cut.json") # of 0.2, read until 0.4
+        if file.is_file():
             self._micro_batcher().load_state_dict(json.loads(file.read_text()))
+        elif old.is_file():
+            state = json.loads(old.read_text())
+            state["micro_batch_overhead"] = state.pop("pass_cost", None)
+            self._micro_batcher().load_state_dict(state)
 
 # %% ../../nbs/trainer/trainer.ipynb #0660f8bf
 class Trainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin, ExactResumeMixin,
