@@ -241,10 +241,12 @@ _logger = logging.get_logger(__name__)
 # %% ../../nbs/accumulation_loss/loss_facts.ipynb #2e60949b
 def numbers(counts: Iterable) -> list[float]:
     "Counts of a device and of the CPU as numbers, in one transfer."
+    def is_on_device(count):
+        return torch.is_tensor(count) and count.device.type != "cpu"
     counts = list(counts)
-    of_device = [each.reshape(()) for each in counts if torch.is_tensor(each)]
+    of_device = [each.reshape(()) for each in counts if is_on_device(each)]
     read = iter(torch.stack(of_device).tolist() if of_device else [])
-    return [float(next(read) if torch.is_tensor(each) else each) for each in counts]
+    return [float(next(read) if is_on_device(each) else each) for each in counts]
 
 def _first_size(batch) -> int:
     "Entries of the first tensor, where tensors have different numbers of them."
