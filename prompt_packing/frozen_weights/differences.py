@@ -53,27 +53,27 @@ def _safetensors_files(path):
     "The safetensors files of a checkpoint: those that transformers would load."
     if path.is_file():
         return [path]
-    whole, index = path / SAFE_WEIGHTS_NAME, path / SAFE_WEIGHTS_INDEX_NAME
-    if whole.is_file():
-        return [whole]
+    single, index = path / SAFE_WEIGHTS_NAME, path / SAFE_WEIGHTS_INDEX_NAME
+    if single.is_file():
+        return [single]
     if index.is_file():
         files = json.loads(index.read_text())["weight_map"].values()
         return [path / name for name in sorted(set(files))]
     if files := sorted(path.glob("*.safetensors")):
         return files
     raise FileNotFoundError(f"{path} holds no .safetensors file; pickles are not read, "
-                            "since they can run code: save it with `save_pretrained`")
+                            "since they can run code. Save it with `save_pretrained`.")
 
 # %% ../../nbs/frozen_weights/differences.ipynb #b4722b93
 def _read_files(path):
-    "Tensors of a checkpoint in memory-mapped pages, read when they are looked at."
+    "Tensors of a checkpoint in memory-mapped pages, read when they are used."
     tensors = {}
     for file in _safetensors_files(path):
         try:
             tensors |= load_file(file)
         except (SafetensorError, OSError) as error:
-            raise ValueError(f"{file} is not a whole safetensors file: {error}; save "
-                             "the model with `save_pretrained`") from error
+            raise ValueError(f"{file} is not a complete safetensors file: {error}. "
+                             "Save the model with `save_pretrained`.") from error
     return {name: (tensor, None) for name, tensor in tensors.items()}
 
 # %% ../../nbs/frozen_weights/differences.ipynb #626d406b
@@ -84,12 +84,12 @@ def _opened(weights):
     if isinstance(weights, Fingerprint):
         return weights
     if not isinstance(weights, (str, Path)):
-        raise TypeError("weights are a model, a folder, a .safetensors file or a "
-                        f"Fingerprint, not a {type(weights).__name__}")
+        raise TypeError("Weights are a model, a folder, a .safetensors file or a "
+                        f"Fingerprint, not a {type(weights).__name__}.")
     path = Path(weights)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: give a folder, a .safetensors "
-                                "file or a fingerprint's .json")
+                                "file or a fingerprint's .json.")
     return Fingerprint.load(path) if path.suffix == ".json" else _read_files(path)
 
 # %% ../../nbs/frozen_weights/differences.ipynb #1c9589c0
@@ -110,7 +110,7 @@ def _tensor_difference(x, y):
 
 # %% ../../nbs/frozen_weights/differences.ipynb #13d58abd
 def _prefixes(short, long):
-    "What is before names of `short` in names of `long`; 50 names tell."
+    "What precedes names of `short` in names of `long`; 50 names are enough."
     some = list(short)[::max(1, len(short) // 50)]
     return sorted({n[:-len(p)] for p in some for n in long if n.endswith("." + p)})
 
@@ -127,8 +127,8 @@ def _paired(a, b):
     pairs = [(of_a[name], of_b[name]) for name in of_a if name in of_b]
     if not pairs:
         first = [next(iter(names), "none") for names in (a, b)]
-        raise ValueError("no tensor of one has a name in the other (the first: "
-                         f"{first[0]} and {first[1]})")
+        raise ValueError("The two models share no parameter name "
+                         f"(first: {first[0]}, {first[1]}).")
     return pairs
 
 # %% ../../nbs/frozen_weights/differences.ipynb #bb412a7e
@@ -155,9 +155,11 @@ def compare_weights(
     A file is a `.safetensors` file or a fingerprint's `.json`. `change` is "value",
     "dtype", "shape", "missing" (only in `a`) or "added" (only in `b`); `size`
     is the largest absolute difference, NaN where only hashes are known. Buffers that no
-    checkpoint holds are compared where both sides have them. `TypeError`, `ValueError`,
-    `FileNotFoundError`: what is given is no weights, a pickle, a damaged file, or has
-    no name in common."""
+    checkpoint holds are compared where both sides have them.
+
+    Raises `TypeError` for an object that is no weights, `FileNotFoundError` for a path
+    that does not exist and for a folder without safetensors, `ValueError` for a file
+    that is damaged or a pickle, and where no name is in both."""
     a, b = _opened(a), _opened(b)
     hashed = isinstance(a, Fingerprint) or isinstance(b, Fingerprint)
     a, b = _entries(a, hashed), _entries(b, hashed)
@@ -179,15 +181,15 @@ def changed_layers(
 ) -> list[str]: # names of the tensors of `model` whose values or shape differ
     """Names of what changed since `reference`.
 
-    What moved to another device or was cast without loss has not changed, nor has what
-    `reference` lacks, such as a new head. Warns of tensors of `reference` that `model`
-    lacks: they were not compared. Errors as those of `compare_weights`."""
+    A tensor that moved to another device or was cast without loss has not changed, nor
+    has one that `reference` lacks, such as a new head. Warns of tensors of `reference`
+    that `model` lacks: they were not compared. Raises what `compare_weights` raises."""
     table = compare_weights(reference, model)
     missing = table.loc[table.change == "missing", "name"].tolist()
     if missing:
-        warnings.warn("not compared, as the model has no such tensors: "
-                      f"{len(missing)} of the reference, the first {missing[0]}; "
-                      "compare_weights lists all of them")
+        warnings.warn(f"{len(missing)} tensors of the reference are not in the model "
+                      f"(first: {missing[0]}) and were not compared. compare_weights "
+                      "lists them.")
     cast_with_loss = (table.change == "dtype") & (table["size"] != 0)
     differs = table.change.isin(["value", "shape"]) | cast_with_loss
     return table.loc[differs, "name"].tolist()

@@ -28,12 +28,12 @@ def tensor_bytes(
 ) -> Iterator[np.ndarray]: # uint8
     "The bytes of `tensor` in order, as views where it lies contiguous on the CPU."
     if tensor.is_meta:
-        raise ValueError("a tensor on the meta device has no values: load the model")
+        raise ValueError("A tensor on the meta device has no values: load the model.")
     flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
-    for part in flat.split(max(1, piece // flat.element_size())):
-        part = part.cpu().contiguous()
+    for values in flat.split(max(1, piece // flat.element_size())):
+        values = values.cpu().contiguous()
         # a single value counts as contiguous with any stride
-        yield part.as_strided(part.shape, (1,)).view(torch.uint8).numpy()
+        yield values.as_strided(values.shape, (1,)).view(torch.uint8).numpy()
 
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #3df8715f
 def tensor_hash(
@@ -41,8 +41,8 @@ def tensor_hash(
 ) -> str: # 64 hexadecimal digits
     "The sha256 of the tensor's bytes. `ValueError`: a meta tensor."
     digest = hashlib.sha256()
-    for part in tensor_bytes(tensor):
-        digest.update(part)
+    for values in tensor_bytes(tensor):
+        digest.update(values)
     return digest.hexdigest()
 
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #d0d22274
@@ -92,7 +92,7 @@ class Fingerprint:
         return sum(math.prod(line["shape"]) for line in self.tensors.values())
 
     def save(self, path: str | Path) -> Path:
-        "Write as JSON, whole or not at all."
+        "Write as JSON: the complete file, or none."
         with atomic_write(path) as file:
             json.dump({"digest": self.digest, "tensors": self.tensors}, file, indent=0)
         return Path(path)
@@ -104,10 +104,11 @@ class Fingerprint:
             content = json.loads(Path(path).read_text())
             prints = cls(content["tensors"])
             if prints.digest != content["digest"]:
-                raise ValueError("another digest")
+                raise ValueError("the digest does not match")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is not a fingerprint of this version, or a "
-                             "damaged one: its digest must fit its tensors") from error
+            raise ValueError(
+                f"{path} is not a fingerprint of this version, or it is damaged: its "
+                "digest must match its tensors.") from error
         return prints
 
     def __len__(self) -> int:
@@ -120,7 +121,8 @@ class Fingerprint:
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #2ad71425
 def fingerprint(
     model: nn.Module, # any module that is not on the meta device
-    names: Iterable[str] | None = None, # of some tensors; what is gone is left out
+    # of some tensors; those that the model no longer has are left out; None: all
+    names: Iterable[str] | None = None,
 ) -> Fingerprint: # a tied tensor is hashed once, nothing is copied
     """Fingerprint of every parameter and every buffer of `model`.
 
