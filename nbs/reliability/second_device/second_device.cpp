@@ -458,9 +458,9 @@ std::tuple<Tensor, Tensor, Tensor> lstm_cell(
   for (const auto& bias : {input_bias, hidden_bias})
     if (bias && bias->defined())
       sums += relabel(*bias, host);
-  auto part = sums.chunk(4, 1);
-  Tensor gates = at::stack({part[0].sigmoid(), part[1].sigmoid(), part[2].tanh(),
-                            part[3].sigmoid()});
+  auto gate = sums.chunk(4, 1);
+  Tensor gates = at::stack({gate[0].sigmoid(), gate[1].sigmoid(), gate[2].tanh(),
+                            gate[3].sigmoid()});
   Tensor new_cell = gates[1] * relabel(cell, host) + gates[0] * gates[2];
   Tensor hidden = gates[3] * new_cell.tanh();
   return {relabel(hidden, the_device), relabel(new_cell, the_device),
