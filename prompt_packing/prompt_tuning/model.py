@@ -22,7 +22,7 @@ from ..frozen_weights.callback import freeze
 from .backbone_facts import (
     BackboneFacts, check_fits, find_facts, text_limit)
 from .frozen_backbone import (
-    FrozenBackbone, unpack_states, values_are_near)
+    FrozenBackbone, unpack_states, can_read_values)
 from .saving import (
     PromptTuningConfig, check_arguments, check_backbone, check_unchanged,
     read_tensors, read_tokenizer, saved_config)
@@ -134,7 +134,7 @@ def _read(model, input_ids, attention_mask, token_type_ids, inputs_embeds=None,
     mask = attention_mask.long()
     # on a device a look waits, so there one is taken where columns do not fit
     limit = facts.limit or math.inf
-    if values_are_near(mask) or mask.shape[1] + tokens > limit:
+    if can_read_values(mask) or mask.shape[1] + tokens > limit:
         check_fits(facts, mask.sum(1).tolist(), tokens)
     rows = model.prompt.weight.expand(len(mask), -1, -1) if tokens else None
     if text_states is None:
