@@ -137,9 +137,9 @@ def _reading_error(backbone): # why it cannot read virtual tokens; None if it ca
     states = _states(backbone, ids)
     distance = _distance(states, from_ids.last_hidden_state)
     if distance > _rounding(states.dtype):
-        return (f"{name} computes other features from a text's embeddings than from its "
-                f"token ids (they differ by {distance:.1%}), and virtual tokens have no "
-                "ids. Use another backbone.")
+        return (f"{name} computes other features from a text's embeddings than from "
+                f"its token ids (they differ by {distance:.1%}), and virtual tokens "
+                "have no ids. Use another backbone.")
     return None
 
 # %% ../../nbs/prompt_tuning/backbone_facts.ipynb #ef173a48
@@ -170,8 +170,8 @@ def _batch_error(view, facts, placement): # why no prompt there is exact; None: 
     try:
         change = _change_in_batch(frozen)
     except _MODEL_ERRORS as error:
-        return (f"{facts.name} cannot read a prompt beside a padded text: on texts of 3 "
-                f"and 9 tokens it failed with {_first_line(error)}. Use another "
+        return (f"{facts.name} cannot read a prompt beside a padded text: on texts of "
+                f"3 and 9 tokens it failed with {_first_line(error)}. Use another "
                 "backbone or the other placement.")
     if change <= _rounding(facts.dtype):
         return None
