@@ -93,12 +93,12 @@ def _settled(run, records): # `records`: of the trials, by run
 _shared = ("backbone", "task", "train_rows", "rows_seed", "eval_rows", "max_length",
            "dtype", "data", *TASK_OPTIONS)
 
-@lru_cache(maxsize=1) # a run mostly follows one that shares its kit
+@lru_cache(maxsize=1) # a run mostly follows one that shares its inputs
 def _load_shared(run, output_dir, **options):
     return load_run_inputs(run, Path(output_dir) / "text_cache" / run.name, **options)
 
-def _kit_of(run, output_dir, **options): # options of `load_run_inputs`
-    "The kit of a run: runs that agree in the settings that count get the same."
+def _inputs_of(run, output_dir, **options): # options of `load_run_inputs`
+    "The inputs of a run: runs that agree in the settings that count get the same."
     same = Run(method="", **{name: getattr(run, name) for name in _shared})
     return _load_shared(same, str(output_dir), **options)
 
@@ -112,9 +112,9 @@ def _work(run, output_dir, keep_finetuned, **options):
     keep = not run.held_out and (METHODS[run.method].frozen or keep_finetuned)
     models = Path(output_dir) / "models" if keep else None
     with _turn:
-        kit = _kit_of(run, output_dir, **options)
+        inputs = _inputs_of(run, output_dir, **options)
         try:
-            record = run_one(run, kit, models)
+            record = run_one(run, inputs, models)
         except ValueError as error:
             return " ".join(str(error).split())
     file = _file(run, output_dir)
@@ -152,7 +152,7 @@ def _records(runs, output_dir, keep_finetuned, executor, what, **options):
     missing = [r for r in runs if not _there(r, output_dir, keep_finetuned)]
     work = partial(_work, output_dir=output_dir, keep_finetuned=keep_finetuned,
                    **options)
-    prepare = partial(_kit_of, output_dir=output_dir, **options)
+    prepare = partial(_inputs_of, output_dir=output_dir, **options)
     ended, refused = _finished(missing, work, executor, prepare), {}
     bar = tqdm(ended, desc=what, total=len(missing), unit="run", disable=not missing)
     for run, why in bar:
