@@ -13,7 +13,7 @@ export PYTHONPATH := $(CURDIR):$(CURDIR)/.ci
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo compare test run evidence docs update prepare mutants ci clean
+.PHONY: help install demo compare test run evidence docs update prepare zoo mutants ci clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -62,6 +62,9 @@ prepare: install  ## export the modules, clean the notebooks, write README.md
 	$(BIN)/nbdev_export
 	$(BIN)/nbdev_clean
 	$(BIN)/python .ci/docs.py --readme
+
+zoo: install  ## 78 losses with accumulation beside one batch of transformers, after a change of the core (ARGS="--way budget_26")
+	OMP_NUM_THREADS=1 $(BIN)/python .ci/zoo.py $(ARGS)
 
 mutants: install  ## draw 20 small faults in a folder and see which page finds them (FOLDER=bucketing)
 	OMP_NUM_THREADS=1 $(BIN)/python .ci/mutants.py $(FOLDER) $(ARGS)

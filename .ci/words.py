@@ -138,7 +138,7 @@ def of_page(path):
         text = re.sub(r"(?s)```.*?```|\$\$.*?\$\$", "", "".join(cell["source"]))
         text = re.sub(r"`[^`]*`|\]\([^)]*\)|\$[^$\n]+\$", " x ", text)
         for line in text.splitlines():
-            heading = re.match(r"#+ (.*)", line)
+            heading = re.match(r"#+ ([^{]*)", line)
             if heading:
                 yield "headings", cell["id"], heading[1], ""
         for paragraph in re.split(r"\n\s*\n", re.sub(r"(?m)^#+ .*$", "", text)):

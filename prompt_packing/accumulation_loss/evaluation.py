@@ -107,18 +107,22 @@ def verify_evaluation(dry_run: DryRun, few: StepRows, many: StepRows | None = No
         return None
     if result.facts.get("is_random"):
         return EvaluationFacts()
-    return EvaluationFacts(Strategy.SUM in result.strategies, tuple(result.normalizers or ()))
+    # a sum over a constant may be one over a bound, as in `total / count.clamp(min=40)`
+    is_sum = Strategy.SUM in result.strategies and result.full.is_sum
+    return EvaluationFacts(is_sum, tuple(result.normalizers or ()))
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #e64339f7
 class ExactEvaluation:
     """The losses of one evaluation, and what each weighs in the loss of the data set.
 
     Every batch is noted with its loss and all counts that a mean may be over. Only where
-    these would give different means are a few rows verified, for each set by itself."""
+    these would give different means are a few rows verified, in each evaluation of each
+    set by itself, since its loss may be another one."""
     def __init__(self, findings: Findings, loader: EvaluationLoader, dry_run: DryRun,
-                 name: str = "eval", processes: Collectives | None = None):
+                 processes: Collectives | None = None):
         self.findings, self.loader, self.dry_run = findings, loader, dry_run
-        self.name, self.processes = name, processes # of the set
+        self.processes = processes
+        self._facts, self._verified_rows = None, 0 # not verified so far
         self.noted = [] # (loss, counts) of batches, or of micro-batches
         self.paused = False # rows that are copies of others do not count
         self.drops_infinite = True # batches, as `logging_nan_inf_filter` says
@@ -127,11 +131,10 @@ class ExactEvaluation:
 
     @property
     def facts(self) -> EvaluationFacts:
-        "Of this set; verified when they are needed first."
-        known = self.findings.evaluation_facts
-        if self.name not in known:
+        "Of this evaluation; verified when they are needed first."
+        if self._facts is None:
             self.verify()
-        return known[self.name]
+        return self._facts
 
     @property
     def _is_alone(self) -> bool:
@@ -139,6 +142,7 @@ class ExactEvaluation:
 
     def verify(self):
         rows = self.loader.seen.rows
+        self._verified_rows = len(rows)
         if not self._is_alone: # the same on all
             rows = self.processes.rows([rows[:16]])
         facts = EvaluationFacts()
@@ -154,7 +158,7 @@ class ExactEvaluation:
                 self.dry_run, CollatedRows(batch, num_rows_of(batch))) or facts
         if not self._is_alone:
             facts = self.processes.of_first(facts)
-        self.findings.evaluation_facts[self.name] = facts
+        self._facts = facts
 
     def counts_of(self, batch: Mapping) -> dict: # before a loss pops labels
         if self.batch is None and (num_rows_of(batch) or 0) > 1:
@@ -179,16 +183,19 @@ class ExactEvaluation:
         if not means:
             return None
         usual = means[_BATCHES] # as transformers computes it
-        if all(abs(each - usual) <= 1e-6 * abs(usual) for each in means.values()):
+        others = [means[name] for name in means if name != _SUM]
+        if all(abs(each - usual) <= 1e-6 * abs(usual) for each in others):
             return None
+        has_more = len(self.loader.seen) > self._verified_rows
+        if processes.sum(float(self._facts is None or has_more))[0]:
+            self.verify() # with all rows that have been seen
         fitting = [name for name in self.facts.normalizers if name in means]
-        if any(abs(means[name] - means[fitting[0]]) > 1e-6 * abs(usual) for name in fitting):
-            self.verify() # again, with all rows that have been seen
-            fitting = [name for name in self.facts.normalizers if name in means]
-        if fitting:
+        distances = [abs(means[name] - means[fitting[0]]) for name in fitting]
+        if fitting and max(distances) <= 1e-6 * abs(usual):
             return means[fitting[0]]
-        if not self.facts.is_sum:
-            self.findings.report("eval_by_rows")
+        if self.facts.is_sum:
+            return means[_SUM]
+        self.findings.report("eval_by_rows")
         return None
 
     def _means(self, processes: Collectives) -> dict: # count -> mean of all processes
@@ -209,6 +216,9 @@ class ExactEvaluation:
                 float((losses * weights)[used].sum()), float(weights[used].sum())))
             if weight:
                 means[name] = total / weight
+        means[_SUM], = map(float, processes.sum(float(losses[is_used].sum())))
         return means
 
 _BATCHES = "batches" # of which each counts the same, in transformers
+
+_SUM = "sum" # of all losses

@@ -170,7 +170,7 @@ class _AroundStepsMixin:
         loader = EvaluationLoader(dataloader, steps.adapter.splits_steps() and not generates,
                                   steps.adapter.main_input, self.length_fn)
         dry_run = steps.chooser.dry_run(self.model_wrapped, None)
-        evaluation = ExactEvaluation(self.findings, loader, dry_run, name, steps.processes)
+        evaluation = ExactEvaluation(self.findings, loader, dry_run, steps.processes)
         evaluation.drops_infinite = self.args.logging_nan_inf_filter
         try:
             with override(self, _exact_evaluation=evaluation):

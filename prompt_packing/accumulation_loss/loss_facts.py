@@ -194,7 +194,6 @@ class Findings:
     def __init__(self, strict: bool = False):
         # a strict one raises `ValueError` where a loss is not known to be exact
         self.facts, self.strict = LossFacts(), strict
-        self.evaluation_facts = {} # name of an evaluation set -> its `EvaluationFacts`
 
     def set(self, facts: LossFacts | None = None, **changes):
         self.facts = replace(facts or self.facts, **changes)

@@ -499,7 +499,9 @@ class OptimizerStepComputer:
 
     def _verify_if_due(self, model, step: OptimizerStep, is_one_micro_batch=False):
         before, schedule = self.findings.facts, self.schedule
-        if not schedule.is_due(step, before, self.adapter.verify_every, is_one_micro_batch):
+        is_due = schedule.is_due(step, before, self.adapter.verify_every, is_one_micro_batch)
+        # a column that is new to one process is a reason for all
+        if not self.processes.sum(float(is_due))[0]:
             return
         model.train() # an evaluation may have left eval mode
         start = time.perf_counter()

@@ -308,7 +308,7 @@ class PlannedBatchSampler:
     def _go_to(self, epoch, batch=0, restored=False):
         self.epoch = epoch
         self.batch = batch  # batches of the epoch that were drawn
-        self._restored = restored  # go on at `batch`, not at the start of the epoch
+        self._restored = restored  # continue at `batch`, not at the start of the epoch
         # the plan of the present epoch
         self.plan = self.planner(self.lengths, epoch=epoch, **self.options)
 
@@ -325,7 +325,7 @@ class PlannedBatchSampler:
         self._go_to(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        "Go to the start of another epoch, as accelerate and transformers ask."
+        "Go to the start of another epoch, as accelerate and transformers request."
         if epoch == self.epoch:
             return
         if self._restored:
@@ -340,5 +340,5 @@ class PlannedBatchSampler:
         return {"epoch": self.epoch, "batch": self.batch}
 
     def load_state_dict(self, state: dict) -> None:
-        "Go on after the batch at which `state` was taken."
+        "Continue after the batch at which `state` was taken."
         self._go_to(state["epoch"], state["batch"], restored=True)

@@ -21,7 +21,7 @@ __all__ = ['compare_plans']
 
 # %% ../../nbs/bucketing/report.ipynb #85cadc2c
 def _in_order(order, lengths, rows) -> BatchPlan:
-    "Batches of so many rows, in a given order."
+    "Batches of `rows` rows, in the order given."
     batches = np.split(np.asarray(order), range(rows, len(order), rows))
     return BatchPlan(batches, lengths)
 

@@ -154,7 +154,7 @@ class StepPlan(Sequence):
 class RankRows(Sequence):
     """Row indices of one step on one process, distributed when they are first read.
 
-    `place` is where in the training it is: epoch, step, process."""
+    `place` is its position in the training: epoch, step, process."""
 
     def __init__(self, distribute: Callable[[], Sequence[int]], place: tuple = ()):
         self._distribute = distribute

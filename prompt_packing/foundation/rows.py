@@ -266,6 +266,10 @@ def same_batch(first, second) -> bool:
                if _has_entries(one))
 
 # %% ../../nbs/foundation/rows.ipynb #c448e7cd
+# what a collator may raise at a row alone
+_COLLATOR_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError,
+                    RuntimeError, TypeError, ValueError)
+
 class RowLengths:
     """Tokens of rows, by their ids where the collator agrees, else by a column `length`,
     else by what the collator makes of each.
@@ -277,9 +281,18 @@ class RowLengths:
         given: Callable | None = None, # row -> its length, where the user knows better
     ):
         self.collate, self.main_input, self.given = collate, main_input, given
+        self.unknown_reason = "" # of the last rows
         self.keys: tuple | None = None # of a row, whose lengths count; (): none do
 
-    def __call__(self, rows: list) -> np.ndarray: # int64 (rows,)
+    def __call__(self, rows: list) -> np.ndarray | None: # int64 (rows,)
+        "None where they are unknown, and `unknown_reason` says why."
+        try:
+            return self._known(rows)
+        except _COLLATOR_ERRORS as error: # as of one that needs two rows, or leaves some out
+            self.unknown_reason = f"of a row alone, {type(error).__name__}: {error}"[:120]
+            return None
+
+    def _known(self, rows: list) -> np.ndarray:
         if self.given is not None:
             return np.array([self.given(row) for row in rows], np.int64)
         try:

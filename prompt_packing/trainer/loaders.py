@@ -88,7 +88,12 @@ def measured_lengths(
     with fork_rng(): # data sets that draw numbers draw the same ones in training
         for start in range(0, len(dataset), 1024):
             stop = min(start + 1024, len(dataset))
-            lengths.append(measure([dataset[i] for i in range(start, stop)]))
+            found = measure([dataset[i] for i in range(start, stop)])
+            if found is None:
+                raise ValueError(
+                    "rows_per_step and tokens_per_step need the lengths of the rows, and "
+                    f"these are unknown ({measure.unknown_reason}). Pass length_fn.")
+            lengths.append(found)
     return as_lengths(np.concatenate(lengths))
 
 # %% ../../nbs/trainer/loaders.ipynb #399587eb

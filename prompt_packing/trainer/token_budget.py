@@ -78,7 +78,10 @@ def collated_micro_batches(
     micro_batch_overhead: float,
 ) -> list:
     "Batches of the parts of a step, the same in a worker as anywhere else."
-    parts = padded_micro_batches(lengths(rows.rows), token_budget, micro_batch_overhead)
+    known = lengths(rows.rows)
+    if known is None: # the training process says so
+        return None
+    parts = padded_micro_batches(known, token_budget, micro_batch_overhead)
     return [rows.to_batch(part.indices) for part in parts]
 
 # %% ../../nbs/trainer/token_budget.ipynb #c44640d9

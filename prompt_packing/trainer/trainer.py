@@ -158,7 +158,10 @@ class _StepLoaderMixin:
             with fork_rng(): # what reading a row draws
                 size = min(len(data), self.args.train_batch_size)
                 few = StepRows([data[i] for i in range(size)], self.row_lengths.collate)
-            micro_batcher.measure_overhead_once(few, self.row_lengths(few.rows))
+            lengths = self.row_lengths(few.rows)
+            if lengths is None:
+                return None
+            micro_batcher.measure_overhead_once(few, lengths)
         return None if micro_batcher.micro_batch_overhead is None else partial(
             collated_micro_batches, lengths=self.row_lengths, token_budget=micro_batcher.token_budget,
             micro_batch_overhead=micro_batcher.micro_batch_overhead)
@@ -335,7 +338,11 @@ class TokenBudgetMixin(_SplitPredictionMixin, _StepLoaderMixin):
         is no target there, and for a loss that is not known to shift transformers
         counts it."""
         parts, counted = [], []
-        for part in self._micro_batcher()(rows, self.row_lengths(rows.rows)):
+        lengths = self.row_lengths(rows.rows)
+        if lengths is None:
+            self.findings.report("unknown_lengths", reason=self.row_lengths.unknown_reason)
+            return None, None
+        for part in self._micro_batcher()(rows, lengths):
             batch, collated = self._batch_of(rows, part)
             parts.append(batch)
             counted += collated
@@ -349,10 +356,11 @@ class TokenBudgetMixin(_SplitPredictionMixin, _StepLoaderMixin):
     def make_micro_batch(self, rows: StepRows, indices):
         "A few rows as a part of a step has them: packed where steps are."
         pack, few = getattr(self.args, "pack", None), rows.select(indices)
-        if not pack:
+        lengths = self.row_lengths(few.rows) if pack else None
+        if lengths is None:
             return few.to_batch()
         # without a budget, and where only passes cost, all rows are one part
-        part, = packed_micro_batches(self.row_lengths(few.rows), pack, None, NEVER_SPLIT)
+        part, = packed_micro_batches(lengths, pack, None, NEVER_SPLIT)
         return self._batch_of(few, part)[0]
 
     def _batch_of(self, rows: StepRows, part) -> tuple[dict, list]:
