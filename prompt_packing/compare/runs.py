@@ -46,8 +46,8 @@ class RunInputs:
     facts:BackboneFacts|None = None # of the backbone; None: no method leaves it frozen
     caches:dict = field(default_factory=dict) # a `TextCache` for each of the two; or {}
     text_seconds:float = 0. # that the cache took to compute
-    solved:dict = field(default_factory=dict) # heads, by the prompt before them
-    loss_facts:dict = field(default_factory=dict) # method -> what its first run found
+    fitted_heads:dict = field(default_factory=dict) # by the prompt before them
+    loss_facts:dict = field(default_factory=dict) # by method, from its first run
 
     def data(
         self,
@@ -64,25 +64,25 @@ class Method:
     "How a method starts and how it is trained."
     build:Callable # function of a `Run` and a `RunInputs`: the model before training
     learning_rate:float|tuple = 0. # peak rate of AdamW; several: one is chosen
-    epochs:float = 0 # passes over the rows; 0: nothing is trained after `build`
+    epochs:float = 0 # over the rows; 0: nothing is trained after `build`
     prompted:bool = False # has a prompt, so prompt sizes apply
-    frozen:bool = True # the backbone must come out unchanged
+    frozen:bool = True # the backbone must be unchanged afterwards
     seeded:bool = True # other seeds give other results
 
 METHODS = {} # name -> Method
 
 # %% ../../nbs/compare/runs.ipynb #a9fa0feb
 @torch.no_grad()
-def _features(model, kit, batch_tokens=8192): # float32 [rows, hidden]
+def _features(model, inputs, batch_tokens=8192): # float32 [rows, hidden]
     "What the head of `model` reads for each training row."
-    data = kit.data(model, "train")
-    if data is not kit.train:
+    data = inputs.data(model, "train")
+    if data is not inputs.train:
         return prompt_features(model, data)
-    collate = PaddedCollator(pad_token_id=kit.tokenizer.pad_token_id)
+    collate = PaddedCollator(pad_token_id=inputs.tokenizer.pad_token_id)
     rows, features = data.remove_columns(["labels", "length"]), {}
     for batch in plan_batches(np.asarray(data["length"]), token_budget=batch_tokens):
-        inputs = collate([rows[int(i)] for i in batch])
-        states = model.features(**{k: v.to(model.device) for k, v in inputs.items()})
+        padded = collate([rows[int(i)] for i in batch])
+        states = model.features(**{k: v.to(model.device) for k, v in padded.items()})
         features.update(zip(batch.tolist(), states.cpu()))
     return torch.stack([features[i] for i in range(len(data))])
 
@@ -118,29 +118,30 @@ def _best_head(features, labels, problem_type, num_labels=None):
     return [torch.cat(parts) for parts in zip(*heads)]
 
 # %% ../../nbs/compare/runs.ipynb #eb8269f7
-def _prompt_model(run, kit, **kwargs):
-    "A prompt and a head on the kit's backbone, with the task's labels."
+def _prompt_model(run, inputs, **kwargs):
+    "A prompt and a head on the shared backbone, with the task's labels."
     return PromptForSequenceClassification.from_backbone(
-        kit.backbone, id2label=list(kit.task.label_names), tokenizer=kit.tokenizer,
-        problem_type=kit.task.problem_type, prompt_tokens=run.prompt_tokens,
-        seed=run.seed, facts=kit.facts, **kwargs)
+        inputs.backbone, id2label=list(inputs.task.label_names),
+        tokenizer=inputs.tokenizer, problem_type=inputs.task.problem_type,
+        prompt_tokens=run.prompt_tokens, seed=run.seed, facts=inputs.facts, **kwargs)
 
-def _solved(model, kit):
+def _with_fitted_head(model, inputs):
     "`model` with the best head for what it reads."
-    labels, task = kit.train["labels"], kit.task
+    labels, task = inputs.train["labels"], inputs.task
     start = [p.detach().cpu().numpy().tobytes() for name, p in model.named_parameters()
              if p.requires_grad and not name.startswith("head.")]
     key = len(labels), *start # fewer labels where some rows are held out
-    if key not in kit.solved:
-        read = _features(model, kit)
-        kit.solved[key] = _best_head(read, labels, task.problem_type, task.num_labels)
-    return model.set_head(*kit.solved[key])
+    if key not in inputs.fitted_heads:
+        inputs.fitted_heads[key] = _best_head(
+            _features(model, inputs), labels, task.problem_type, task.num_labels)
+    return model.set_head(*inputs.fitted_heads[key])
 
 # %% ../../nbs/compare/runs.ipynb #26e3fef8
-def _start(run, kit):
-    return _solved(_prompt_model(run, kit, init=run.init), kit)
+def _prompt_with_fitted_head(run, inputs):
+    return _with_fitted_head(_prompt_model(run, inputs, init=run.init), inputs)
 
-METHODS["head"] = Method(_start, seeded=False) # its runs have no prompt
+# its runs have no prompt
+METHODS["head"] = Method(_prompt_with_fitted_head, seeded=False)
 
 # %% ../../nbs/compare/runs.ipynb #c7758195
 METHODS["head-trained"] = Method(
@@ -148,25 +149,25 @@ METHODS["head-trained"] = Method(
 
 # %% ../../nbs/compare/runs.ipynb #7dd60672
 METHODS["prompt"] = Method(
-    _start, learning_rate=(1e-3, 3e-3, 1e-2), epochs=5, prompted=True)
+    _prompt_with_fitted_head, learning_rate=(1e-3, 3e-3, 1e-2), epochs=5, prompted=True)
 METHODS["prompt-random"] = Method(
     partial(_prompt_model, init="random"), learning_rate=(3e-3, 1e-2, 3e-2),
     epochs=5, prompted=True)
 
 # %% ../../nbs/compare/runs.ipynb #04dee919
-def _finetune(run, kit):
-    names = kit.task.label_names
-    config = type(kit.backbone.config).from_dict(kit.backbone.config.to_dict() | {
-        "id2label": dict(enumerate(names)), "problem_type": kit.task.problem_type,
-        "pad_token_id": kit.tokenizer.pad_token_id,
+def _finetune(run, inputs):
+    names = inputs.task.label_names
+    config = type(inputs.backbone.config).from_dict(inputs.backbone.config.to_dict() | {
+        "id2label": dict(enumerate(names)), "problem_type": inputs.task.problem_type,
+        "pad_token_id": inputs.tokenizer.pad_token_id,
         "label2id": {name: i for i, name in enumerate(names)}})
     model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     encoder_weights = model.base_model.state_dict() # of some types without the pooler
-    weights = kit.backbone.state_dict()
+    weights = inputs.backbone.state_dict()
     if missing := sorted(encoder_weights.keys() - weights.keys()):
         raise ValueError(f"finetune cannot train this backbone: it has no {missing[0]} "
-                         f"for {type(model).__name__}; if LoRA is inside, merge it, "
-                         "save the whole model and name that")
+                         f"for {type(model).__name__}. If LoRA is inside, merge it, "
+                         "save the complete model and pass that.")
     model.base_model.load_state_dict({n: weights[n] for n in encoder_weights})
     return model
 
@@ -188,12 +189,12 @@ class Run:
     train_rows:int|None = None # rows trained on, the same for all runs; None: all
     rows_seed:int = 0 # of the draw of these rows
     eval_rows:int|None = None # rows of the validation split; None: all
-    epochs:float = 0 # passes over the rows; 0: what `build` makes is measured
+    epochs:float = 0 # over the rows; 0: the model is evaluated as `build` made it
     learning_rate:float = 0. # peak rate of AdamW
     tried:int = 0 # rates that were compared before, on rows held out of training
-    held_out:float = 0. # share of the training rows that is scored in their place
+    held_out:float = 0. # share of the training rows that is evaluated instead
     token_budget:int = 1024 # tokens of a step, and the most computed at once
-    max_length:int = 128 # longer texts are cut
+    max_length:int = 128 # tokens; longer texts are truncated
     init:str = "vocab" # the prompt's start, as `from_backbone` takes it
     dtype:str = "float32" # of the backbone's weights
     source:str|None = None # of the task: "hub", "pypi" or a folder
@@ -216,7 +217,7 @@ class Run:
     @property
     def name(self)->str: # readable, and unique for what can change the result
         settings = asdict(self) | {"tried": 0}
-        if self.data: # it says what the rows are, and how their labels were read
+        if self.data: # the digest covers the rows, and how their labels were read
             settings["source"] = None
         for name in ("label_separator", "encoding"): # names of earlier runs lack them
             if self.data or settings[name] is None:
@@ -232,32 +233,33 @@ def _draw(task, split, name, rows, seed=0):
     "The first `rows` of a shuffle of a split; all, where `rows` is None."
     data = task.splits[split]
     if rows is not None and rows < 1:
-        raise ValueError(f"{name} must be at least 1, or None for all, not {rows}")
+        raise ValueError(f"{name} must be at least 1, or None for all, not {rows}.")
     if rows is None or rows >= len(data):
         return data
     return data.shuffle(seed=seed).select(range(rows))
 
 # %% ../../nbs/compare/runs.ipynb #d2de4c7d
-def _add_cache(kit, folder, max_bytes, prompt_tokens):
-    """Give a kit its text caches, where they are exact and there is room.
+def _add_cache(inputs, folder, max_bytes, prompt_tokens):
+    """Add text caches where they are exact and there is room.
 
     Raises `ValueError` for texts that are too long."""
-    rows, train = concatenate_datasets([kit.train, kit.evaluation]), len(kit.train)
-    check_fits(kit.facts, rows["length"][:], prompt_tokens)
-    reason = TextCache.refusal(kit.backbone, kit.facts)
+    rows = concatenate_datasets([inputs.train, inputs.evaluation])
+    train = len(inputs.train)
+    check_fits(inputs.facts, rows["length"][:], prompt_tokens)
+    reason = TextCache.why_unsupported(inputs.backbone, inputs.facts)
     if reason is None:
         try:
-            cache = TextCache.build(kit.backbone, rows, path=folder,
-                                    max_bytes=max_bytes, facts=kit.facts)
-            kit.text_seconds = cache.seconds
-            kit.caches = {"train": cache.select(range(train)),
+            cache = TextCache.build(inputs.backbone, rows, path=folder,
+                                    max_bytes=max_bytes, facts=inputs.facts)
+            inputs.text_seconds = cache.seconds
+            inputs.caches = {"train": cache.select(range(train)),
                           "evaluation": cache.select(range(train, len(rows)))}
-        except CacheTooLarge as error: # its first half says how much there is of what
-            reason = str(error).partition(";")[0]
+        except CacheTooLarge as error: # its first half has the sizes
+            reason = str(error).partition(";")[0].replace("The cache", "it")
             reason = reason.replace("max_bytes", "max_cache_bytes")
     if reason is not None and prompt_tokens:
-        _logger.warning(f"No text cache, since {reason}: each step computes the texts "
-                        "again, which is slower and changes no result.")
+        _logger.warning(f"No text cache: {reason}. Texts are recomputed at each step: "
+                        "slower, same results.")
 
 # %% ../../nbs/compare/runs.ipynb #c637ec4a
 def load_run_inputs(
@@ -275,27 +277,28 @@ def load_run_inputs(
         train=_draw(task, "train", "train_rows", run.train_rows, run.rows_seed),
         validation=_draw(task, "validation", "eval_rows", run.eval_rows))
     encoded = replace(task, splits=rows).encode(tokenizer, max_length=run.max_length)
-    kit = RunInputs(backbone, tokenizer, task, encoded["train"], encoded["validation"])
+    inputs = RunInputs(
+        backbone, tokenizer, task, encoded["train"], encoded["validation"])
     if frozen:
-        kit.facts = find_facts(backbone)
-        _add_cache(kit, folder, max_cache_bytes, prompt_tokens)
-    return kit
+        inputs.facts = find_facts(backbone)
+        _add_cache(inputs, folder, max_cache_bytes, prompt_tokens)
+    return inputs
 
 # %% ../../nbs/compare/runs.ipynb #9e6abbfc
-def _hold_out(kit, share):
-    "A kit that trains on a part of the training rows and evaluates on the others."
-    labels, every = np.asarray(list(kit.train["labels"])), round(1 / share)
+def _hold_out(inputs, share):
+    "Inputs that train on a share of the training rows and evaluate on the others."
+    labels, every = np.asarray(list(inputs.train["labels"])), round(1 / share)
     _, place = np.unique(labels, axis=0, return_inverse=True)
     by_label = np.argsort(place.reshape(-1), kind="stable")
     held = np.sort(by_label[every // 2::every])
     rows = {"train": np.setdiff1d(by_label, held), "evaluation": held}
-    parts = {name: kit.train.select(r) for name, r in rows.items()}
-    if kit.caches:
-        parts["caches"] = {n: kit.caches["train"].select(r) for n, r in rows.items()}
-    return replace(kit, **parts)
+    parts = {name: inputs.train.select(r) for name, r in rows.items()}
+    if inputs.caches:
+        parts["caches"] = {n: inputs.caches["train"].select(r) for n, r in rows.items()}
+    return replace(inputs, **parts)
 
 # %% ../../nbs/compare/runs.ipynb #4e671b22
-def _trainer(run, kit, model, folder):
+def _trainer(run, inputs, model, folder):
     settings = dict(
         output_dir=folder, token_budget=run.token_budget,
         tokens_per_step=run.token_budget, num_train_epochs=run.epochs,
@@ -303,28 +306,29 @@ def _trainer(run, kit, model, folder):
         data_seed=run.seed, save_strategy="no", logging_strategy="no",
         report_to="none", disable_tqdm=True)
     settings |= json.loads(run.training or "{}")
-    train = kit.data(model, "train")
-    collator = PaddedCollator(pad_token_id=kit.tokenizer.pad_token_id)
+    train = inputs.data(model, "train")
+    collator = PaddedCollator(pad_token_id=inputs.tokenizer.pad_token_id)
     trainer = Trainer(
         model=model, args=TrainingArguments(**settings), train_dataset=train,
-        eval_dataset=kit.data(model, "evaluation"), compute_metrics=kit.task.metric,
+        eval_dataset=inputs.data(model, "evaluation"),
+        compute_metrics=inputs.task.metric,
         data_collator=getattr(train, "data_collator", collator))
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 # %% ../../nbs/compare/runs.ipynb #f9c371e5
-def _measure(run, kit, model):
+def _measure(run, inputs, model):
     "Train and evaluate: scores, predictions, seconds of training."
     with tempfile.TemporaryDirectory() as folder:
-        trainer, begun = _trainer(run, kit, model, folder), time.perf_counter()
-        if run.epochs: # what the loss is a mean over need not be found out again
-            trainer.findings.set(kit.loss_facts.get(run.method))
+        trainer, begun = _trainer(run, inputs, model, folder), time.perf_counter()
+        if run.epochs: # the facts of the loss need not be found again
+            trainer.findings.set(inputs.loss_facts.get(run.method))
             trainer.train()
-            kit.loss_facts[run.method] = trainer.loss_facts
+            inputs.loss_facts[run.method] = trainer.loss_facts
         seconds = time.perf_counter() - begun
         output = trainer.predict(trainer.eval_dataset)
-    scores = {m: output.metrics[f"test_{m}"] for m in ("loss", *kit.task.metrics)}
-    return scores, kit.task.decide(output.predictions), seconds
+    scores = {m: output.metrics[f"test_{m}"] for m in ("loss", *inputs.task.metrics)}
+    return scores, inputs.task.decide(output.predictions), seconds
 
 # %% ../../nbs/compare/runs.ipynb #9545d5be
 def _same_answer(labels, problem_type): # -> logits [labels]
@@ -336,12 +340,12 @@ def _same_answer(labels, problem_type): # -> logits [labels]
         return labels.mean(0) - 0.5
     return np.bincount(labels)
 
-def _majority_scores(kit):
+def _majority_scores(inputs):
     "The task's metrics where every row gets the same answer."
-    answer = _same_answer(kit.train["labels"], kit.task.problem_type)
-    labels = np.asarray(list(kit.evaluation["labels"]))
+    answer = _same_answer(inputs.train["labels"], inputs.task.problem_type)
+    labels = np.asarray(list(inputs.evaluation["labels"]))
     logits = np.tile(answer, (len(labels), 1))
-    return kit.task.metric(EvalPrediction(logits, labels))
+    return inputs.task.metric(EvalPrediction(logits, labels))
 
 # %% ../../nbs/compare/runs.ipynb #16033bee
 def _one_class(predicted, references):
@@ -351,16 +355,16 @@ def _one_class(predicted, references):
     return bool(spread[0] <= 0.01 * spread[1] and spread[1])
 
 # %% ../../nbs/compare/runs.ipynb #0cca30fd
-def _rare_classes(kit):
+def _rare_classes(inputs):
     "How many classes have fewer than five rows to train on."
-    if kit.task.problem_type != "single_label_classification":
+    if inputs.task.problem_type != "single_label_classification":
         return 0
-    rows = np.bincount(list(kit.train["labels"]), minlength=kit.task.num_labels)
+    rows = np.bincount(list(inputs.train["labels"]), minlength=inputs.task.num_labels)
     return int((rows < 5).sum())
 
 def run_one(
     run:Run, # what to run
-    kit:RunInputs, # what it runs on
+    inputs:RunInputs, # what it runs on
     models:str|Path|None=None, # the model is saved in a folder of it; None: not saved
 )->dict: # settings, scores, cost, predictions, and the check of the frozen weights
     """Run one method with one seed, and check that the backbone is what it was.
@@ -368,47 +372,48 @@ def run_one(
     Raises `ValueError` where the method cannot do this task."""
     set_seed(run.seed)
     if run.held_out:
-        kit = _hold_out(kit, run.held_out)
+        inputs = _hold_out(inputs, run.held_out)
     start = time.perf_counter()
-    model = METHODS[run.method].build(run, kit)
+    model = METHODS[run.method].build(run, inputs)
     built = time.perf_counter() - start
-    scores, predicted, trained = _measure(run, kit, model)
-    saved = _save(model, kit, models, run)
-    predictions, references = predicted.tolist(), list(kit.evaluation["labels"])
-    one_answer = _majority_scores(kit)
+    scores, predicted, trained = _measure(run, inputs, model)
+    saved = _save(model, inputs, models, run)
+    predictions, references = predicted.tolist(), list(inputs.evaluation["labels"])
+    metrics, one_answer = list(inputs.task.metrics), _majority_scores(inputs)
     return {
-        "name": run.name, **asdict(run), "problem_type": kit.task.problem_type,
-        **scores, "metric": kit.task.metrics[0], "metrics": list(kit.task.metrics),
-        "majority": one_answer[kit.task.metrics[0]], "majority_scores": one_answer,
+        "name": run.name, **asdict(run), "problem_type": inputs.task.problem_type,
+        **scores, "metric": metrics[0], "metrics": metrics,
+        "majority": one_answer[metrics[0]], "majority_scores": one_answer,
         "one_class": _one_class(predictions, references),
-        "rare_classes": _rare_classes(kit),
-        "rows": len(kit.train), "seconds": built + trained, "model": saved,
-        **_costs(run, kit, model), **_frozen(run, kit),
+        "rare_classes": _rare_classes(inputs),
+        "rows": len(inputs.train), "seconds": built + trained, "model": saved,
+        **_costs(run, inputs, model), **_frozen(run, inputs),
         "predictions": predictions, "references": references}
 
 # %% ../../nbs/compare/runs.ipynb #e77d5815
-def _save(model, kit, folder, run):
+def _save(model, inputs, folder, run):
     "Save model and tokenizer; the folder's name, or None where nothing is saved."
     if folder is None or not hasattr(model, "save_pretrained"):
         return None
-    model.config.text_columns = list(kit.task.text_columns) # for `predict`
+    model.config.text_columns = list(inputs.task.text_columns) # for `predict`
     model.save_pretrained(Path(folder) / run.name)
     # a prompt's tokenizer is saved with it, and has its length limit
     if getattr(model, "tokenizer", None) is None:
-        kit.tokenizer.save_pretrained(Path(folder) / run.name)
+        inputs.tokenizer.save_pretrained(Path(folder) / run.name)
     return run.name
 
-def _costs(run, kit, model):
-    lengths = np.asarray(kit.train["length"])
+def _costs(run, inputs, model):
+    lengths = np.asarray(inputs.train["length"])
     plan = plan_batches(lengths, token_budget=run.token_budget)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return {"text_seconds": kit.text_seconds, "trained_parameters": trained,
-            "cached": kit.data(model, "train") is not kit.train,
+    return {"text_seconds": inputs.text_seconds, "trained_parameters": trained,
+            "cached": inputs.data(model, "train") is not inputs.train,
             "padding": plan.padding}
 
-def _frozen(run, kit):
+def _frozen(run, inputs):
     "How many tensors of the backbone are not what they were when it was loaded."
     if not METHODS[run.method].frozen: # it worked on a copy
         return {"frozen_checked": 0, "frozen_changed": 0}
-    return {"frozen_checked": len(kit.facts.weights),
-            "frozen_changed": len(changed_layers(kit.backbone, kit.facts.weights))}
+    weights = inputs.facts.weights
+    return {"frozen_checked": len(weights),
+            "frozen_changed": len(changed_layers(inputs.backbone, weights))}

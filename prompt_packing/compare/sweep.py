@@ -39,9 +39,9 @@ def _own(setting, method, default):
 # %% ../../nbs/compare/sweep.ipynb #316e9038
 def _check(methods, prompt_tokens, tasks):
     if bad := [task for task in tasks if not isinstance(task, (str, Path))]:
-        raise TypeError(f"a comparison needs the name or the file of a task, not a "
+        raise TypeError("A comparison needs the name or the file of a task, not a "
                         f"{type(bad[0]).__name__}; write it to a file, for example "
-                        "with to_parquet")
+                        "with to_parquet.")
     if unknown := [m for m in methods if m not in METHODS]:
         raise ValueError(f"Unknown method {unknown[0]!r}; known are "
                          f"{', '.join(METHODS)}.")
@@ -73,7 +73,7 @@ def plan_runs(
 
 # %% ../../nbs/compare/sweep.ipynb #5071b6f3
 def _trials(run):
-    "The runs by which the rate of `run` is chosen; none where it has one rate."
+    "The runs by which the rate of `run` is chosen; none if it has one rate."
     if not isinstance(run.learning_rate, tuple):
         return []
     return [replace(run, learning_rate=rate, held_out=0.2, seed=0)
@@ -93,12 +93,12 @@ def _settled(run, records): # `records`: of the trials, by run
 _shared = ("backbone", "task", "train_rows", "rows_seed", "eval_rows", "max_length",
            "dtype", "data", *TASK_OPTIONS)
 
-@lru_cache(maxsize=1) # a run mostly follows one that shares its kit
+@lru_cache(maxsize=1) # a run mostly follows one that shares its inputs
 def _load_shared(run, output_dir, **options):
     return load_run_inputs(run, Path(output_dir) / "text_cache" / run.name, **options)
 
-def _kit_of(run, output_dir, **options): # options of `load_run_inputs`
-    "The kit of a run: runs that agree in the settings that count get the same."
+def _inputs_of(run, output_dir, **options): # options of `load_run_inputs`
+    "The inputs of a run: runs that agree in the settings that count get the same."
     same = Run(method="", **{name: getattr(run, name) for name in _shared})
     return _load_shared(same, str(output_dir), **options)
 
@@ -108,13 +108,13 @@ _turn = Lock() # random seeds belong to the process, so its threads take turns
 def _work(run, output_dir, keep_finetuned, **options):
     """One run in this process; its record is written, in `trials` if it chooses a rate.
 
-    Returns None, or why the method refuses the task."""
+    Returns None, or the reason for which the method refuses the task."""
     keep = not run.held_out and (METHODS[run.method].frozen or keep_finetuned)
     models = Path(output_dir) / "models" if keep else None
     with _turn:
-        kit = _kit_of(run, output_dir, **options)
+        inputs = _inputs_of(run, output_dir, **options)
         try:
-            record = run_one(run, kit, models)
+            record = run_one(run, inputs, models)
         except ValueError as error:
             return " ".join(str(error).split())
     file = _file(run, output_dir)
@@ -147,24 +147,24 @@ def _finished(runs, work, executor, prepare):
 _logger = logging.getLogger(__name__)
 
 def _records(runs, output_dir, keep_finetuned, executor, what, **options):
-    "The record of each run, those missing made; and why runs were refused, by run."
+    "The record of each run, after the missing ones are made; reasons of refused ones."
     runs = list(dict.fromkeys(runs))
-    missing = [r for r in runs if not _there(r, output_dir, keep_finetuned)]
+    missing = [r for r in runs if not _is_done(r, output_dir, keep_finetuned)]
     work = partial(_work, output_dir=output_dir, keep_finetuned=keep_finetuned,
                    **options)
-    prepare = partial(_kit_of, output_dir=output_dir, **options)
+    prepare = partial(_inputs_of, output_dir=output_dir, **options)
     ended, refused = _finished(missing, work, executor, prepare), {}
     bar = tqdm(ended, desc=what, total=len(missing), unit="run", disable=not missing)
-    for run, why in bar:
-        if why is not None:
-            refused[run] = why
-            _logger.warning(f"{run.name} is left out: {why}")
+    for run, reason in bar:
+        if reason is not None:
+            refused[run] = reason
+            _logger.warning(f"Skipping {run.name}: {reason.rstrip('.')}.")
     records = {r: json.loads(_file(r, output_dir).read_text())
                for r in runs if r not in refused}
     return records, refused
 
-def _there(run, output_dir, keep_finetuned):
-    "Whether the record is there, and the model with it where it is wanted."
+def _is_done(run, output_dir, keep_finetuned):
+    "Whether there is a record, and the model with it where it is wanted."
     model = Path(output_dir) / "models" / run.name
     wanted = keep_finetuned and not run.held_out
     return _file(run, output_dir).exists() and (model.is_dir() or not wanted)
@@ -173,7 +173,7 @@ def _there(run, output_dir, keep_finetuned):
 def _digest(task):
     "Digest of the rows of a task, of what their labels mean and how they are scored."
     meaning = [task.problem_type, *task.label_names]
-    if task.metrics[0] != "accuracy": # the first and for long the only measure
+    if task.metrics[0] != "accuracy": # the only measure of the first version
         meaning += task.metrics
     h = hashlib.blake2b(json.dumps(meaning).encode(), digest_size=8)
     for name, split in task.splits.items():
@@ -229,7 +229,8 @@ def sweep(
     refused |= failed
     if not records:
         raise ValueError(next(iter(refused.values())))
-    notes = [asdict(run) | {"note": f"refused: {why}"} for run, why in refused.items()]
+    notes = [asdict(run) | {"note": f"refused: {reason}"}
+             for run, reason in refused.items()]
     return Comparison(records.values(), output_dir, notes)
 
 # %% ../../nbs/compare/sweep.ipynb #e786c168
