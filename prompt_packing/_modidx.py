@@ -2213,4 +2213,6 @@ d = { 'settings': { 'branch': 'main',
                                                 'prompt_packing.trainer.trainer._StepLoaderMixin.training_step': ( 'trainer/trainer.html#_steploadermixin.training_step',
                                                                                                                    'prompt_packing/trainer/trainer.py'),
                                                 'prompt_packing.trainer.trainer._StepLoaderMixin.uses_stratified_steps': ( 'trainer/trainer.html#_steploadermixin.uses_stratified_steps',
-                                                                                                                           'prompt_packing/trainer/trainer.py')}}}
+                                                                                                                           'prompt_packing/trainer/trainer.py'),
+                                                'prompt_packing.trainer.trainer.on_device': ( 'trainer/trainer.html#on_device',
+                                                                                              'prompt_packing/trainer/trainer.py')}}}

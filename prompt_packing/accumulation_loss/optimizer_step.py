@@ -484,8 +484,7 @@ class OptimizerStepComputer:
             if attempt.error is not None and other is not Strategy.FULL_BATCH:
                 raise attempt.error
         restore_gradients(kept)
-        # transformers adds it to a float32; over processes it was summed in float64
-        return torch.as_tensor(attempt.loss, dtype=torch.float32)
+        return torch.as_tensor(attempt.loss, dtype=torch.float32) # as transformers adds it
 
     def _other(self, model, step: OptimizerStep, attempt: Attempt) -> Strategy:
         "Another strategy for a step that may be wrong, where it can be computed again."
@@ -500,8 +499,7 @@ class OptimizerStepComputer:
     def _verify_if_due(self, model, step: OptimizerStep, is_one_micro_batch=False):
         before, schedule = self.findings.facts, self.schedule
         is_due = schedule.is_due(step, before, self.adapter.verify_every, is_one_micro_batch)
-        # a column that is new to one process is a reason for all
-        if not self.processes.sum(float(is_due))[0]:
+        if not self.processes.sum(float(is_due))[0]: # what is due on one is due on all
             return
         model.train() # an evaluation may have left eval mode
         start = time.perf_counter()

@@ -36,7 +36,8 @@ from .loaders import (
 from .resume import ExactResumeMixin
 
 # %% auto #0
-__all__ = ['BudgetArguments', 'TrainingArguments', 'Seq2SeqTrainingArguments', 'TokenBudgetMixin', 'Trainer', 'Seq2SeqTrainer']
+__all__ = ['BudgetArguments', 'TrainingArguments', 'Seq2SeqTrainingArguments', 'on_device', 'TokenBudgetMixin', 'Trainer',
+           'Seq2SeqTrainer']
 
 # %% ../../nbs/trainer/trainer.ipynb #c6c57897
 @dataclass
@@ -246,6 +247,14 @@ class _SplitPredictionMixin:
         plans = padded_micro_batches(lengths, self.token_budget, overhead)
         return [plan.indices for plan in plans]
 
+# %% ../../nbs/trainer/trainer.ipynb #0ndev1ce
+def on_device(batches: list, args, accelerator) -> list:
+    "All of them now: later a copy would wait for what the device computes."
+    if args.device.type == "cpu":
+        return batches
+    batches = pinned(batches) if pins_memory(args) else batches
+    return send_to_device(batches, args.device, accelerator.non_blocking)
+
 # %% ../../nbs/trainer/trainer.ipynb #430fad6c
 class TokenBudgetMixin(_SplitPredictionMixin, _StepLoaderMixin):
     """Steps by `args.rows_per_step` or `args.tokens_per_step`, cut by
@@ -259,15 +268,13 @@ class TokenBudgetMixin(_SplitPredictionMixin, _StepLoaderMixin):
 
     The moments of a run, in order:
 
-    1. a loader, of training or evaluation: `_get_dataloader` (the collator, planned
-       steps, streams);
-    2. once a training: `_prepare_for_training` (how the model is packed), which calls
-       `_load_optimizer_and_scheduler` (budget and cost of a pass of a checkpoint);
-    3. an epoch: `split_in_worker` (may workers cut?);
-    4. a step: `split_step` (its parts), and `make_micro_batch` where the loss is looked at;
-       `dry_run_batch` where memory or the cost of a pass is measured, once;
+    1. a loader, of training or evaluation: `_get_dataloader`;
+    2. once a training: `_prepare_for_training`, `_load_optimizer_and_scheduler`;
+    3. an epoch: `split_in_worker` (may workers split steps?);
+    4. a step: `split_step`, `make_micro_batch` where the loss is verified, and
+       `dry_run_batch` where memory is measured, once;
     5. a checkpoint: `_save_optimizer_and_scheduler`;
-    6. an evaluation batch: `prediction_step` (in parts)."""
+    6. an evaluation batch: `prediction_step`."""
     _packing_format: PackingFormat | None = None # once training begins
     _batcher: MicroBatcher | None = None # of a training
     _default_collator: Callable | None = None # of transformers, where none was passed
@@ -346,12 +353,7 @@ class TokenBudgetMixin(_SplitPredictionMixin, _StepLoaderMixin):
             batch, collated = self._batch_of(rows, part)
             parts.append(batch)
             counted += collated
-        # all of them now: later a copy would wait for what the device computes
-        if self.args.device.type != "cpu":
-            parts = pinned(parts) if pins_memory(self.args) else parts
-            parts = send_to_device(
-                parts, self.args.device, self.accelerator.non_blocking)
-        return parts, counted
+        return on_device(parts, self.args, self.accelerator), counted
 
     def make_micro_batch(self, rows: StepRows, indices):
         "A few rows as a part of a step has them: packed where steps are."
