@@ -238,17 +238,16 @@ class Findings:
 # %% ../../nbs/accumulation_loss/loss_facts.ipynb #07735617
 _logger = logging.get_logger(__name__)
 
-# %% ../../nbs/accumulation_loss/loss_facts.ipynb #f6522987
+# %% ../../nbs/accumulation_loss/loss_facts.ipynb #8b06ea16
 def numbers(counts: Iterable) -> list[float]:
-    "Counts on devices and on the CPU as numbers, in one transfer from each device."
+    "Counts on devices and on the CPU as numbers, in one transfer per device and dtype."
     counts = list(counts)
-    by_device = {}
+    alike = {} # of one dtype: no device has to have float64
     for index, each in enumerate(counts):
         if torch.is_tensor(each):
-            by_device.setdefault(each.device, []).append(index)
-    for device, indices in by_device.items():
-        exact = torch.float32 if device.type == "mps" else torch.float64
-        tensors = [counts[index].detach().reshape(()).to(exact) for index in indices]
+            alike.setdefault((each.device, each.dtype), []).append(index)
+    for indices in alike.values():
+        tensors = [counts[index].detach().reshape(()) for index in indices]
         for index, value in zip(indices, torch.stack(tensors).tolist()):
             counts[index] = value
     return [float(each) for each in counts]
