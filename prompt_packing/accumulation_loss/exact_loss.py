@@ -295,8 +295,7 @@ class ExactLossMixin(_AroundStepsMixin):
         "From here on steps are made of this loader's rows."
         splits = self._steps.adapter.splits_steps()
         collate = self._source.open(dataloader, self.split_step if splits else None)
-        self.row_lengths = RowLengths(
-            collate, self._steps.adapter.main_input, self.length_fn)
+        self.row_lengths = RowLengths.of(collate, self)
         self._steps.chooser.rows.lengths = self.row_lengths
         self._steps.schedule.is_new_epoch = float(self.state.epoch or 0).is_integer()
         if splits and collate: # before its workers start

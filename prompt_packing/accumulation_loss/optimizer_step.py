@@ -483,6 +483,8 @@ class OptimizerStepComputer:
                 attempt = self._attempt(model, step, other)
             if attempt.error is not None and other is not Strategy.FULL_BATCH:
                 raise attempt.error
+        if attempt.error is not None: # as without us
+            raise attempt.error
         restore_gradients(kept)
         return torch.as_tensor(attempt.loss, dtype=torch.float32) # as transformers adds it
 

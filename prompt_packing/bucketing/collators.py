@@ -61,7 +61,9 @@ def _collate_column(name, values, fill, side):
         raise ValueError(f"column {name!r} has no value in some rows: fill it, or "
                          "remove these rows")
     has_tokens = np.ndim(values[0]) > 0
-    flat = np.concatenate(values) if has_tokens else np.asarray(values)
+    # an empty list is one of floats for numpy, and would make ids of the others floats
+    filled = [value for value in values if not has_tokens or len(value)]
+    flat = np.concatenate(filled or values) if has_tokens else np.asarray(values)
     if flat.dtype.kind not in "biuf":
         advice = "give each class a number" if name == "labels" else "tokenize it"
         raise TypeError(f"column {name!r} holds text: {advice} or remove the column")

@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader
 from .private_apis import pinned, tree_flatten, tree_map
 
 # %% auto #0
-__all__ = ['RowBatch', 'RowPassthrough', 'copied', 'pass_rows_through', 'restore_collator', 'LazyBatch', 'batch_identity',
-           'StepRows', 'CollatedRows', 'as_dict', 'num_rows_of', 'select_rows', 'fork_rng', 'rng_state', 'same_batch',
-           'RowLengths', 'num_positions']
+__all__ = ['COLLATOR_ERRORS', 'RowBatch', 'RowPassthrough', 'copied', 'pass_rows_through', 'restore_collator', 'LazyBatch',
+           'batch_identity', 'StepRows', 'CollatedRows', 'as_dict', 'num_rows_of', 'select_rows', 'fork_rng',
+           'rng_state', 'same_batch', 'RowLengths', 'num_tokens', 'named_leaves', 'num_positions']
 
 # %% ../../nbs/foundation/rows.ipynb #2e3ad548
 class RowBatch:
@@ -266,91 +266,154 @@ def same_batch(first, second) -> bool:
                if _has_entries(one))
 
 # %% ../../nbs/foundation/rows.ipynb #c448e7cd
-# what a collator may raise at a row alone
-_COLLATOR_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError,
-                    RuntimeError, TypeError, ValueError)
+# what a collator may raise at rows that it does not expect alone
+COLLATOR_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, OSError,
+                   RuntimeError, StopIteration, TypeError, ValueError)
 
 class RowLengths:
-    """Tokens of rows, by their ids where the collator agrees, else by a column `length`,
-    else by what the collator makes of each.
+    """Tokens of rows; None where nobody knows, and `unknown_reason` says why.
 
-    Whether it agrees is tried on four rows: a collator may cut, add or join tokens."""
+    By a function or a column of the user's; else by their ids, where the collator
+    agrees; else by what the collator makes of each."""
     def __init__(self,
         collate: Callable, # the user's
         main_input: str = "input_ids", # of the model
         given: Callable | None = None, # row -> its length, where the user knows better
+        column: str = "length", # of lengths, where rows have it
+        counts_labels: bool = False, # the model computes a position for each label
     ):
         self.collate, self.main_input, self.given = collate, main_input, given
+        self.column, self.counts_labels = column, counts_labels
+        self.names: tuple | None = None # of columns whose tokens count; (): none do
         self.unknown_reason = "" # of the last rows
-        self.keys: tuple | None = None # of a row, whose lengths count; (): none do
+
+    @classmethod
+    def of(cls, collate: Callable, trainer) -> RowLengths:
+        "By what a Trainer says of its model and its data."
+        config = getattr(trainer.model, "config", None)
+        return cls(collate, getattr(trainer.model, "main_input_name", "input_ids"),
+                   trainer.length_fn, getattr(trainer.args, "length_column_name", "length"),
+                   counts_labels=bool(getattr(config, "is_encoder_decoder", False)))
 
     def __call__(self, rows: list) -> np.ndarray | None: # int64 (rows,)
-        "None where they are unknown, and `unknown_reason` says why."
-        try:
-            return self._known(rows)
-        except _COLLATOR_ERRORS as error: # as of one that needs two rows, or leaves some out
-            self.unknown_reason = f"of a row alone, {type(error).__name__}: {error}"[:120]
-            return None
-
-    def _known(self, rows: list) -> np.ndarray:
+        self.unknown_reason = ""
         if self.given is not None:
             return np.array([self.given(row) for row in rows], np.int64)
         try:
-            if self.keys is None and rows:
-                self.keys = self._find_keys(rows)
-            if self.keys:
-                return self._by_keys(rows)
-        except (TypeError, KeyError): # rows of several kinds; a label that is a number
-            self.keys = ()
-        return np.array([self._said_or_alone(row) for row in rows], np.int64)
+            return np.array(self._known(rows), np.int64)
+        except COLLATOR_ERRORS as error:
+            words = next(iter(str(error).splitlines()), "")[:100]
+            self.unknown_reason = f"of a row alone, {type(error).__name__}: {words}"
+            return None
 
-    def _by_keys(self, rows: list) -> np.ndarray:
-        lengths = [[len(row[key]) for row in rows] for key in self.keys]
-        return np.array(lengths, np.int64).max(0, initial=1)
+    def or_ones(self, rows: list) -> np.ndarray: # int64 (rows,)
+        "Lengths for choosing rows, where any will do."
+        lengths = self(rows)
+        return np.ones(len(rows), np.int64) if lengths is None else lengths
 
-    def _said_or_alone(self, row) -> int: # `length`, where the row has such a column
-        length = row.get("length") if isinstance(row, Mapping) else None
-        is_said = isinstance(length, (int, np.integer)) and length > 0
-        return length if is_said else self._alone(row)
+    def _known(self, rows: list) -> list[int]:
+        lengths = [row.get(self.column) if isinstance(row, Mapping) else None
+                   for row in rows]
+        if all(isinstance(n, (int, np.integer)) and n > 0 for n in lengths):
+            return lengths
+        if self.names is None and rows:
+            self.names = self._find_names(rows)
+        try:
+            if self.names:
+                return self._by_names(rows)
+        except (TypeError, KeyError): # rows of several kinds
+            pass
+        return [self._alone(row) for row in rows]
+
+    def _by_names(self, rows: list) -> list[int]:
+        return [max(1, *(num_tokens(row[name]) for name in self.names)) for row in rows]
 
     def _alone(self, row) -> int:
         with fork_rng(): # what is measured draws no number of the training
-            return max(1, num_positions(self.collate(copied([row])), self.main_input))
+            batch = self.collate(copied([row]))
+        return max(1, num_positions(batch, self.main_input, self.counts_labels))
 
-    def _find_keys(self, rows: list) -> tuple:
+    def _find_names(self, rows: list) -> tuple:
         first = rows[0] if isinstance(rows[0], Mapping) else {}
-        self.keys = tuple(
-            key for key, value in first.items() if _is_ids(key, self.main_input)
+        counted = (self.main_input, "labels") if self.counts_labels else (self.main_input,)
+        self.names = tuple(
+            name for name, value in first.items()
+            if (name in counted or str(name).endswith("input_ids"))
             and hasattr(value, "__len__") and not isinstance(value, str))
-        if not self.keys:
+        if not self.names:
             return ()
-        lengths = self._by_keys(rows)
-        order = lengths.argsort(kind="stable")
+        try:
+            lengths = self._by_names(rows)
+        except (TypeError, KeyError):
+            return ()
+        order = np.argsort(lengths, kind="stable")
         # the first, the shortest, the longest, and one between: what a collator adds
         # may be seen in short rows alone, and what it cuts in long ones
         few = {0, int(order[0]), int(order[-1]), int(order[len(rows) // 2])}
-        agrees = all(lengths[i] == self._alone(rows[i]) for i in few)
-        return self.keys if agrees else ()
+        try:
+            agrees = all(lengths[i] == self._alone(rows[i]) for i in few)
+        except COLLATOR_ERRORS: # it takes no row alone: the ids say how long one is
+            agrees = True
+        return self.names if agrees else ()
+
+# %% ../../nbs/foundation/rows.ipynb #31932d56
+def num_tokens(ids) -> int:
+    "Of a column of one row: ids, or several lists of them, which are padded together."
+    if isinstance(ids, (torch.Tensor, np.ndarray)):
+        return int(np.prod(ids.shape))
+    if len(ids) and isinstance(ids[0], (list, tuple, torch.Tensor, np.ndarray)):
+        return len(ids) * max(map(num_tokens, ids))
+    return len(ids)
+
+def named_leaves(batch, name="") -> Iterator[tuple]: # (name, leaf)
+    "What a nest of mappings, lists and tuples holds, by the nearest name above it."
+    if isinstance(batch, Mapping):
+        for key, value in batch.items():
+            yield from named_leaves(value, key)
+    elif isinstance(batch, (list, tuple)) and not isinstance(batch, PackedSequence):
+        if batch and all(isinstance(each, (int, float)) for each in batch):
+            yield name, np.asarray(batch)
+            return
+        for index, value in enumerate(batch):
+            yield from named_leaves(value, name or index)
+    else:
+        yield name, batch
 
 def num_positions(
     batch, # of one row, as the collator makes it
-    main_input: str, # of the model, for example `input_ids`
-) -> int: # at least 1
-    "Positions that a batch of one row takes in the model: of ids all elements."
-    values = as_dict(batch)
-    packed = [len(v.data) for v in values.values() if isinstance(v, PackedSequence)]
+    main_input: str = "input_ids", # of the model
+    counts_labels: bool = False, # the model computes a position for each label
+) -> int:
+    """Positions that a batch of one row takes in the model: of ids all elements.
+
+    Raises `ValueError` where nothing in the batch can be counted."""
+    leaves = [(str(name), leaf) for name, leaf in named_leaves(batch)]
+    packed = [len(leaf.data) for _, leaf in leaves if isinstance(leaf, PackedSequence)]
     if packed:
         return max(packed)
-    tensors = {k: v for k, v in values.items() if torch.is_tensor(v) and v.dim() > 1}
-    labels = [k for k in tensors if str(k).endswith("labels")]
-    others = [k for k in tensors if k not in labels]
-    # batches of sound and of images have ids for their labels alone
-    inputs = [k for k in others if _is_ids(k, main_input)]
-    ids = [tensors[k].numel() for k in inputs if not tensors[k].is_floating_point()]
-    # frames of sound, states of a game, features: the longest of a tensor's sizes
-    counted = [k for k in labels if not tensors[k].is_floating_point()]
-    counted += [] if ids else inputs or others
-    return max([*ids, *(max(tensors[k].shape[1:]) for k in counted)], default=1)
+    arrays = [(name, leaf) for name, leaf in leaves if _has_entries(leaf)]
+    labels = [leaf for name, leaf in arrays if name.endswith(("labels", "label"))]
+    inputs = [(name, leaf) for name, leaf in arrays
+              if not name.endswith(("labels", "label"))]
+    main = [leaf for name, leaf in inputs
+            if name == main_input or name.endswith("input_ids")]
+    counted = [num_tokens(leaf) for leaf in main if not _is_float(leaf)]
+    if not counted: # frames of sound, states of a game, features
+        counted = [_longest_size(leaf) for leaf in main or [leaf for _, leaf in inputs]]
+    if counts_labels:
+        counted += [_longest_size(leaf) for leaf in labels if not _is_float(leaf)]
+    opaque = [leaf for _, leaf in leaves
+              if not isinstance(leaf, (torch.Tensor, np.ndarray, int, float, type(None)))]
+    if arrays and not any(len(leaf) for _, leaf in arrays):
+        raise ValueError("its batch is empty")
+    if not counted or opaque and max(counted) <= 1:
+        kinds = " and ".join(sorted({type(leaf).__name__ for leaf in opaque}))
+        raise ValueError(f"no input in its batch can be counted (it holds {kinds or 'none'})")
+    return max(counted)
 
-def _is_ids(name, main_input: str) -> bool:
-    return name == main_input or str(name).endswith(("input_ids", "labels"))
+def _longest_size(array) -> int:
+    return max(array.shape[1:]) if array.ndim > 1 else len(array)
+
+def _is_float(array) -> bool:
+    return array.dtype.kind == "f" if isinstance(array, np.ndarray) else (
+        array.is_floating_point())

@@ -83,7 +83,10 @@ def measured_lengths(
     stored = stored_lengths(dataset, column)
     if stored is not None and given is None:
         return as_lengths(stored)
-    measure = RowLengths(collate, getattr(model, "main_input_name", "input_ids"), given)
+    config = getattr(model, "config", None)
+    measure = RowLengths(
+        collate, getattr(model, "main_input_name", "input_ids"), given, column,
+        counts_labels=bool(getattr(config, "is_encoder_decoder", False)))
     lengths = []
     with fork_rng(): # data sets that draw numbers draw the same ones in training
         for start in range(0, len(dataset), 1024):

@@ -208,6 +208,15 @@ class MicroBatcher:
         # processes compute their passes together, so each needs as many
         self.needs_equal_counts = is_sharded(model)
 
+    def all_know(self, lengths: np.ndarray | None) -> bool:
+        "Whether lengths are known: on all processes, where these measure or split together."
+        is_alone = self.processes.number == 1 or not (
+            self.needs_equal_counts or None in (self.token_budget, self.micro_batch_overhead))
+        if is_alone:
+            return lengths is not None
+        unknown, = self.processes.sum(float(lengths is None))
+        return not unknown
+
     def __call__(self, rows: StepRows, lengths: np.ndarray) -> list: # of `Part`
         "How these rows are parted."
         if self.token_budget is None:

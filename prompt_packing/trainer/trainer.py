@@ -20,16 +20,17 @@ from torch.utils.data import IterableDataset
 from ..accumulation_loss.dry_run import side_effect_free
 from ..accumulation_loss.exact_loss import ExactLossMixin
 from ..accumulation_loss.loss_facts import Exactness
+from ..accumulation_loss.verification import short_text
 from ..bucketing.batch_plan import check_positive
 from ..bucketing.collators import PackingFormat, pack_batches
 from ..bucketing.packing import cross_attention_fault, find_packing_format
 from ..foundation.private_apis import check_mro, pinned, override
-from ..foundation.rows import LazyBatch, StepRows, fork_rng
+from ..foundation.rows import (
+    COLLATOR_ERRORS, LazyBatch, StepRows, fork_rng)
 from ..packed_sequence.mixin import PackedSequenceMixin
-from prompt_packing.trainer.token_budget import (
-    NEVER_SPLIT, DEFAULT_OVERHEAD, SplitPrediction, MicroBatcher, packed_micro_batches,
-    collated_micro_batches,
-    padded_micro_batches)
+from .token_budget import (
+    NEVER_SPLIT, DEFAULT_OVERHEAD, MicroBatcher, MicroBatchPlan, SplitPrediction,
+    collated_micro_batches, packed_micro_batches, padded_micro_batches)
 from .loaders import (
     PaddingFallback, is_default, mask_columns, measured_lengths, padded_collator,
     pins_memory, step_dataloader, stream_loader)
@@ -194,6 +195,10 @@ _unused_masks = (
     "makes it with assistant_only_loss=True or completion_only_loss=True, and its "
     "DataCollatorForLanguageModeling pads it")
 
+_fails_alone = (
+    "token_budget has no effect in some steps: the collator fails on some of their rows "
+    "without the others ({}). Gradients are exact.")
+
 _not_apart = (
     "rows come packed from their collator, and this model does not keep their sequences "
     "apart ({}): use pack= with a collator that pads, or another attn_implementation")
@@ -338,40 +343,51 @@ class TokenBudgetMixin(_SplitPredictionMixin, _StepLoaderMixin):
                 report=partial(self.findings.report, kind=Exactness.EXACT))
         return self._batcher
 
-    def split_step(self, rows: StepRows) -> tuple[list, list]:
-        """The parts of a step of these rows, and the batches to count items of.
+    def split_step(self, rows: StepRows) -> tuple[list, list] | tuple[None, None]:
+        """The micro-batches of a step, and the batches to count items of; (None, None)
+        where it is not split.
 
         These are the collator's. Packed rows have fewer labels: the first of a sequence
         is no target there, and for a loss that is not known to shift transformers
         counts it."""
-        parts, counted = [], []
-        lengths = self.row_lengths(rows.rows)
-        if lengths is None:
-            self.findings.report("unknown_lengths", reason=self.row_lengths.unknown_reason)
+        micro_batcher, lengths = self._micro_batcher(), self.row_lengths(rows.rows)
+        if not micro_batcher.all_know(lengths):
+            reason = self.row_lengths.unknown_reason or "on another process"
+            self.findings.report("unknown_lengths", reason=reason)
             return None, None
-        for part in self._micro_batcher()(rows, lengths):
-            batch, collated = self._batch_of(rows, part)
-            parts.append(batch)
-            counted += collated
-        return on_device(parts, self.args, self.accelerator), counted
+        plans, error = micro_batcher(rows, lengths), ""
+        try:
+            collated = [self._collated(rows, plan) for plan in plans]
+        except COLLATOR_ERRORS as raised: # as of rows that it leaves out, alone
+            error = short_text(raised)
+        if not micro_batcher.all_know(None if error else lengths):
+            self.findings.report(_fails_alone.format(error or "on another process"),
+                                 Exactness.EXACT)
+            return None, None
+        batches = [self._packed(*each) for each in zip(plans, collated)]
+        counted = [batch for each in collated for batch in each]
+        return on_device(batches, self.args, self.accelerator), counted
 
     def make_micro_batch(self, rows: StepRows, indices):
-        "A few rows as a part of a step has them: packed where steps are."
+        "A few rows as a micro-batch of a step has them: packed where steps are."
         pack, few = getattr(self.args, "pack", None), rows.select(indices)
         lengths = self.row_lengths(few.rows) if pack else None
         if lengths is None:
             return few.to_batch()
-        # without a budget, and where only passes cost, all rows are one part
-        part, = packed_micro_batches(lengths, pack, None, NEVER_SPLIT)
-        return self._batch_of(few, part)[0]
+        # without a budget, and where only passes cost, all rows are one micro-batch
+        plan, = packed_micro_batches(lengths, pack, None, NEVER_SPLIT)
+        return self._packed(plan, self._collated(few, plan))
 
-    def _batch_of(self, rows: StepRows, part) -> tuple[dict, list]:
-        "The batch of a part, and the batches that the collator made for it."
-        if part.packed_rows is None:
-            batch = rows.to_batch(part.indices)
-            return batch, [batch]
-        singles = [rows.to_batch([number]) for number in part.indices] # of one row each
-        return pack_batches(singles, part.packed_rows, self._packing_format), singles
+    def _collated(self, rows: StepRows, plan: MicroBatchPlan) -> list:
+        "What the collator makes of a micro-batch: one batch, or one of each row to pack."
+        if plan.packed_rows is None:
+            return [rows.to_batch(plan.indices)]
+        return [rows.to_batch([index]) for index in plan.indices]
+
+    def _packed(self, plan: MicroBatchPlan, collated: list):
+        if plan.packed_rows is None:
+            return collated[0]
+        return pack_batches(collated, plan.packed_rows, self._packing_format)
 
     def _save_optimizer_and_scheduler(self, output_dir):
         super()._save_optimizer_and_scheduler(output_dir)
