@@ -481,8 +481,6 @@ class OptimizerStepComputer:
             # random numbers go on as if nothing were computed twice
             with fork_rng() if attempt.done else nullcontext():
                 attempt = self._attempt(model, step, other)
-            if attempt.error is not None and other is not Strategy.FULL_BATCH:
-                raise attempt.error
         if attempt.error is not None: # as without us
             raise attempt.error
         restore_gradients(kept)

@@ -21,6 +21,7 @@ from transformers.utils import logging
 from ..accumulation_loss.dry_run import is_sharded
 from ..accumulation_loss.verification import FAILURES, short_text
 from ..accumulation_loss.trainer_adapter import Collectives
+from ..bucketing.collators import PackingFormat, pack_batches
 from ..bucketing.micro_batching import (
     split_packed_rows, split_into_micro_batches)
 from ..foundation.private_apis import tree_flatten, tree_map
@@ -42,7 +43,19 @@ NEVER_SPLIT = 2 ** 40 # tokens: a pass so dear that few are made
 class MicroBatchPlan:
     "Rows that are computed at once."
     indices: np.ndarray # of the rows, int64
-    packed_rows: list | None = None # of packed rows: places in `numbers`; None: padded
+    packed_rows: list | None = None # of packed rows: places in `indices`; None: padded
+
+    def collate(self, rows: StepRows) -> list:
+        "The batches that the collator makes: one, or one of each row that is packed."
+        if self.packed_rows is None:
+            return [rows.to_batch(self.indices)]
+        return [rows.to_batch([index]) for index in self.indices]
+
+    def join(self, collated: list, packing_format: PackingFormat | None):
+        "The batch that the model sees."
+        if self.packed_rows is None:
+            return collated[0]
+        return pack_batches(collated, self.packed_rows, packing_format)
 
 def padded_micro_batches(
     lengths: np.ndarray, # tokens in each row of the step

@@ -22,14 +22,14 @@ from ..accumulation_loss.exact_loss import ExactLossMixin
 from ..accumulation_loss.loss_facts import Exactness
 from ..accumulation_loss.verification import short_text
 from ..bucketing.batch_plan import check_positive
-from ..bucketing.collators import PackingFormat, pack_batches
+from ..bucketing.collators import PackingFormat
 from ..bucketing.packing import cross_attention_fault, find_packing_format
 from ..foundation.private_apis import check_mro, pinned, override
 from ..foundation.rows import (
     COLLATOR_ERRORS, LazyBatch, StepRows, fork_rng)
 from ..packed_sequence.mixin import PackedSequenceMixin
 from .token_budget import (
-    NEVER_SPLIT, DEFAULT_OVERHEAD, MicroBatcher, MicroBatchPlan, SplitPrediction,
+    NEVER_SPLIT, DEFAULT_OVERHEAD, MicroBatcher, SplitPrediction,
     collated_micro_batches, packed_micro_batches, padded_micro_batches)
 from .loaders import (
     PaddingFallback, is_default, mask_columns, measured_lengths, padded_collator,
@@ -357,14 +357,15 @@ class TokenBudgetMixin(_SplitPredictionMixin, _StepLoaderMixin):
             return None, None
         plans, error = micro_batcher(rows, lengths), ""
         try:
-            collated = [self._collated(rows, plan) for plan in plans]
+            collated = [plan.collate(rows) for plan in plans]
         except COLLATOR_ERRORS as raised: # as of rows that it leaves out, alone
             error = short_text(raised)
         if not micro_batcher.all_know(None if error else lengths):
             self.findings.report(_fails_alone.format(error or "on another process"),
                                  Exactness.EXACT)
             return None, None
-        batches = [self._packed(*each) for each in zip(plans, collated)]
+        batches = [plan.join(made, self._packing_format)
+                   for plan, made in zip(plans, collated)]
         counted = [batch for each in collated for batch in each]
         return on_device(batches, self.args, self.accelerator), counted
 
@@ -376,18 +377,7 @@ class TokenBudgetMixin(_SplitPredictionMixin, _StepLoaderMixin):
             return few.to_batch()
         # without a budget, and where only passes cost, all rows are one micro-batch
         plan, = packed_micro_batches(lengths, pack, None, NEVER_SPLIT)
-        return self._packed(plan, self._collated(few, plan))
-
-    def _collated(self, rows: StepRows, plan: MicroBatchPlan) -> list:
-        "What the collator makes of a micro-batch: one batch, or one of each row to pack."
-        if plan.packed_rows is None:
-            return [rows.to_batch(plan.indices)]
-        return [rows.to_batch([index]) for index in plan.indices]
-
-    def _packed(self, plan: MicroBatchPlan, collated: list):
-        if plan.packed_rows is None:
-            return collated[0]
-        return pack_batches(collated, plan.packed_rows, self._packing_format)
+        return plan.join(plan.collate(few), self._packing_format)
 
     def _save_optimizer_and_scheduler(self, output_dir):
         super()._save_optimizer_and_scheduler(output_dir)
