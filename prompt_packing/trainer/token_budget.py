@@ -5,11 +5,13 @@
 # %% ../../nbs/trainer/token_budget.ipynb #299f4c04
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -31,10 +33,10 @@ from ..packed_sequence.pytrees import pad_packed
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['NEVER_SPLIT', 'DEFAULT_OVERHEAD', 'MicroBatchPlan', 'padded_micro_batches', 'packed_micro_batches',
+__all__ = ['NEVER_SPLIT', 'DEFAULT_OVERHEAD', 'BUDGET_FILE', 'MicroBatchPlan', 'padded_micro_batches', 'packed_micro_batches',
            'collated_micro_batches', 'round_overhead', 'measure_overhead', 'activation_bytes', 'peak_bytes',
-           'free_bytes', 'measure_token_budget', 'MicroBatcher', 'concatenate_predictions', 'why_not_split',
-           'SplitPrediction']
+           'free_bytes', 'measure_token_budget', 'saved_state', 'MicroBatcher', 'concatenate_predictions',
+           'why_not_split', 'SplitPrediction']
 
 # %% ../../nbs/trainer/token_budget.ipynb #c109ba2a
 NEVER_SPLIT = 2 ** 40 # tokens: a pass so dear that few are made
@@ -204,6 +206,16 @@ def measure_token_budget(
 
 # %% ../../nbs/trainer/token_budget.ipynb #163f7493
 DEFAULT_OVERHEAD = 256 # tokens, where none can be measured
+BUDGET_FILE = "token_budget.json" # in a checkpoint
+
+def saved_state(checkpoint) -> dict:
+    "What a checkpoint says of the budget and the overhead; {} where it says nothing."
+    file = Path(checkpoint, BUDGET_FILE)
+    if file.is_file():
+        return json.loads(file.read_text())
+    old = Path(checkpoint, "step_cut.json") # of 0.2, read until 0.4
+    state = json.loads(old.read_text()) if old.is_file() else {}
+    return state | {"micro_batch_overhead": state.get("pass_cost")} if state else {}
 
 class MicroBatcher:
     "Token budget and cost of a pass of one training, found out when they matter."

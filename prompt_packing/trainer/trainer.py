@@ -29,8 +29,8 @@ from ..foundation.rows import (
     COLLATOR_ERRORS, LazyBatch, StepRows, fork_rng)
 from ..packed_sequence.mixin import PackedSequenceMixin
 from .token_budget import (
-    NEVER_SPLIT, DEFAULT_OVERHEAD, MicroBatcher, SplitPrediction,
-    collated_micro_batches, packed_micro_batches, padded_micro_batches)
+    BUDGET_FILE, DEFAULT_OVERHEAD, NEVER_SPLIT, MicroBatcher, SplitPrediction,
+    collated_micro_batches, packed_micro_batches, padded_micro_batches, saved_state)
 from .loaders import (
     PaddingFallback, is_default, mask_columns, measured_lengths, padded_collator,
     pins_memory, step_dataloader, stream_loader)
@@ -383,20 +383,12 @@ class TokenBudgetMixin(_SplitPredictionMixin, _StepLoaderMixin):
         super()._save_optimizer_and_scheduler(output_dir)
         if self.args.should_save and self._batcher is not None:
             state = json.dumps(self._batcher.state_dict())
-            Path(output_dir, "token_budget.json").write_text(state)
+            Path(output_dir, BUDGET_FILE).write_text(state)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
-        if not self.splits_steps() or checkpoint is None:
-            return
-        file = Path(checkpoint, "token_budget.json")
-        old = Path(checkpoint, "step_cut.json") # of 0.2, read until 0.4
-        if file.is_file():
-            self._micro_batcher().load_state_dict(json.loads(file.read_text()))
-        elif old.is_file():
-            state = json.loads(old.read_text())
-            state["micro_batch_overhead"] = state.pop("pass_cost", None)
-            self._micro_batcher().load_state_dict(state)
+        if self.splits_steps() and checkpoint is not None:
+            self._micro_batcher().load_state_dict(saved_state(checkpoint))
 
 # %% ../../nbs/trainer/trainer.ipynb #0660f8bf
 class Trainer(PackedSequenceMixin, ExactLossMixin, TokenBudgetMixin, ExactResumeMixin,
