@@ -2229,4 +2229,6 @@ d = { 'settings': { 'branch': 'main',
                                                 'prompt_packing.trainer.trainer._StepLoaderMixin.uses_stratified_steps': ( 'trainer/trainer.html#_steploadermixin.uses_stratified_steps',
                                                                                                                            'prompt_packing/trainer/trainer.py'),
                                                 'prompt_packing.trainer.trainer.on_device': ( 'trainer/trainer.html#on_device',
-                                                                                              'prompt_packing/trainer/trainer.py')}}}
+                                                                                              'prompt_packing/trainer/trainer.py'),
+                                                'prompt_packing.trainer.trainer.parse_argument': ( 'trainer/trainer.html#parse_argument',
+                                                                                                   'prompt_packing/trainer/trainer.py')}}}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 
@@ -37,64 +37,85 @@ from .loaders import (
 from .resume import ExactResumeMixin
 
 # %% auto #0
-__all__ = ['BudgetArguments', 'TrainingArguments', 'Seq2SeqTrainingArguments', 'on_device', 'TokenBudgetMixin', 'Trainer',
-           'Seq2SeqTrainer']
+__all__ = ['parse_argument', 'BudgetArguments', 'TrainingArguments', 'Seq2SeqTrainingArguments', 'on_device', 'TokenBudgetMixin',
+           'Trainer', 'Seq2SeqTrainer']
+
+# %% ../../nbs/trainer/trainer.ipynb #7d6dc1d7
+_WORDS = {"true": True, "false": None, "none": None, "null": None}
+_ALLOWED = {"token_budget": "an integer or 'auto'", "pack": "an integer or True"}
+
+def parse_argument(
+    name: str, # of the argument
+    value: int | str | bool | None, # as it was given: from Python, a command line, a file
+    least: int = 1, # that is allowed
+) -> int | str | bool | None:
+    "What an argument means. Raises `TypeError` or `ValueError`, which name it."
+    if isinstance(value, str):
+        text = value.strip()
+        value = _WORDS.get(text.lower(), text)
+        if text.lstrip("+-").replace("_", "").isdecimal():
+            value = int(text)
+    if value is None or value is False:
+        return None
+    if value == "auto" and name == "token_budget" or value is True and name == "pack":
+        return value
+    if isinstance(value, str):
+        raise TypeError(
+            f"{name} must be {_ALLOWED.get(name, 'an integer')}; got {value!r}.")
+    return check_positive(name, value, least)
 
 # %% ../../nbs/trainer/trainer.ipynb #c6c57897
 @dataclass
 class BudgetArguments:
-    """What a step is and how it is cut, for any class of training arguments.
+    """The size of a step and how it is split, for any class of training arguments.
 
     With none of these set, batches are as transformers makes them. Raises `TypeError`
     and `ValueError` for values and combinations that mean nothing."""
     token_budget: int | str | None = field(default=None, metadata={"help":
         "Most tokens computed at once on a device, with padding: rows x longest row. "
         "Changes nothing but time and memory. 'auto': as many as fit into memory."})
-    pack: int | None = field(default=None, metadata={"help":
-        "Put training sequences end to end into rows of this many tokens. "
+    pack: int | str | None = field(default=None, metadata={"help":
+        "Pack training sequences into rows of this many tokens. "
         "True: rows of token_budget tokens."})
     rows_per_step: int | None = field(default=None, metadata={"help":
-        "Rows of an optimizer step on all devices together. Steps are planned from "
-        "lengths and seed, and do not depend on the number of devices."})
+        "Rows of an optimizer step on all devices together (global batch size). Steps "
+        "are stratified by length and do not depend on the number of devices."})
     tokens_per_step: int | None = field(default=None, metadata={"help":
         "Tokens of an optimizer step on all devices together, on average, without "
-        "padding. Planned like rows_per_step."})
+        "padding. Stratified like rows_per_step."})
     micro_batch_overhead: int | None = field(default=None, metadata={"help":
-        "What a forward and backward pass costs besides its tokens, in tokens. "
-        "None: measured before the first step that is cut."})
+        "Fixed cost of a micro-batch besides its tokens, in tokens. "
+        "None: measured before the first step that is split."})
 
     def __post_init__(self):
         super().__post_init__()
-        if self.pack is True:
-            if not isinstance(self.token_budget, int):
-                raise ValueError("pack=True: rows of token_budget tokens. Give that "
-                                 "as a number, or pack=512 (any number of tokens)")
-            self.pack = self.token_budget
-        for name in ("token_budget", "pack", "rows_per_step", "tokens_per_step"):
-            value = getattr(self, name)
-            is_auto = name == "token_budget" and value == "auto"
-            if value is not None and value is not False and not is_auto:
-                check_positive(name, value)
-        if self.micro_batch_overhead is not None:
-            check_positive("micro_batch_overhead", self.micro_batch_overhead, 0)
+        for each in fields(BudgetArguments):
+            least = 0 if each.name == "micro_batch_overhead" else 1
+            value = parse_argument(each.name, getattr(self, each.name), least)
+            setattr(self, each.name, value)
         budget = self.token_budget if isinstance(self.token_budget, int) else None
+        if self.pack is True:
+            if budget is None:
+                raise ValueError("pack=True packs into rows of token_budget tokens, so "
+                                 "token_budget must be a number; or give pack=512.")
+            self.pack = budget
         if self.pack and budget and self.pack > budget:
-            raise ValueError(f"rows of pack={self.pack} tokens do not fit into "
-                             f"token_budget={budget}")
-        planned = "rows_per_step" if self.rows_per_step else "tokens_per_step"
-        if getattr(self, planned) and self.gradient_accumulation_steps > 1:
+            raise ValueError(f"pack={self.pack} exceeds token_budget={budget}. Raise the "
+                             "budget or lower pack.")
+        size = "rows_per_step" if self.rows_per_step else "tokens_per_step"
+        if getattr(self, size) and self.gradient_accumulation_steps > 1:
             raise ValueError(
-                f"{planned}={getattr(self, planned)} says what a step holds: leave "
-                "gradient_accumulation_steps at 1; token_budget cuts the step")
+                f"{size}={getattr(self, size)} already sets the size of a step. Leave "
+                "gradient_accumulation_steps at 1; token_budget splits the step.")
 
 # %% ../../nbs/trainer/trainer.ipynb #408eaedb
 @dataclass
 class TrainingArguments(BudgetArguments, transformers.TrainingArguments):
-    "`transformers.TrainingArguments` with what a step is and how it is cut."
+    "`transformers.TrainingArguments` with the size of a step and how it is split."
 
 @dataclass
 class Seq2SeqTrainingArguments(BudgetArguments, transformers.Seq2SeqTrainingArguments):
-    "`transformers.Seq2SeqTrainingArguments` with what a step is and how it is cut."
+    "`transformers.Seq2SeqTrainingArguments` with the size of a step and how it is split."
 
 # %% ../../nbs/trainer/trainer.ipynb #45c00b8d
 class _StepLoaderMixin:
