@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from enum import Enum, auto
+from itertools import takewhile
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -70,6 +71,7 @@ class OutputFolder:
         self.run: str | None = None # 8 digits that all processes of this run share
         self.state, self.step = SaveState.IDLE, 0 # of the newest checkpoint
         self.best: int | None = None # step of the best checkpoint, which is kept
+        self.damaged: set[int] = set() # steps of checkpoints that were passed over
 
     @contextmanager
     def locked(self, locks: bool = True) -> Iterator[OutputFolder]: # itself
@@ -95,6 +97,9 @@ class OutputFolder:
         chosen = resume_from_checkpoint
         if chosen is True and self.accelerator.is_main_process:
             chosen = last_checkpoint(self.folder)
+            newest_first = reversed(checkpoints_in(self.folder).items())
+            self.damaged = {step for step, _ in takewhile(
+                lambda each: str(each[1]) != chosen, newest_first)}
         chosen, = broadcast_object_list([chosen])
         # of what is no folder transformers says what is wrong
         if self.accelerator.is_local_main_process and os.path.isdir(chosen):
@@ -194,12 +199,12 @@ def warn_of_other_run(
 ) -> None:
     "A later resume would take the highest step, whichever run has written it."
     beyond = [path.name for other, path in checkpoints_in(output.folder).items()
-              if other > step]
+              if other > step and other not in output.damaged]
     if beyond and output.accelerator.is_main_process:
         _logger.warning(
-            f"{output.folder} holds {', '.join(beyond)} of another run, and this one "
-            f"begins at step {step}: resume_from_checkpoint=True takes the highest "
-            "step. Delete them, or use another folder.")
+            f"{output.folder} holds {', '.join(beyond)} of another run, and this run "
+            f"begins at step {step}. resume_from_checkpoint=True would take the last of "
+            "them. Delete them, or use another output_dir.")
 
 # %% ../../nbs/trainer/checkpoints.ipynb #7518f24f
 def check_checkpoint(checkpoint: str | os.PathLike) -> None:
@@ -220,6 +225,6 @@ def last_checkpoint(folder: str | os.PathLike) -> str:
             check_checkpoint(path)
             return str(path)
         except (OSError, DamagedFolder) as reason:
-            _logger.warning(f"{path.name} is passed over: {reason}")
-    raise ValueError(f"No valid checkpoint found in output directory ({folder}): "
-                     "train without resume_from_checkpoint first")
+            _logger.warning(f"Skipping {path.name}: {reason}")
+    raise ValueError(f"No valid checkpoint found in output directory ({folder}). Train "
+                     "without resume_from_checkpoint first.")

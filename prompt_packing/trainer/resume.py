@@ -7,32 +7,35 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
-import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.trainer_utils import has_length
+from transformers.utils import logging
 
 from ..foundation.private_apis import override
 from ..foundation.rows import fork_rng
 from .checkpoints import (
     OutputFolder, SaveState, position_file, warn_of_other_run)
 from .loaders import StreamPosition
+from .random_states import (
+    OwnGenerators, RngRecordingCollator, draws_in_workers, get_random_state,
+    own_generators, record_rng, set_random_state)
 
-AHEAD = "rng_before_batch" # a folder in a checkpoint, for a batch that was read ahead
+_logger = logging.get_logger(__name__)
+
+# folders in a checkpoint, besides its own random state
+AHEAD = "rng_before_batch" # before the batch that was read ahead
+EPOCH = "rng_before_epoch" # before the epoch's sampler has drawn
 
 # %% auto #0
-__all__ = ['AHEAD', 'losses_of_process', 'restore_callbacks', 'set_random_state', 'RngRecordingCollator', 'record_rng',
-           'RunState', 'ExactResumeMixin']
+__all__ = ['AHEAD', 'EPOCH', 'losses_of_process', 'restore_callbacks', 'RunState', 'ExactResumeMixin']
 
 # %% ../../nbs/trainer/resume.ipynb #ab3303b2
 def losses_of_process(saved: list[dict], rank: int, world_size: int) -> dict:
@@ -65,36 +68,6 @@ def restore_callbacks(callbacks: Iterable[TrainerCallback], states: dict) -> Non
             for attribute, value in state.get("attributes", {}).items():
                 setattr(callback, attribute, value)
 
-# %% ../../nbs/trainer/resume.ipynb #22f9596c
-def set_random_state(state: tuple) -> None: # of python, numpy, torch
-    random.setstate(state[0])
-    np.random.set_state(state[1])
-    torch.set_rng_state(state[2])
-
-class RngRecordingCollator:
-    "A collator; the random numbers before its last batch are kept."
-    wraps_collator = True # `pass_rows_through` puts its own inside this one
-
-    def __init__(self, collate: Callable):
-        self.collate = collate
-        self.calls, self.state = 0, None # batches; the state before the last of them
-        self.around: dict[int, AbstractContextManager] = {} # by number of the call
-
-    def __call__(self, rows: list) -> object:
-        with self.around.pop(self.calls, nullcontext()):
-            self.calls += 1
-            self.state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-            return self.collate(rows)
-
-def record_rng(dataloader: object) -> RngRecordingCollator | None:
-    "The collator of a loader, noted from now on; None if it is called elsewhere."
-    loader = getattr(dataloader, "base_dataloader", dataloader) # inside accelerate's
-    if not isinstance(loader, DataLoader) or loader.num_workers:
-        return None
-    if not isinstance(loader.collate_fn, RngRecordingCollator):
-        loader.collate_fn = RngRecordingCollator(loader.collate_fn)
-    return loader.collate_fn
-
 # %% ../../nbs/trainer/resume.ipynb #c68e5792
 def _has_ended(state: TrainerState, callbacks: Iterable[TrainerCallback]) -> bool:
     "Whether nothing is left to train: all steps are, or early stopping has stopped."
@@ -113,11 +86,16 @@ class RunState:
     losses: dict | None = None # of the checkpoint, until they are put back
     has_numbers: bool = False # the random ones of the checkpoint were put back by us
     place: StreamPosition | None = None # where a stream of ours is
-    noted: RngRecordingCollator | None = None # of the training batches, if it is called here
+    recorder: RngRecordingCollator | None = None # of batches that are read in this process
+    generators: OwnGenerators = field(default_factory=lambda: OwnGenerators({}))
+    epoch_state: tuple | None = None # random state and own generators before the epoch
     epoch: int = 0
     batches: int = 0 # of the epoch, that the loop has read or passed over
     open_step: int | None = None # the step whose batches are read and not yet trained
     saves_after_step: bool = False # a checkpoint was wanted in the middle of a step
+    is_begun: bool = False # the first epoch of this start
+    rank: int = 0
+    world_size: int = 1
 
     @property
     def is_aside(self) -> bool: # a checkpoint is being written
@@ -126,6 +104,7 @@ class RunState:
     def adopt(self, checkpoint: str | None, args: TrainingArguments) -> None:
         "Read what our checkpoint adds to transformers'."
         self.checkpoint = checkpoint
+        self.rank, self.world_size = args.process_index, args.world_size
         path = position_file(checkpoint or "")
         if checkpoint is not None and path.is_file(): # transformers' has none
             self.saved = json.loads(path.read_text(encoding="utf-8"))
@@ -144,43 +123,97 @@ class RunState:
         batches = self.saved["batches"] * len(self.saved["losses"]) // world_size
         return self.saved["epoch"], batches
 
-    def begin_epoch(self, epoch: int, passed_over: int, is_stream: bool,
-                    load: Callable) -> None:
-        """Let the collator begin with the numbers of a checkpoint amid an epoch.
+    def begin_epoch(self, epoch: int, passed_over: int, dataloader: object,
+                    is_stream: bool, load: Callable) -> None:
+        """Record random states from here on; of a resumed epoch restore them first.
 
         `load` is transformers' `_load_rng_state`."""
         self.epoch, self.batches = epoch, passed_over
-        if self.noted is None:
+        if self.place is not None: # a stream of ours draws its numbers itself
             return
-        # a stream is read again, and collated, to be passed over; of numbered rows
-        # accelerate passes over the numbers, and the collator is not called
-        self.noted.calls = 0 if is_stream else passed_over
-        # at the beginning of an epoch transformers restores them before it reads
-        resumes = passed_over and self.saved
-        self.noted.around = {passed_over: self._numbers(load)} if resumes else {}
+        self.recorder = record_rng(dataloader)
+        self.generators = own_generators(dataloader)
+        if self.recorder is not None:
+            # a stream is read again, and collated, to be passed over; of numbered rows
+            # accelerate passes over the indices, and the collator is not called
+            self.recorder.begin(self.generators, passed_over, 0 if is_stream else passed_over)
+        if self.checkpoint is not None and not self.is_begun:
+            self._restore(passed_over, dataloader, load)
+        self.is_begun = True
+        self.epoch_state = get_random_state(), self.generators.state_dict()
 
-    @contextmanager
-    def _numbers(self, load: Callable) -> Iterator[None]:
-        "Around the first batch: the numbers before it, and those that were saved."
+    def _restore(self, passed_over: int, dataloader: object, load: Callable) -> None:
+        "The random states of a checkpoint, each at its moment."
+        states = self.saved.get("generators", [])
+        states = states[self.rank] if len(states) == self.world_size else {}
+        missing = [*self.generators.unsaved]
+        if not passed_over: # the epoch begins
+            load(self.checkpoint)
+            missing += self.generators.load_state_dict(states.get("now", {}))
+            self.has_numbers = True
+        elif self.saved:
+            if os.path.isdir(folder := os.path.join(self.checkpoint, EPOCH)):
+                load(folder)
+            missing += self.generators.load_state_dict(states.get("epoch", {}))
+            if self.recorder is not None:
+                self._restore_around_batch(passed_over, states, load)
+        if passed_over and draws_in_workers(dataloader):
+            missing.append("random numbers in worker processes")
+        if missing:
+            _logger.warning(_NOT_RESTORED.format(", ".join(dict.fromkeys(missing))))
+
+    def _restore_around_batch(self, index: int, states: dict, load: Callable) -> None:
+        "Before the first batch is read, and after it is collated."
         ahead = os.path.join(self.checkpoint, AHEAD)
         was_ahead = os.path.isdir(ahead) # the batch had been read at the checkpoint
-        load(ahead if was_ahead else self.checkpoint)
-        yield
-        if was_ahead:
-            load(self.checkpoint)
-        self.has_numbers = True
+
+        def before():
+            load(ahead if was_ahead else self.checkpoint)
+            self.generators.load_state_dict(states.get("batch" if was_ahead else "now", {}))
+
+        def after():
+            if was_ahead:
+                load(self.checkpoint)
+                self.generators.load_state_dict(states.get("now", {}))
+            self.has_numbers = True
+
+        self.recorder.before[index], self.recorder.after[index] = before, after
+
+    @property
+    def state_ahead(self) -> tuple | None: # random state, own generators
+        "Before the batch that has been read and not been trained on; None: there is none."
+        return None if self.recorder is None else self.recorder.states.get(self.batches) if (
+            self.recorder.calls > self.batches) else None
+
+    def own_states(self) -> dict:
+        "Of generators, as a checkpoint keeps them; {} where there are none."
+        if not self.generators.found:
+            return {}
+        states = {"now": self.generators.state_dict()}
+        if self.state_ahead is not None:
+            states["batch"] = self.state_ahead[1]
+        if self.epoch_state is not None:
+            states["epoch"] = self.epoch_state[1]
+        return states
 
     def position_json(self, accelerator: Accelerator, losses: dict) -> str:
         "What `data_position.json` says of all processes; the losses are of this one."
         state = None if self.place is None else self.place.state_dict()
         # when all have come here, all have written
-        places, all_losses = zip(*gather_object([(state, losses)]))
+        places, all_losses, generators = zip(
+            *gather_object([(state, losses, self.own_states())]))
         epoch, batches = self.epoch, self.batches
         # after the last batch of an epoch a resumed run begins with the next one
         if accelerator.gradient_state.end_of_dataloader:
             epoch, batches = epoch + 1, 0
         return json.dumps({"places": places, "losses": all_losses,
-                           "epoch": epoch, "batches": batches})
+                           "generators": generators, "epoch": epoch, "batches": batches})
+
+_NOT_RESTORED = (
+    "The resumed run may draw other random numbers than the uninterrupted one: {} cannot be "
+    "restored. Draw from torch, numpy or random, or from a torch.Generator, "
+    "numpy.random.Generator or random.Random that the collator, data set or sampler holds, "
+    "with dataloader_num_workers=0.")
 
 # %% ../../nbs/trainer/resume.ipynb #8ef634b6
 class _WholeCheckpointMixin:
@@ -213,14 +246,14 @@ class _WholeCheckpointMixin:
         return super()._get_output_dir(trial)
 
     def _save_rng_state(self, output_dir):
-        "Also the numbers before a batch that was read ahead."
+        "Also the states before the epoch, and before a batch that was read ahead."
         super()._save_rng_state(output_dir)
-        noted = self._run_state.noted
-        # accelerate's loader reads one batch ahead, whose numbers were drawn before
-        if noted is not None and noted.calls > self._run_state.batches:
-            with fork_rng(): # afterwards the numbers are as before
-                set_random_state(noted.state)
-                super()._save_rng_state(os.path.join(output_dir, AHEAD))
+        run = self._run_state
+        for folder, state in ((AHEAD, run.state_ahead), (EPOCH, run.epoch_state)):
+            if state is not None:
+                with fork_rng(): # afterwards the numbers are as before
+                    set_random_state(state[0])
+                    super()._save_rng_state(os.path.join(output_dir, folder))
 
     def _push_from_checkpoint(self, checkpoint_folder):
         "What is pushed is the checkpoint in place."
@@ -304,14 +337,13 @@ class ExactResumeMixin(_WholeCheckpointMixin):
     def _run_epoch(self, *args, **kwargs):
         "Before the batches of an epoch are read."
         self._restore_losses()
-        run = self._run_state
-        if run.place is None: # a stream of ours draws its numbers itself
-            # now, when others have wrapped the collator of the loader
-            run.noted = record_rng(kwargs["train_dataloader"])
         is_first = kwargs["epoch"] == kwargs["epochs_trained"]
         skipped = kwargs["steps_trained_in_current_epoch"] if is_first else 0
         is_stream = isinstance(self.train_dataset, IterableDataset)
-        run.begin_epoch(kwargs["epoch"], skipped, is_stream, super()._load_rng_state)
+        # now, when others have wrapped the collator of the loader
+        self._run_state.begin_epoch(
+            kwargs["epoch"], skipped, kwargs["train_dataloader"], is_stream,
+            super()._load_rng_state)
         return super()._run_epoch(*args, **kwargs)
 
     def _restore_losses(self):
