@@ -77,8 +77,7 @@ class OutputFolder:
     def locked(self, locks: bool = True) -> Iterator[OutputFolder]: # itself
         """Lock it, and clear what killed runs have left; a run that saves nothing need not.
 
-        Raises `FolderInUse` if another run writes there, and `OSError` if this one may
-        not."""
+        Raises `FolderInUse` if another run writes there, `OSError` if this one may not."""
         owns = locks and self.accelerator.is_main_process
         with locked(self.folder, "training") if owns else nullcontext():
             self.run, = broadcast_object_list([secrets.token_hex(4)])

@@ -108,8 +108,7 @@ class RunState:
         path = position_file(checkpoint or "")
         if checkpoint is not None and path.is_file(): # transformers' has none
             self.saved = json.loads(path.read_text(encoding="utf-8"))
-            self.losses = losses_of_process(
-                self.saved["losses"], args.process_index, args.world_size)
+            self.losses = losses_of_process(self.saved["losses"], self.rank, self.world_size)
 
     def begin_in_stream(self, data: object, world_size: int) -> tuple[int, int] | None:
         """Epoch and batch to begin with, of a stream whose length nobody knows.
@@ -125,9 +124,7 @@ class RunState:
 
     def begin_epoch(self, epoch: int, passed_over: int, dataloader: object,
                     is_stream: bool, load: Callable) -> None:
-        """Record random states from here on; of a resumed epoch restore them first.
-
-        `load` is transformers' `_load_rng_state`."""
+        "Record random states from here on; of a resumed epoch restore them first, by `load`."
         self.epoch, self.batches = epoch, passed_over
         if self.place is not None: # a stream of ours draws its numbers itself
             return
