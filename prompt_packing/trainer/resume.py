@@ -131,8 +131,7 @@ class RunState:
         self.recorder = record_rng(dataloader)
         self.generators = own_generators(dataloader)
         if self.recorder is not None:
-            # a stream is read again, and collated, to be passed over; of numbered rows
-            # accelerate passes over the indices, and the collator is not called
+            # of a stream, what is passed over is collated again; of numbered rows it is not
             self.recorder.begin(self.generators, passed_over, 0 if is_stream else passed_over)
         if self.checkpoint is not None and not self.is_begun:
             self._restore(passed_over, dataloader, load)
