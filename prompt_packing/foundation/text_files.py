@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LABEL_COLUMNS', 'file_format', 'BadRow', 'separator_of', 'row_name', 'table_rows', 'cell_text', 'find_text',
-           'one_text', 'header_hint', 'text_column', 'file_texts', 'read_table']
+           'one_text', 'header_hint', 'find_label', 'text_column', 'file_texts', 'read_table']
 
 # %% ../../nbs/foundation/text_files.ipynb #985ab728
 import codecs
@@ -316,6 +316,23 @@ def header_hint(
             return (f"; its first line looks like data ({name[:40]!r}): if it is no "
                     "header, pass header=False")
     return ""
+
+def find_label(
+    path: str | Path, columns: Sequence[str], rows: Sequence[Mapping], # the first ones
+) -> str: # name of a column
+    "The column with a usual name. Raises `ValueError` for none; it proposes another."
+    by_name = {str(column).lower(): column for column in columns}
+    for name in LABEL_COLUMNS:
+        if name in by_name:
+            return by_name[name]
+    texts = find_text(columns, rows)
+    others = [column for column in columns if column not in texts]
+    choice = "name it with label_column"
+    if texts and len(others) == 1:
+        choice = f"if the label is in {others[0]!r}, give label_column={others[0]!r}"
+    raise ValueError(f"{path} has no column {' or '.join(LABEL_COLUMNS)}; it has "
+                     f"{', '.join(map(str, columns))}: {choice}"
+                     f"{header_hint(path, rows)}")
 
 @functools.cache # a file is read more than once
 def _warn(text):
