@@ -380,15 +380,20 @@ def file_texts(
         raise ValueError(_EMPTY.format(path))
 
 # %% ../../nbs/foundation/text_files.ipynb #8d2813d0
-def read_table(path: str | Path, **options: Any) -> pd.DataFrame:
+def read_table(
+    path: str | Path, # a file of any format
+    *,
+    numbered: bool = False, # True: the index has their lines or row numbers
+    **options: Any, # of `table_rows`
+) -> pd.DataFrame:
     """All rows of a file, or with "-" lines from the standard input.
 
-    The index has their lines or row numbers. `options` are those of `table_rows`,
-    which may raise."""
+    Raises what `table_rows` raises."""
     rows = dict(table_rows(path, **options))
     if not rows: # all of them were skipped
         raise ValueError(_EMPTY.format(path))
     if hint := header_hint(path, [*itertools.islice(rows.values(), 1_000)]):
         _warn(f"{path}{hint}")
     counted = _READERS[file_format(path)][1] # "line" or "row"
-    return pd.DataFrame([*rows.values()], index=pd.Index([*rows], name=counted))
+    index = pd.Index([*rows], name=counted) if numbered else None
+    return pd.DataFrame([*rows.values()], index)

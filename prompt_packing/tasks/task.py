@@ -370,7 +370,8 @@ def load_task(
     if is_named:
         labels, metrics, problem_type = TASKS[name].values()
     splits, name, place = _find_splits(
-        name, source, encoding=encoding or "utf-8-sig", header=header)
+        name, source, encoding=encoding or "utf-8-sig", header=header,
+        numbered=True)
     train, names = _table(splits["train"])
     texts, label_columns = find_columns(
         train, f"{name}, train", text_columns, label_column)
@@ -391,7 +392,7 @@ def load_task(
               for split, table in tables.items()}
     if "validation" not in tables and validation:
         where = f"{name}, train"
-        tables |= _split_by_hash(tables["train"], validation, kind, where)
+        tables = _split_by_hash(tables.pop("train"), validation, kind, where) | tables
     data = DatasetDict({split: _dataset(table, kind, f"{name}, {split}")
                         for split, table in tables.items()})
     rows = tables["train"]["label"]
