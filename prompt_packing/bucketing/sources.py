@@ -5,7 +5,9 @@
 # %% ../../nbs/bucketing/sources.ipynb #2567cc8c
 from __future__ import annotations
 
+import functools
 import itertools
+import logging
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,10 +20,14 @@ from infinibatch.iterators import CheckpointableIterator
 
 from prompt_packing.bucketing.batch_plan import as_lengths, epoch_random
 from prompt_packing.foundation.text_files import (
-    cell_text, file_texts, one_text, row_name)
+    EMPTY_FILE, cell_text, file_format, file_texts, one_text, row_name,
+    table_rows)
+
+_logger = logging.getLogger(__name__)
 
 # %% auto #0
-__all__ = ['MOST_LANES', 'token_encoder', 'file_lengths', 'FileSource', 'DatasetSource', 'SourceReader']
+__all__ = ['ROW_KINDS', 'MOST_LANES', 'token_encoder', 'sequence_columns', 'row_sequences', 'conversation_ids', 'file_token_ids',
+           'file_lengths', 'FileSource', 'DatasetSource', 'SourceReader']
 
 # %% ../../nbs/bucketing/sources.ipynb #c0ead775
 def token_encoder(
@@ -57,26 +63,146 @@ def _ids_of(tokenizer, texts):
                          "of such input_ids")
     return rows
 
+# %% ../../nbs/bucketing/sources.ipynb #chat0kin
+ROW_KINDS = [ # columns of a row; the first kind whose columns a file has is taken
+    ("input_ids",), ("messages",), ("conversations",), ("prompt", "chosen", "rejected"),
+    ("chosen", "rejected"), ("prompt", "completion")]
+
+def sequence_columns(
+    path: str | Path, # a file of any format
+    column: str | None = None, # the one to read; None: a kind of `ROW_KINDS`, or text
+    **options: Any, # of `table_rows`
+) -> tuple[str, ...]: # columns that make the sequences of a row
+    "Raises `ValueError` where no kind fits; it lists the columns and the kinds."
+    if column or file_format(path) == "lines":
+        return (column,) if column and file_format(path) != "lines" else ("text",)
+    rows = [row for _, row in itertools.islice(table_rows(path, **options), 1_000)]
+    for names in ROW_KINDS:
+        if {*names} <= {*rows[0]}:
+            return names
+    try:
+        return (one_text(path, rows),)
+    except ValueError as error:
+        if "prompt" in rows[0]:
+            return ("prompt",)
+        kinds = "; ".join(map(" and ".join, ROW_KINDS))
+        raise ValueError(f"{error}. Other rows have {kinds}") from None
+
+def row_sequences(
+    row: Mapping,
+    names: Sequence[str], # of `sequence_columns`
+) -> list: # of each sequence a text, a list of messages, or a list of ids
+    "The sequences of a row. Raises `ValueError` for another value."
+    values = {name: _sequence(row[name], name) for name in names}
+    prompt = values.pop("prompt") if len(names) > 1 and "prompt" in values else None
+    return [prompt + value if type(prompt) is type(value) else value
+            for value in values.values()]
+
+# %% ../../nbs/bucketing/sources.ipynb #chat0seq
+_ROLES = {"human": "user", "gpt": "assistant"} # of ShareGPT; others keep their names
+
+def _sequence(value, name):
+    "A text, ids, or a conversation in the form of transformers."
+    if isinstance(value, (str, bytes)):
+        return cell_text(value, f"column {name!r}")
+    try:
+        if all(isinstance(each, int) for each in value):
+            return value
+        return [dict(message) if "role" in message else
+                {"role": _ROLES.get(message["from"], message["from"]),
+                 "content": message["value"]} for message in value]
+    except (TypeError, KeyError):
+        raise ValueError(
+            f"column {name!r} holds {value!r:.60} of type {type(value).__name__}: needed "
+            "is a text, a list of token ids, or a list of messages with role and "
+            "content, or from and value") from None
+
+# %% ../../nbs/bucketing/sources.ipynb #chat0tm2
+def conversation_ids(
+    messages: Sequence[Mapping], # with `role` and `content`
+    tokenizer: Any, # of transformers, or a function: list of strings -> lists of ids
+    encode: Callable, # its `token_encoder`
+    max_length: int | None = None, # longer conversations are truncated
+) -> list[int]:
+    "Ids of a conversation. Raises `ValueError` where the chat template refuses it."
+    if getattr(tokenizer, "chat_template", None):
+        try:
+            ids = tokenizer.apply_chat_template(messages, return_dict=False)
+        except Exception as error: # a template may fail in any way
+            raise ValueError("the tokenizer's chat template refuses the conversation "
+                             f"({error})") from error
+        return ids[:max_length]
+    _warn_no_template()
+    try:
+        return encode(["\n".join(message["content"] for message in messages)])[0]
+    except (KeyError, TypeError):
+        raise ValueError("the contents of the messages are not texts, which needs a "
+                         "tokenizer with a chat template") from None
+
+@functools.cache
+def _warn_no_template():
+    _logger.warning("The tokenizer has no chat template: the contents of messages are "
+                    "joined by line breaks, without roles.")
+
+# %% ../../nbs/bucketing/sources.ipynb #chat0ids
+def file_token_ids(
+    files: Sequence, # paths of text, csv, tsv, json, jsonl, parquet, also compressed
+    tokenizer: Any, # of transformers, or a function: list of strings -> lists of ids
+    *,
+    column: str | None = None, # the one to read; None: a kind of `ROW_KINDS`, or text
+    max_length: int | None = None, # longer sequences are truncated
+    **options: Any, # of `table_rows`: bad_rows, encoding, header
+) -> Iterator[list[int]]: # ids of one sequence; a preference pair has two
+    """The sequences of files of any size and kind, in their order, as token ids.
+
+    Blank texts and empty lists are left out. Raises `FileNotFoundError`, and
+    `ValueError` for a file that is broken or empty and for rows of no known kind; errors
+    name the file and the line."""
+    encode = token_encoder(tokenizer, max_length)
+
+    def texts_or_ids(path, number, row, names):
+        where = row_name(path, number)
+        try:
+            for sequence in row_sequences(row, names):
+                if isinstance(sequence, list) and isinstance(next(iter(sequence), 0), dict):
+                    sequence = conversation_ids(sequence, tokenizer, encode, max_length)
+                if sequence and not (isinstance(sequence, str) and sequence.isspace()):
+                    yield sequence
+        except ValueError as error:
+            if options.get("bad_rows") != "skip":
+                raise ValueError(f"{where}: {error}") from error
+
+    for path in files:
+        names, is_empty = sequence_columns(path, column, **options), True
+        sequences = itertools.chain.from_iterable(
+            texts_or_ids(path, number, row, names)
+            for number, row in table_rows(path, names, **options))
+        while block := list(itertools.islice(sequences, 1_000)):
+            texts = [sequence for sequence in block if isinstance(sequence, str)]
+            ids, is_empty = iter(encode(texts) if texts else ()), False
+            for sequence in block:
+                yield next(ids) if isinstance(sequence, str) else sequence[:max_length]
+        if is_empty:
+            raise ValueError(EMPTY_FILE.format(path))
+
 # %% ../../nbs/bucketing/sources.ipynb #2645b6f0
 def file_lengths(
     files: Sequence, # paths of text, csv, tsv, json, jsonl, parquet, also compressed
     tokenizer: Any, # of transformers, or a function: list of strings -> lists of ids
     *,
-    max_length: int | None = None, # longer texts count as cut to this
-    progress: Callable | None = None, # called with the number of texts read so far
-    **reading: Any, # of `file_texts`: column, bad_rows, encoding
-) -> np.ndarray: # shape (texts,), int64; blank texts are left out
-    """Tokens in each text of files of any size.
+    progress: Callable | None = None, # called with the number of sequences so far
+    **options: Any, # of `file_token_ids`: column, max_length, bad_rows, encoding, header
+) -> np.ndarray: # shape (sequences,), int64; blank texts are left out
+    """Tokens in each sequence of files of any size.
 
-    Raises `FileNotFoundError`, and `ValueError` for a file that is broken or empty or
-    lacks the column; errors name the file and the line."""
-    encode, lengths = token_encoder(tokenizer, max_length), []
-    for path in files:
-        rows = file_texts(path, **reading)
-        while block := list(itertools.islice(rows, 1_000)):
-            lengths += map(len, encode([row["text"] for _, row in block]))
-            if progress:
-                progress(len(lengths))
+    Raises what `file_token_ids` raises."""
+    lengths = []
+    for ids in file_token_ids(files, tokenizer, **options):
+        lengths.append(len(ids))
+        if progress and len(lengths) % 1_000 == 0:
+            progress(len(lengths))
+    if progress:
+        progress(len(lengths))
     return as_lengths(np.array(lengths, np.int64))
 
 # %% ../../nbs/bucketing/sources.ipynb #160ca397
