@@ -193,6 +193,7 @@ class StreamingBatches(IterableDataset):
         columns: Sequence[str] = (), # further columns of files to read, such as labels
         bad_rows: str = "raise", # or "skip" rows that hold no text
         encoding: str = "utf-8-sig", # of the text in files
+        header: bool = True, # False: a csv or tsv has column_1, column_2, ... instead
         shuffle: bool = True, # False: one pass, by length inside each window
         seed: int = 0, # of the order of files and batches
         rank: int | None = None, # None: as torch.distributed or the environment has it
@@ -206,7 +207,7 @@ class StreamingBatches(IterableDataset):
             self.source = DatasetSource(source, shuffle, **options)
         else:
             self.source = FileSource(source, shuffle, seed=seed, columns=columns,
-                                     encoding=encoding, **options)
+                                     encoding=encoding, header=header, **options)
         self.tokenizer, self.max_length = tokenizer, max_length
         self.token_budget, self.pack = token_budget, pack
         self.window, self.seed = check_positive("window", window), seed

@@ -58,14 +58,24 @@ def _open(path):
 class BadRow(ValueError):
     "A row, or a whole file, that is not what a reader can use."
 
+_BINARY = { # first bytes -> what the file is
+    b"PK\x03\x04": "an Excel file or an archive", b"%PDF": "a PDF", b"PAR1": "parquet",
+    b"\x89PNG": "a picture", b"\xff\xd8\xff": "a picture", b"\x1f\x8b": "compressed",
+    b"BZh": "compressed", b"\xfd7zXZ": "compressed", b"(\xb5/\xfd": "compressed"}
+
 def _text(path, encoding):
     "A text, open; bytes that are not in the encoding become lone surrogates."
     if encoding.lower() in ("utf-8", "utf8"):
         encoding = "utf-8-sig" # the mark at the start of a file is no text
     file = io.BufferedReader(_open(path)) # not every decompressor can be peeked into
-    if b"\0" in file.peek(64)[:64] and encoding[:6] not in ("utf-16", "utf-32"):
-        raise BadRow(f"{path} holds zeros: it is no text (an Excel file, an archive?) "
-                     "or in UTF-16: give encoding='utf-16'")
+    start = file.peek(64)[:64]
+    for mark, kind in _BINARY.items():
+        if start.startswith(mark):
+            raise BadRow(f"{path} is no text but {kind}, and its name ends otherwise: "
+                         "save it as text, or give its name the right ending")
+    if b"\0" in start and encoding[:6] not in ("utf-16", "utf-32"):
+        raise BadRow(f"{path} holds zeros: it is no text, or in UTF-16: give "
+                     "encoding='utf-16'")
     return io.TextIOWrapper(file, encoding, "surrogateescape", newline="")
 
 # %% ../../nbs/foundation/text_files.ipynb #821cd7e0
@@ -91,11 +101,12 @@ def _advice(path): # for a file that is not UTF-8
              if guess.chaos < guesses.best().chaos + 0.1
              for name in guess.could_be_from_charset}
     texts = {name: raw.decode(name, "ignore") for name in _ENCODINGS if name in names}
-    best = sorted(texts, key=lambda name: -_share_of_common(texts[name], name))[:3]
-    words = {name: re.search(r"\S*[^\x00-\x7f]\S*", texts[name]) for name in best}
-    return "try encoding=" + " or ".join(
-        f"{name!r} (reads {word[0][:20]!r})" for name, word in words.items() if word
-    ) if best else "try encoding='cp1252'"
+    readings = {} # the first word that is not ASCII -> the best encoding that reads it
+    for name in sorted(texts, key=lambda name: -_share_of_common(texts[name], name)):
+        if word := re.search(r"\S*[^\x00-\x7f]\S*", texts[name]):
+            readings.setdefault(word[0][:20], name)
+    best = [f"{name!r} (reads {word!r})" for word, name in readings.items()][:3]
+    return f"try encoding={' or '.join(best) or repr('cp1252')}"
 
 # %% ../../nbs/foundation/text_files.ipynb #enc0ff01
 def _is_cut_off(path):
