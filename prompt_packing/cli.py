@@ -312,7 +312,7 @@ def compare(
     tasks: repeated(_tasks_help, "--task", "--tasks", read=task_name),
     methods: repeated(f"{', '.join(METHODS)} [default: head,prompt,finetune]", read=one_of(*METHODS)) = None,
     prompt_tokens: repeated("numbers of prompt tokens [default: 5]", read=int) = None,
-    seeds: repeated("one run of each method a seed [default: 0,1,2]", read=int) = None,
+    seeds: repeated("seeds of the runs of each method [default: 0,1,2]", read=int) = None,
     source: Annotated[str, Option(help="folder with the files of a GLUE task")] = None,
     text_columns: repeated(
         "column with the text, or two for pairs [default: found]", "--text-column") = None,

@@ -20,7 +20,7 @@ from infinibatch.iterators import CheckpointableIterator
 
 from prompt_packing.bucketing.batch_plan import as_lengths, epoch_random
 from prompt_packing.foundation.text_files import (
-    EMPTY_FILE, cell_text, file_format, file_texts, one_text, row_name,
+    EMPTY_FILE, cell_text, file_checksum, file_format, file_texts, one_text, row_name,
     table_rows)
 
 _logger = logging.getLogger(__name__)
@@ -225,6 +225,7 @@ class FileSource:
         self.paths, self.shuffle, self.seed = list(map(str, paths)), shuffle, seed
         self.lanes = min(len(self.paths), MOST_LANES) if shuffle else 1
         self.options = options
+        self.checksums: dict[int, str] = {} # of the files that were opened, by number
         names = "\n".join(map(os.path.basename, self.paths))
         self.name = f"{len(self.paths)} files, checksum {zlib.crc32(names.encode())}"
 
@@ -244,8 +245,19 @@ class FileSource:
             lambda row: row[0] == last[0] and row[1][0] <= last[1], rows), None
 
     def _rows(self, file):
+        self.checksums[file] = file_checksum(self.paths[file])
         texts = file_texts(self.paths[file], **self.options)
         return zip(itertools.repeat(file), texts)
+
+    def check_unchanged(self, checksums: Mapping[str, str]) -> None:
+        "Raises `ValueError` for a file whose checksum is not what it was, by its number."
+        for file, checksum in checksums.items():
+            path, now = self.paths[int(file)], file_checksum(self.paths[int(file)])
+            if now != checksum:
+                raise ValueError(
+                    f"{path} has changed since the state was saved ({checksum} then, "
+                    f"{now} now): rows would come twice, or never. Put the file back as "
+                    "it was, or begin the stream anew")
 
     def row_name(self, file: int, number: int) -> str:
         return row_name(self.paths[file], number)
@@ -253,6 +265,8 @@ class FileSource:
 # %% ../../nbs/bucketing/sources.ipynb #e3d732ef
 class DatasetSource:
     "An iterable data set of texts, of dicts with a text, or of dicts with `input_ids`."
+    checksums: dict[int, str] = {} # it has no files
+
     def __init__(self,
         dataset: Iterable, # of torch or of `datasets`
         shuffle: bool = True, # its shards are lanes, and each pass has its number
@@ -304,6 +318,9 @@ class DatasetSource:
             if text.strip():
                 others = {name: row[name] for name in row if name != self.column}
                 yield 0, (number, others | {"text": text})
+
+    def check_unchanged(self, checksums: Mapping[str, str]) -> None:
+        "Nothing is known of the rows of a data set."
 
     def row_name(self, file: int, number: int) -> str:
         return f"{self.name}, row {number}"

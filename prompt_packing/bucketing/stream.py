@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -70,17 +70,18 @@ def reshard_states(
     states: Sequence[dict], # of all readers, from the same moment
     number: int, # of the reader that goes on
     readers: int,
-) -> dict: # its `todo`, `next` and `lanes`
+) -> dict: # its `todo`, `next`, `lanes` and `files`
     "What readers left, for any other number of them."
     following = max(state["next"] for state in states)
-    todo, lanes = [], []
+    todo, lanes, files = [], [], {}
     for state in states:
         # windows of this reader that are before the one where all go on
         passed_by = range(state["next"], following, state["reader"][1])
         todo += state["todo"] + [[window, []] for window in passed_by]
         lanes += [place for place in state["lanes"] if place not in lanes]
+        files |= state.get("files", {}) # states of earlier versions have none
     return {"todo": sorted(todo)[number::readers], "next": following + number,
-            "lanes": lanes}
+            "lanes": lanes, "files": files}
 
 # %% ../../nbs/bucketing/stream.ipynb #cf2a975c
 def plan_window(
@@ -133,11 +134,16 @@ def read_windows(
     stream: StreamingBatches,
     turns: Iterator[tuple], # of `window_turns`
     known: Sequence, # places in lanes: (lane, its state)
+    files: Mapping = {}, # checksums of the files that were read so far, by number
 ) -> Iterator[tuple]: # number, cuts, what is left after it, rows of ids
     "Windows, the next of which a thread reads and tokenizes meanwhile."
-    source, opened = stream.source, {}
+    source, opened, files = stream.source, {}, dict(files)
     encode = stream.tokenizer and token_encoder(stream.tokenizer, stream.max_length)
     most = stream.token_budget if stream.pack is None else stream.pack
+
+    def note_files(window):
+        for file in {file for file, _ in window} & source.checksums.keys():
+            files[str(file)] = source.checksums[file]
 
     def read():
         number, cuts, left = next(turns)
@@ -149,15 +155,16 @@ def read_windows(
             opened[lane] = SourceReader(source, lane, stream.window)
             opened[lane].setstate(states[-1] if states else None) # None: the start
         while opened[lane].getstate()["window"] < wanted: # windows of other readers
-            next(opened[lane])
+            note_files(next(opened[lane]))
         # before the window is read, since who goes on amid it has to read it again
         places = [place for place in known if place[0] not in opened]
         places += [[n, windows.getstate()] for n, windows in opened.items()]
         window = next(opened[lane], None)
         if window is None:
             return None
+        note_files(window)
         rows = rows_of_ids(source, window, encode, stream.max_length, most)
-        return number, cuts, left | {"lanes": places}, rows
+        return number, cuts, left | {"lanes": places, "files": dict(files)}, rows
 
     with ThreadPoolExecutor(1, "read-ahead") as thread:
         following = thread.submit(read)
@@ -248,12 +255,13 @@ class StreamingBatches(IterableDataset):
         return self._process() if self.finite else (0, 1)
 
     def _beginning(self):
-        return {"todo": [], "next": self._turns()[0], "lanes": []}
+        return {"todo": [], "next": self._turns()[0], "lanes": [], "files": {}}
 
     def _windows(self, start):
         "(position after it, number, cuts, batches left) of each window."
         (_, step), (_, readers) = self._turns(), self._readers()
-        windows = read_windows(self, window_turns(start, step), start["lanes"])
+        windows = read_windows(
+            self, window_turns(start, step), start["lanes"], start["files"])
         for number, cuts, left, rows in windows:
             if not cuts or cuts[-1][0] != readers:
                 cuts = [*cuts, [readers, 0]]
@@ -274,7 +282,7 @@ class StreamingBatches(IterableDataset):
         """Go on after the batch at which this process made `state`.
 
         Raises `ValueError` for a state of another stream or of another number of
-        processes, for which there is `load_state_dicts`."""
+        processes, for which there is `load_state_dicts`, and for a changed file."""
         self.load_state_dicts([state])
 
     def load_state_dicts(self,
@@ -283,14 +291,18 @@ class StreamingBatches(IterableDataset):
         """Go on where some processes stopped, with as many or any other number.
 
         With as many, each goes on with its own state. With another number, what was
-        not read is dealt out again. Raises `ValueError` if one is missing."""
+        not read is dealt out again. Raises `ValueError` if one is missing,
+        and for a file that was read before and has changed since."""
         _check_states(states, _settings(self), self.finite)
+        for state in states: # those of earlier versions have no checksums
+            self.source.check_unchanged(state.get("files", {}))
         reader = list(self._process())
         # one pass: the states of all processes are the same, and any will do
         mine = [state for state in states if self.finite or state["reader"] == reader]
         readers = {state["reader"][0] for state in states}
         if mine:
             self._restored = {name: mine[0][name] for name in ("todo", "next", "lanes")}
+            self._restored["files"] = mine[0].get("files", {})
         elif len(readers) == states[0]["reader"][1]:
             self._restored = reshard_states(states, *reader)
         else:

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['EMPTY_FILE', 'LABEL_COLUMNS', 'file_format', 'BadRow', 'separator_of', 'row_name', 'table_rows', 'cell_text',
-           'find_text', 'one_text', 'header_hint', 'find_label', 'text_column', 'file_texts', 'read_table']
+           'find_text', 'one_text', 'header_hint', 'find_label', 'text_column', 'file_texts', 'read_table',
+           'file_checksum']
 
 # %% ../../nbs/foundation/text_files.ipynb #985ab728
 import codecs
@@ -14,8 +15,10 @@ import io
 import itertools
 import json
 import logging
+import os
 import re
 import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -408,3 +411,15 @@ def read_table(
     counted = _READERS[file_format(path)][1] # "line" or "row"
     index = pd.Index([*rows], name=counted) if numbered else None
     return pd.DataFrame([*rows.values()], index)
+
+# %% ../../nbs/foundation/text_files.ipynb #chk0sum2
+def file_checksum(path: str | Path) -> str: # its size in bytes, and a checksum
+    "Changes with the size of a file, and with 64 blocks of 64 KiB from all over it."
+    open_file = open if "://" not in str(path) else fsspec.open
+    with open_file(str(path), "rb") as file:
+        size, checksum, block = file.seek(0, os.SEEK_END), 0, 2**16
+        step = max(block, size // 64)
+        for start in [*range(0, size, step), max(0, size - block)]:
+            file.seek(start)
+            checksum = zlib.crc32(file.read(block), checksum)
+    return f"{size} bytes, {checksum:08x}"
