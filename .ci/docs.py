@@ -4,9 +4,11 @@ Notebooks pass through nbdev's processors, as for Quarto; smalldocs renders them
 becomes MathML, so that no page needs a script from a network; every local link and image
 of the result is then looked up.
 """
+import json
 import re
 import shutil
 import sys
+from collections import Counter
 from inspect import signature
 from urllib.parse import unquote, urldefrag
 
@@ -17,6 +19,7 @@ import smalldocs.markdown
 import smalldocs.site
 from docs_renderer import is_for_use
 from imports import root
+from keywords import KEYWORDS
 from latex2mathml.converter import convert
 from nbdev.config import get_config
 from prompt_packing._modidx import d as index
@@ -24,7 +27,22 @@ from prompt_packing._modidx import d as index
 cfg = get_config()
 SITE = cfg.doc_host + cfg.doc_baseurl
 LINK = re.compile(r'\b(?:href|src)="([^"]+)"(?:><code>(\w+)(?:\(\))?</code></a>)?')
+CODE = " \N{INVISIBLE SEPARATOR} " # between prose and code of a section, in the index of the search
+LATER = {"benchmarks", "reliability", "evidence", "changelog"} # after guides in a search
 FONT = re.compile(r"@import url\(https?://[^)]*\);?") # the text falls back to the reader's own
+NOT_FOUND = f"""---
+title: This page is not here
+search: false
+---
+
+It may have moved: pages and folders were renamed in version 0.3. Use the search at the top, or
+begin with one of these:
+
+* [Start]({SITE}/index.html), and all guides
+* [Quickstart]({SITE}/guides/quickstart.html)
+* [Troubleshooting]({SITE}/troubleshooting.html): symptoms and messages
+* [API reference]({SITE}/api.html): every public name
+"""
 
 
 def mathml(tex, options):
@@ -49,6 +67,24 @@ def targets(page, symbols):
     return {name: addresses[0] for name, addresses in nearest.items() if len(addresses) == 1}
 
 
+def search_text(rules, state):
+    "The prose under each heading, for the index of the search; code is kept beside it."
+    parts = [{"id": "", "title": "", "text": [], "code": []}]
+    for before, token in zip([None, *state.tokens], state.tokens):
+        if token.type == "heading_open":
+            attributes = token.meta.get("attrs")
+            parts.append({"id": attributes.id if attributes else "",
+                          "title": token.meta.get("text", ""), "text": [], "code": []})
+        elif token.type == "inline" and not (before and before.type == "heading_open"):
+            parts[-1]["text"].append(smalldocs.markdown.plain(token.children))
+        elif token.type in ("fence", "code_block") and not token.info.startswith("{="):
+            parts[-1]["code"].append(token.content)
+    for part in parts:
+        part["text"], code = (" ".join(" ".join(part[kind]).split()) for kind in ("text", "code"))
+        part["text"] += CODE * bool(code) + code
+    state.env["search"] = [part for part in parts if part["text"] or part["id"]]
+
+
 class Site(smalldocs.site.Site):
     "Names in backticks lead to the page that defines them; a search lists pages of use first."
     def render_page(self, page):
@@ -57,10 +93,25 @@ class Site(smalldocs.site.Site):
         page.env["math"] = False # it is MathML, and needs no script of another host
 
     def write_search(self):
-        for page in self.pages.values():
-            if not is_for_use(page.src): # search.html knows them by their titles
-                page.env["title_text"] = f"Source: {page.title}"
+        """The index that search.html reads. Of each page it has the rank (0: for use, 1: evidence
+        and changes, 2: source) and the words of readers that the page itself does not use."""
         super().write_search()
+        file = self.out / "search.json"
+        pages = {str(page.out): page for page in self.pages.values()}
+        entries = json.loads(file.read_text(encoding="utf-8"))
+        many = Counter(entry["section"] for entry in entries)
+        for entry in entries:
+            page = pages[entry["href"].split("#")[0]].src.with_suffix("").as_posix()
+            entry["text"], _, entry["code"] = entry["text"].partition(CODE)
+            entry["rank"] = 2
+            if is_for_use(f"{page}.ipynb") or page == "changelog":
+                entry["rank"] = int(page.split("/")[0] in LATER)
+            entry["keywords"] = KEYWORDS.get(page, "")
+            if entry["rank"] == 2:
+                entry["title"] = f"Source: {entry['title']}"
+            if many[entry["section"]] > 3: # says nothing in a list of results
+                entry["section"] = ""
+        file.write_text(json.dumps(entries, ensure_ascii=False), encoding="utf-8")
 
 
 def build():
@@ -70,6 +121,8 @@ def build():
     proc, docs = nbdev.serve.proc_nbs(n_workers=0, force=True), root / "_docs"
     shutil.copy(root / "CHANGELOG.md", proc / "changelog.md")
     smalldocs.markdown.math_renderer = mathml
+    smalldocs.markdown.Rules.search_text = search_text
+    (proc / "404.md").write_text(NOT_FOUND, encoding="utf-8")
     smalldocs.markdown.looks_like_code = str.isascii # short names in lower case, too
     project = smalldocs.config.load(proc)
     project.website.update({"title": cfg.title, "site-url": SITE, "repo-url": cfg.git_url,

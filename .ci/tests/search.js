@@ -8,13 +8,16 @@ const read = (...place) => fs.readFileSync(path.join(docs, ...place), "utf8");
 const PAGES = { // what is typed: pages that answer it
   "padding": "bucketing/index", "LSTM": "recurrent/index tutorials/recurrent_models",
   "gradient accumulation": "accumulation_loss/index", "prompt tuning": "prompt_tuning/index",
-  "LoRA": "guides/peft", "SFTTrainer": "guides/trl", "multiple GPUs": "trainer/index",
-  "resume": "trainer/resume", "out of memory": "bucketing/index trainer/index troubleshooting",
-  "packing": "bucketing/index bucketing/packing", "csv": "tutorials/csv_to_predictions",
+  "LoRA": "guides/peft", "SFTTrainer": "guides/trl",
+  "multiple GPUs": "trainer/index guides/multi_gpu", "multi gpu": "trainer/index guides/multi_gpu",
+  "resume": "guides/checkpoints", "out of memory": "bucketing/index trainer/index troubleshooting",
+  "OOM": "bucketing/index troubleshooting", "speed up": "bucketing/index",
+  "packing": "bucketing/index bucketing/packing",
+  "csv": "compare/index tutorials/csv_to_predictions",
   "contrastive": "accumulation_loss/index guides/sentence_transformers",
   "eval loss": "accumulation_loss/index", "streaming": "bucketing/stream",
-  "checkpoint": "trainer/resume", "frozen": "frozen_weights/index",
-  "PackedSequence": "packed_sequence/index", "token budget": "trainer/index",
+  "checkpoint": "guides/checkpoints", "frozen": "frozen_weights/index",
+  "PackedSequence": "packed_sequence/index", "token budget": "trainer/index bucketing/index",
   "group_by_length": "guides/coming_from bucketing/index",
   "predict": "compare/index trainer/index tutorials/csv_to_predictions",
   "class weights": "accumulation_loss/index", "DPO": "guides/trl", "MLM": "trainer/index",
@@ -22,7 +25,12 @@ const PAGES = { // what is typed: pages that answer it
   "gpt2 prompt": "prompt_tuning/index", "SFTTrainer padding_free": "guides/trl",
   "eval loss batch size": "accumulation_loss/index", "custom collator": "trainer/index",
   "contrastive gradient accumulation": "accumulation_loss/index",
-  "large corpus": "bucketing/stream bucketing/corpus"};
+  "large corpus": "bucketing/stream bucketing/corpus", "soft prompt": "prompt_tuning/index",
+  "mixed precision": "bucketing/index trainer/index", "NaN loss": "troubleshooting bucketing/index",
+  "early stopping": "guides/checkpoints", "wandb": "guides/checkpoints",
+  "Windows": "index troubleshooting", "install": "index guides/quickstart",
+  "learning rate": "accumulation_loss/index bucketing/index prompt_tuning/index",
+  "torch.compile": "trainer/index bucketing/index index", "bf16": "bucketing/index trainer/index"};
 
 const theme = {exports: {}}, waiting = [];
 new Function("module", "exports", read("site_libs/fuse/fuse.min.js"))(theme, theme.exports);
@@ -39,11 +47,11 @@ let right = 0;
 for (const [query, pages] of Object.entries(PAGES)) {
   const found = search.search(query, {limit: 20}).map(({item}) => item);
   const hits = found.map((item) => item.href.replace(".html", ""));
-  const isUse = !found[0].title.startsWith("Source: ");
+  const isUse = found.length && !found[0].title.startsWith("Source: ");
   const isThere = isUse && hits.slice(0, 3).some(
     (hit) => pages.split(" ").includes(hit.split("#")[0]));
   right += isThere;
   console.log(isThere ? "ok  " : "MISS", query.padEnd(22), hits.slice(0, 3).join("  "));
 }
 console.log(`${right} of ${Object.keys(PAGES).length}`);
-process.exit(right < 28 ? 1 : 0);
+process.exit(right < 40 ? 1 : 0);
