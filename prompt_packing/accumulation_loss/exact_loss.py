@@ -18,8 +18,8 @@ from prompt_packing.accumulation_loss.evaluation import (
 from prompt_packing.accumulation_loss.loss_facts import (
     Findings, LossFacts, Strategy)
 from .verification import collates_rows
-from prompt_packing.accumulation_loss.trainer_adapter import (
-    Collectives, TrainerAdapter, unsupported_reason)
+from .trainer_adapter import (
+    Collectives, TrainerAdapter, add_up_in_float32, unsupported_reason)
 from prompt_packing.accumulation_loss.optimizer_step import (
     OptimizerStep, OptimizerStepComputer)
 from ..foundation.private_apis import check_mro, override
@@ -265,6 +265,12 @@ class ExactLossMixin(_AroundStepsMixin):
         if self._exact_off:
             self.findings.report("off", reason=self._exact_off)
         self._begin_run()
+        splits = self.args.gradient_accumulation_steps > 1 or (
+            self._steps.adapter.splits_steps())
+        if splits and not self._exact_off and self.model is not None:
+            found = add_up_in_float32(self.accelerator, self.args, self.model)
+            if found is not None:
+                self.findings.report("gradient_dtype", **found)
 
     def _begin_run(self):
         order = type(self).__mro__

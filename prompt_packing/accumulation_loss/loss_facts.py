@@ -105,6 +105,9 @@ MESSAGES: dict[str, tuple[Exactness, str]] = { # code -> (exactness, text)
         "Trainer, with its losses and without token_budget."),
     "engine_stepped": (_U, "{reason}, and the engine had stepped by then. This step may be "
         "inexact; the next ones are verified."),
+    "gradient_dtype": (_E, "Gradients of micro-batches are added up in {dtype}. To change "
+        "it, {how}. In float32 many micro-batches are rounded no more than one batch, and "
+        "gradients take 4 bytes a parameter."),
     "eval_by_rows": (_I, "The normalizer of the evaluation loss is unknown, so batches "
         "count the same, as in transformers. eval_loss may depend on "
         "per_device_eval_batch_size. To make it exact, define "

@@ -135,7 +135,8 @@ class Attempt:
             return 0 * loss.nan_to_num(0.)
         if self.facts.verified_terms and self.strategy is not Strategy.FULL_BATCH:
             self.signatures.add(signature_of(loss))
-        self.loss = self.loss + loss.detach() * factor
+        wide = torch.promote_types(loss.dtype, torch.float32) # engines give sixteen bits
+        self.loss = self.loss + loss.detach().to(wide) * factor
         return loss * (factor * self.scale)
 
     def as_many_as_others(self, micro_batches: list, processes: Collectives) -> list:
