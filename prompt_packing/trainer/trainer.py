@@ -338,6 +338,12 @@ class TokenBudgetMixin(_SplitPredictionMixin, _StepLoaderMixin):
         return budget if isinstance(budget, int) else getattr(
             self._batcher, "token_budget", None)
 
+    @property
+    def micro_batch_overhead(self) -> int | None:
+        "Fixed cost of a micro-batch, in tokens; None where it was not measured."
+        return getattr(self._batcher, "micro_batch_overhead",
+                       getattr(self.args, "micro_batch_overhead", None))
+
     def _prepare_for_training(self, *args, **kwargs):
         "A model that cannot be trained on packed rows is refused before a step."
         self._batcher = None # what is known of another training does not hold for this
