@@ -50,6 +50,7 @@ class OptimizerStep:
     micro_batches: list | None = None # it is split into; None: the loader's batches
     has_rows: bool = True # False: none is left; an old batch is computed, with weight 0
     count_is_given: bool = False # by an override: believed for the full batch, too
+    is_repeated: bool = False # computed before an override changed one of its batches
 
     @property
     def planned(self) -> list:
@@ -450,9 +451,17 @@ class OptimizerStepComputer:
         self.chooser = StrategyChooser(findings, adapter, processes)
         self.schedule, self.verification_seconds = VerificationSchedule(), 0.0
         self.last_micro_batches = [] # to count their floating point operations
+        self.loss = 0.0 # of the last step
 
     def compute(self, model, step: OptimizerStep) -> torch.Tensor:
         "The loss of a step, whose gradient is added to what the model has."
+        if not step.is_repeated:
+            self.loss = self._compute(model, step)
+            return self.loss
+        detach_gradients(self.adapter.parameters(model)) # for good
+        return self._compute(model, step) - self.loss
+
+    def _compute(self, model, step: OptimizerStep) -> torch.Tensor:
         self.last_micro_batches = step.planned
         self.schedule.begun += 1
         is_alone = self.processes.number == 1 and len(step.planned) == 1
