@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from .dry_run import restore_gradients
 from prompt_packing.accumulation_loss.loss_registry import (
     check_was_called, use_registered_loss)
 from prompt_packing.accumulation_loss.evaluation import (
@@ -31,8 +32,6 @@ from ..foundation.rows import (
 __all__ = ['StepAssembler', 'ExactLossMixin']
 
 # %% ../../nbs/accumulation_loss/exact_loss.ipynb #a5929258
-_NOTHING = torch.zeros(0, dtype=torch.long) # of which transformers counts tokens
-
 def _count_later(*args, **kwargs): # rows are counted once they are batches
     return None
 
@@ -50,9 +49,16 @@ class StepAssembler:
         # batch of several; `StepRows` -> micro-batches, batches to count
         self.loader = self.collate = self.joins = self.split_step = None
         self.step: OptimizerStep | None = None # under way
-        self.handed, self.taken = [], [] # its micro-batches, and what came back of them
-        self.count = None # that was handed out, or what an override made of it
+        self.handed = [] # its micro-batches
         self.ended = None # the iterator that has ended on all processes
+
+    def _begin_step(self, step: OptimizerStep | None, handed: list, missing: int = 0):
+        self.step, self.handed, self.missing = step, handed, missing
+        self.count = None if step is None else step.count # or what an override made of it
+        self.states, self.times = [self._state(each) for each in handed], [0] * len(handed)
+        # what came back, whether any of it was changed, how often the step was computed,
+        # and what came out
+        self.taken, self.is_changed, self.num_computed, self.gradients = [], False, 0, []
 
     def open(self, loader, split_step: Callable | None) -> Callable | None:
         """From here on the loader gives rows; steps are split where `split_step` is given.
@@ -66,12 +72,13 @@ class StepAssembler:
     def close(self):
         if self.loader is not None:
             restore_collator(self.loader)
-        self.loader = self.collate = None
+        self.loader = self.collate = self.step = None
+        self.gradients = []
 
     def begin(self, given: list, width: int, count) -> tuple | None:
         """Of what a loader gave: the micro-batches for transformers' loop, and the count
         of the step. None: no process has a batch left."""
-        if self.step is not None and not self.taken:
+        if self.step is not None and not self.num_computed:
             self.findings.report("no_super")
         step = OptimizerStep(given, count)
         if self.collate is not None and all(isinstance(batch, RowBatch) for batch in given):
@@ -87,9 +94,8 @@ class StepAssembler:
             counted, total, some = self.processes.sum(
                 float(is_counted), step.count if is_counted else 0, float(has_any))
             step.count, has_any = (total.float() if counted else None), bool(some)
-        self.step, self.taken = (step if has_any else None), []
-        self.count = step.count
         if not has_any:
+            self.step = None
             return None
         if not given: # others have a batch: compute the last one again, with weight 0
             if not self.handed:
@@ -99,14 +105,15 @@ class StepAssembler:
                     "dispatch_batches=True.")
             step.batches = self.handed[-1:]
         # fillers come first: transformers steps with the last micro-batch, a real one
-        self.missing = width - len(step.batches)
-        self.handed = step.batches
-        if self.missing: # else a `LazyBatch` is not read
-            nothing = {self.adapter.main_input: _NOTHING, "attention_mask": _NOTHING}
-            filler = as_dict(step.batches[0]) | nothing
-            self.handed = [filler] * self.missing + step.batches
-        self.states = self._states(self.handed)
+        missing = width - len(step.batches) # without any a `LazyBatch` is not read
+        fillers = [self._filler(step.batches[0]) for _ in range(missing)]
+        self._begin_step(step, fillers + step.batches, missing)
         return self.handed, step.count
+
+    def _filler(self, batch) -> dict: # of which transformers counts no token
+        names = self.adapter.main_input, "attention_mask"
+        nothing = {name: torch.zeros(0, dtype=torch.long) for name in names}
+        return as_dict(batch) | nothing
 
     def _of_rows(self, given: list[RowBatch]) -> OptimizerStep:
         rows, micro_batches, counted = StepRows.of(given, self.collate), None, None
@@ -131,31 +138,68 @@ class StepAssembler:
             return None, None
         return self.split_step(rows)
 
-    def take(self, inputs, count):
-        "A micro-batch comes back: of the step under way, or of a loop of your own."
-        if self.step is None:
-            self.step, self.taken, self.missing = OptimizerStep([], count), [], 0
-        self.taken.append(inputs)
+    def take(self, inputs, count, is_last: bool, runs_ahead: bool) -> OptimizerStep | None:
+        """A micro-batch comes back: the step, where it is to be computed now.
+
+        That is with the last one, when all are known. Where an override of
+        `training_step` may read gradients after each (`runs_ahead`), it is with the first
+        one, and again with one that comes a second time, as an adversarial training
+        passes it. Should a later one turn out to be changed, the step is computed anew."""
+        if self.step is None: # of a loop of your own, which nothing was handed out to
+            self._begin_step(OptimizerStep([], count), [])
         if not _is_same_number(count, self.count):
             self.count, self.step.count, self.step.count_is_given = count, count, True
+            self.is_changed |= self.num_computed > 0
+        state = self._state(inputs)
+        place = self.states.index(state) if state in self.states else None
+        if place is None:
+            self.is_changed = True
+        else:
+            self.times[place] += 1
+        if place is None or self.times[place] == 1 or not runs_ahead:
+            self.taken.append(inputs)
+        if runs_ahead and not self.is_changed:
+            return self._ahead(self.times[place])
+        return self._of_taken() if is_last else None
 
-    def end(self) -> OptimizerStep:
-        "The step, after its last micro-batch: of its rows, if they came back unchanged."
-        step, self.step = self.step, None
-        if len(self.taken) > len(self.handed) > 0:
+    def _ahead(self, times: int) -> OptimizerStep | None:
+        if len(self.handed) == 1: # what comes now is computed for itself
+            self.taken = []
+        if times > self.num_computed:
+            self.num_computed += 1
+            return self.step
+        if not self.adapter.has_gradients(): # of all rows: SAM calls zero_grad() each time
+            restore_gradients(self.gradients)
+        if self.adapter.has_gradients():
+            return None
+        self.findings.report("second_pass") # they were overwritten
+        return self.step
+
+    def note_gradients(self, model):
+        "After the step was computed, and more of its micro-batches will come."
+        if len(self.handed) > 1 and self.adapter.overrides_step:
+            parameters = self.adapter.parameters(model)
+            self.gradients = [(p, p.grad) for p in parameters if p.grad is not None]
+
+    def _of_taken(self) -> OptimizerStep:
+        "The step after its last micro-batch: of its rows, if they came back unchanged."
+        step, taken, self.taken = self.step, self.taken, []
+        if len(taken) > len(self.handed) > 0:
             self.findings.report("second_pass")
-        elif len(self.taken) > 1 and "training_step" in self.adapter.overrides:
+        elif len(taken) > 1 and self.adapter.overrides_step:
             self.findings.report("training_step")
-        # nothing was handed out to a loop of your own
-        if step.batches and self._states(self.taken) == self.states:
-            return step
-        return OptimizerStep(self.taken[self.missing:], step.count, has_rows=step.has_rows,
-                             count_is_given=step.count_is_given)
+        if self.is_changed:
+            step = OptimizerStep(taken[self.missing:], step.count, has_rows=step.has_rows,
+                                 count_is_given=step.count_is_given,
+                                 is_repeated=len(taken) > 1 and self.num_computed > 0)
+        self.num_computed += 1
+        if not self.handed:
+            self.step = None
+        return step
 
-    def _states(self, batches: list) -> list:
+    def _state(self, batch):
         "What is another where somebody has replaced or changed a batch."
-        return [batch_identity(batch) if self.adapter.overrides else id(batch)
-                for batch in batches]
+        return batch_identity(batch) if self.adapter.overrides else id(batch)
 
 # %% ../../nbs/accumulation_loss/exact_loss.ipynb #0735486d
 class _AroundStepsMixin:
@@ -242,7 +286,7 @@ class ExactLossMixin(_AroundStepsMixin):
 
     In the order of a run: `_run_epoch` once an epoch (its loader gives rows),
     `get_batch_samples` once a step (rows become micro-batches), `training_step` once a
-    loader batch (the last one ends the step), `prediction_step` once an evaluation
+    loader batch (the last one computes the step), `prediction_step` once an evaluation
     batch, `_save_optimizer_and_scheduler` once a checkpoint."""
     strict_loss = False
     is_dry_run = False # true while a loss is computed for a verification only
@@ -338,15 +382,17 @@ class ExactLossMixin(_AroundStepsMixin):
         return begun or ([], None)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        "The loss of a step, all computed with its last micro-batch; before it 0."
+        "The loss of a step, with the micro-batch with which it is computed; else 0."
         if self._exact_off:
             return super().training_step(model, inputs, num_items_in_batch)
-        self._source.take(inputs, num_items_in_batch)
-        if not self.accelerator.sync_gradients:
+        step = self._source.take(inputs, num_items_in_batch, self.accelerator.sync_gradients,
+                                 self._steps.adapter.runs_ahead(model))
+        if step is None:
             return torch.zeros((), device=self.args.device)
         named = self._registered_loss if self.compute_loss_func is None else None
         calls = named.calls if named else 0
-        loss = self._steps.compute(model, self._source.end())
+        loss = self._steps.compute(model, step)
+        self._source.note_gradients(model)
         if named:
             check_was_called(self.model, named, calls)
         return loss.to(self.args.device)

@@ -17,9 +17,9 @@ from .gradient_cache import GatheredRows, gradient_caching
 from .loss_facts import Findings, LossFacts, Strategy, counted_targets, numbers
 from .normalizer import common_ratio, signature_of, silence, sums_rows
 from .trainer_adapter import Collectives, TrainerAdapter
-from prompt_packing.accumulation_loss.verification import (
-    FAILURES, DryRun, VerificationResult, few_rows, find_chunked_modules, many_rows,
-    short_text, verification_is_due, verify_loss)
+from .verification import (
+    FAILURES, DryRun, VerificationResult, WholeStep, few_rows, find_chunked_modules,
+    fits_at_once, many_rows, short_text, verification_is_due, verify_loss)
 from ..foundation.rows import CollatedRows, RowLengths, StepRows, as_dict, fork_rng, num_rows_of
 
 # %% auto #0
@@ -50,6 +50,7 @@ class OptimizerStep:
     micro_batches: list | None = None # it is split into; None: the loader's batches
     has_rows: bool = True # False: none is left; an old batch is computed, with weight 0
     count_is_given: bool = False # by an override: believed for the full batch, too
+    is_repeated: bool = False # computed before an override changed one of its batches
 
     @property
     def planned(self) -> list:
@@ -183,11 +184,19 @@ class StepRowsChooser:
         return StepRows(rows, step.rows.collate)
 
     def many(self, step: OptimizerStep) -> StepRows | None:
-        "More rows, of all processes, in micro-batches as large as those of the step."
+        """More rows, of all processes: the step itself in its own micro-batches, or some of
+        its rows in micro-batches as large."""
         batches = self.processes.rows([step.rows.loader_batches])
         rows = StepRows([row for each in batches for row in each], step.rows.collate, batches)
         # without a graph two at once take less memory than one with its gradients
-        return many_rows(rows, self.lengths_of(rows.rows), self.tokens_at_once(batches))
+        lengths, tokens = self.lengths_of(rows.rows), self.tokens_at_once(batches)
+        if fits_at_once(lengths, tokens).all():
+            mine = list(map(copy, step.planned))
+            mine = send_to_device(mine, "cpu") if self.processes.number > 1 else mine
+            planned = self.processes.rows([[each] for each in mine])
+            if len(planned) > 1:
+                return WholeStep(rows, planned)
+        return many_rows(rows, lengths, tokens)
 
     def tokens_at_once(self, batches: list[list]) -> int: # rows of each loader batch
         "The budget, or the tokens of the largest loader batch."
@@ -304,6 +313,8 @@ class StrategyChooser:
         self.findings, self.adapter, self.processes = findings, adapter, processes
         self.rows = StepRowsChooser(adapter, processes)
         self.recorder = VerificationRecorder(findings, adapter)
+        # whose micro-batches were all verified; whether others have been computed
+        self.verified_step, self.has_unverified_steps = None, False
 
     def dry_run(self, model, count) -> DryRun:
         return DryRun(self.adapter.unwrap(model), self.adapter, count, self.rows.lengths,
@@ -321,14 +332,16 @@ class StrategyChooser:
             return self.recorder.accept_unverified("pre_collated", dry_run, step)
         is_first = not (facts.num_verifications or is_one_micro_batch)
         many = self.rows.many(step) if is_first and self.rows.can_join(step) else None
+        if isinstance(many, WholeStep):
+            self.verified_step = step
         result = verify_loss(dry_run, facts, rows, many, is_one_micro_batch)
         # 0 fits 0: as if nobody had verified
         if result is None or result.strategies and not result.is_conclusive:
             return
         self.recorder.record(result, dry_run, rows, step, is_one_micro_batch)
         self.findings.set(self.processes.of_first(self.findings.facts))
-        if before.is_split and before.num_verifications and not (
-                self.findings.facts.is_split):
+        is_contradicted = before.is_split and not self.findings.facts.is_split
+        if is_contradicted and before.num_verifications and self.has_unverified_steps:
             self.findings.report("contradicted")
 
     def why_no_full_batch(self, model, step: OptimizerStep) -> str: # '' if it can
@@ -451,9 +464,17 @@ class OptimizerStepComputer:
         self.chooser = StrategyChooser(findings, adapter, processes)
         self.schedule, self.verification_seconds = VerificationSchedule(), 0.0
         self.last_micro_batches = [] # to count their floating point operations
+        self.loss = 0.0 # of the last step
 
     def compute(self, model, step: OptimizerStep) -> torch.Tensor:
         "The loss of a step, whose gradient is added to what the model has."
+        if not step.is_repeated:
+            self.loss = self._compute(model, step)
+            return self.loss
+        detach_gradients(self.adapter.parameters(model)) # for good
+        return self._compute(model, step) - self.loss
+
+    def _compute(self, model, step: OptimizerStep) -> torch.Tensor:
         self.last_micro_batches = step.planned
         self.schedule.begun += 1
         is_alone = self.processes.number == 1 and len(step.planned) == 1
@@ -466,6 +487,7 @@ class OptimizerStepComputer:
                 self.adapter.as_single_micro_batch, targets=facts.target_only_logits))
         if not facts.uses_collectives:
             self._verify_if_due(model, step)
+        self.chooser.has_unverified_steps |= step is not self.chooser.verified_step
         if self.findings.facts.uses_collectives: # its batches have to meet those of others
             if len(step.batches) > 1:
                 self.findings.report("collectives_accumulated")
@@ -573,3 +595,4 @@ class OptimizerStepComputer:
     def load_state_dict(self, state: dict):
         self.findings.set(LossFacts.from_state_dict(state["facts"]))
         self.schedule.begun, self.schedule.is_resumed = state["steps"], True
+        self.chooser.has_unverified_steps = True

@@ -14,6 +14,7 @@ from itertools import zip_longest
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object
+from torch.nn.parallel import DistributedDataParallel
 
 from transformers import Trainer
 
@@ -47,6 +48,20 @@ class TrainerAdapter:
     def steps_in_backward(self) -> bool:
         "Whether an engine (DeepSpeed) keeps the gradients, and steps with the last ones."
         return self._trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
+
+    @property
+    def overrides_step(self) -> bool:
+        return "training_step" in self.overrides
+
+    def runs_ahead(self, model) -> bool:
+        """Whether a step is computed with its first loader batch, since an override of
+        `training_step` may read gradients after each. Engines exchange them with the
+        last one."""
+        return self.overrides_step and not self.needs_equal_counts(model)
+
+    def has_gradients(self) -> bool:
+        gradients = (p.grad for p in self._trainer.model.parameters())
+        return any(each is not None and float(each.norm()) > 0 for each in gradients)
 
     @property
     def gathered_dtypes(self) -> set:
@@ -97,7 +112,8 @@ class TrainerAdapter:
         return trainer_state_preserved(self._trainer)
 
     def unwrap(self, model) -> torch.nn.Module: # without wrappers
-        return self._trainer.accelerator.unwrap_model(model)
+        # nor the compiled one, which is around the wrapper of several processes
+        return self._trainer.accelerator.unwrap_model(model, keep_torch_compile=False)
 
     def count(self, batches: list): # `num_items_in_batch` of this process's batches
         with override(self._trainer.args, average_tokens_across_devices=False):
@@ -148,6 +164,10 @@ class TrainerAdapter:
                 return [self._training_step(model, copy(batch), count) for batch in some]
         *first, last = batches
         losses, accelerator = [], self._trainer.accelerator
+        wrapped = getattr(model, "_orig_mod", model) # in a compiled one
+        # transformers exchanges them with the last loader batch, which may come later
+        exchange = {"require_backward_grad_sync": True} if isinstance(
+            wrapped, DistributedDataParallel) else {}
         if first and self.steps_in_backward: # the engine steps where accelerate syncs
             set_sync(accelerator, False)
             losses = losses_of(first)
@@ -156,7 +176,8 @@ class TrainerAdapter:
             syncs = self.syncs_each_micro_batch
             with nullcontext() if syncs else accelerator.no_sync(model):
                 losses = losses_of(first)
-        return sum(losses + losses_of([last]))
+        with override(wrapped, **exchange):
+            return sum(losses + losses_of([last]))
 
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #0e9c1afb
 class Collectives:

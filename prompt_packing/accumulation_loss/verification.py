@@ -6,6 +6,7 @@
 from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import inf, isfinite, isnan
@@ -27,9 +28,9 @@ from ..foundation.rows import (
 
 # %% auto #0
 __all__ = ['FAILURES', 'SEEDS', 'short_text', 'BatchResult', 'combine', 'Comparison', 'DryRun', 'shuffled', 'few_rows',
-           'random_splits', 'many_rows', 'verification_is_due', 'VerificationResult', 'fitting_strategies',
-           'collates_rows', 'without_padding_of_others', 'alignments_to_try', 'differing', 'verify_loss',
-           'find_chunked_modules']
+           'random_splits', 'WholeStep', 'fits_at_once', 'many_rows', 'verification_is_due', 'VerificationResult',
+           'fitting_strategies', 'collates_rows', 'without_padding_of_others', 'alignments_to_try', 'differing',
+           'verify_loss', 'find_chunked_modules']
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #04e39636
 # what a batch may raise that a loss, a model or a collator cannot take
@@ -264,6 +265,17 @@ def random_splits(rows: int, index: int) -> list: # each two lists of row indice
     return splits
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #c30dd248
+class WholeStep(StepRows):
+    "All rows of a step, and the micro-batches in which it will be computed."
+    def __init__(self, rows: StepRows, micro_batches: list):
+        super().__init__(rows.rows, rows.collate, rows.loader_batches)
+        self.micro_batches = micro_batches
+
+def fits_at_once(lengths: np.ndarray, tokens: int) -> np.ndarray: # bool (rows,)
+    "Whether the shortest rows, so many, are two micro-batches at most, or 1,024 tokens."
+    ordered = np.sort(lengths)
+    return ordered * np.arange(1, len(ordered) + 1) <= max(2 * tokens, 1024)
+
 def many_rows(rows: StepRows, lengths: np.ndarray, tokens: int) -> StepRows | None:
     """The shortest rows in micro-batches of so many tokens: as many rows as two of these
     hold, or as 1,024 tokens do.
@@ -271,8 +283,7 @@ def many_rows(rows: StepRows, lengths: np.ndarray, tokens: int) -> StepRows | No
     Half in any order (collators may sort rows, or leave out doubles, which have one
     length), half by length, as micro-batches are. None: they are one micro-batch."""
     order = np.argsort(lengths, kind="stable")
-    fitting = lengths[order] * np.arange(1, len(order) + 1) <= max(2 * tokens, 1024)
-    order = order[:max(4, fitting.sum())]
+    order = order[:max(4, fits_at_once(lengths, tokens).sum())]
     order = order[shuffled(len(order), 0)]
     half = len(order) // 2
     order[half:] = order[half:][np.argsort(lengths[order[half:]], kind="stable")]
@@ -401,7 +412,11 @@ def _verify_by_value(dry_run: DryRun, many: StepRows, found: VerificationResult)
     few, results = found.full, found.results
     try:
         full, = dry_run.run([dry_run.full_batch(many)], by_value=True)
-        _run_micro_batches(dry_run, found, many, split, by_value=True)
+        if isinstance(many, WholeStep):
+            prepared = [dry_run.adapter.prepare(copy(each)) for each in many.micro_batches]
+            found.results = dry_run.run(prepared, True, dry_run.targets)
+        else:
+            _run_micro_batches(dry_run, found, many, split, by_value=True)
     except FAILURES: # as of a loss that takes gradients by itself
         found.results = results
         return
