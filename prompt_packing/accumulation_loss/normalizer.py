@@ -9,7 +9,7 @@ import torch
 from ..foundation.private_apis import input_shape
 
 # %% auto #0
-__all__ = ['reductions', 'signature_of', 'sums_rows', 'common_ratio', 'silence']
+__all__ = ['reductions', 'signature_of', 'sums_rows', 'class_weights_of', 'common_ratio', 'silence']
 
 # %% ../../nbs/accumulation_loss/normalizer.ipynb #a40e590d
 # nodes that pass a number on as it is, or its negative
@@ -90,6 +90,15 @@ def sums_rows(loss: torch.Tensor) -> bool:
     return bool(nodes) and all(
         _name_of(node) in ("Sum", "Nansum") or getattr(node, "_saved_reduction", 0) == 2
         for node in nodes)
+
+# %% ../../nbs/accumulation_loss/normalizer.ipynb #cw000002
+def class_weights_of(loss: torch.Tensor) -> torch.Tensor | None: # float (classes,)
+    "The `weight` of the cross-entropies in a loss; None: they have none, or several."
+    entropies = [node for node in reductions(loss) if _name_of(node).startswith("NllLoss")]
+    weights = [node._saved_weight for node in entropies]
+    if not weights or any(each is None for each in weights):
+        return None
+    return weights[0] if all(torch.equal(weights[0], each) for each in weights) else None
 
 # %% ../../nbs/accumulation_loss/normalizer.ipynb #49ea7d96
 def common_ratio(numbers: list[float], others: list[float]) -> float | None:

@@ -24,6 +24,15 @@ from ..foundation.private_apis import forward_without_autocast, override, set_sy
 # %% auto #0
 __all__ = ['TrainerAdapter', 'Collectives', 'unsupported_reason']
 
+# %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #exchg002
+@contextmanager
+def exchanging_gradients(model: torch.nn.Module) -> Iterator[None]:
+    "While it lasts, `DistributedDataParallel` does so, also inside of its `no_sync`."
+    wrapper = getattr(model, "_orig_mod", model) # in a compiled one
+    is_wrapper = isinstance(wrapper, DistributedDataParallel)
+    with override(wrapper, require_backward_grad_sync=True) if is_wrapper else nullcontext():
+        yield
+
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #0fd428d1
 class TrainerAdapter:
     "A Trainer as those see it who decide how steps are computed."
@@ -35,7 +44,7 @@ class TrainerAdapter:
         # (rows, some of their indices) -> a micro-batch as it is computed: packed, say
         self.micro_batch = getattr(
             trainer, "make_micro_batch", lambda rows, indices: rows.to_batch(indices))
-        self.overrides = overrides
+        self.overrides, self.overrides_step = overrides, "training_step" in overrides
         self.packs = bool(getattr(trainer.args, "pack", None)) # rows into one
         self.main_input = getattr(trainer.model, "main_input_name", "input_ids")
 
@@ -47,10 +56,6 @@ class TrainerAdapter:
     def steps_in_backward(self) -> bool:
         "Whether an engine (DeepSpeed) keeps the gradients, and steps with the last ones."
         return self._trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
-
-    @property
-    def overrides_step(self) -> bool:
-        return "training_step" in self.overrides
 
     def runs_ahead(self, model) -> bool:
         """Whether a step is computed with its first loader batch, since an override of
@@ -156,10 +161,6 @@ class TrainerAdapter:
                 return [self._training_step(model, copy(batch), count) for batch in some]
         *first, last = batches
         losses, accelerator = [], self._trainer.accelerator
-        wrapped = getattr(model, "_orig_mod", model) # in a compiled one
-        # transformers exchanges them with the last loader batch, which may come later
-        exchange = {"require_backward_grad_sync": True} if isinstance(
-            wrapped, DistributedDataParallel) else {}
         if first and self.steps_in_backward: # the engine steps where accelerate syncs
             set_sync(accelerator, False)
             losses = losses_of(first)
@@ -167,7 +168,7 @@ class TrainerAdapter:
         elif first:
             with accelerator.no_sync(model):
                 losses = losses_of(first)
-        with override(wrapped, **exchange):
+        with exchanging_gradients(model):
             return sum(losses + losses_of([last]))
 
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #0e9c1afb
