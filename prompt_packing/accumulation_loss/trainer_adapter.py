@@ -47,6 +47,7 @@ class TrainerAdapter:
         self.overrides, self.overrides_step = overrides, "training_step" in overrides
         self.packs = bool(getattr(trainer.args, "pack", None)) # rows into one
         self.main_input = getattr(trainer.model, "main_input_name", "input_ids")
+        self._is_sharded: bool | None = None # not known yet
 
     def splits_steps(self) -> bool: # with `TokenBudgetMixin`
         "Whether a step may be computed in other parts than its micro-batches."
@@ -76,7 +77,9 @@ class TrainerAdapter:
 
     def needs_equal_counts(self, model) -> bool:
         "Whether processes meet in each forward pass, so that each has to make as many."
-        return self.steps_in_backward or is_sharded(self.unwrap(model))
+        if self._is_sharded is None: # of this training
+            self._is_sharded = is_sharded(self.unwrap(model))
+        return self.steps_in_backward or self._is_sharded
 
     @property
     def verify_every(self) -> int | None: # steps
