@@ -3259,13 +3259,16 @@ def versions():
     return f"commit {made}, {names}, accelerate {accelerate.__version__}"
 
 
-def write_table(rows, file):
-    "As csv, under a comment that says what made it."
+def write_table(file, names=(), kind=None, show=None):
+    "Run all settings; the table as csv, under a comment that says what made it."
+    made_by = versions()  # before the run, which takes a while
+    rows = run(names, kind, 1, show, CONTROL + SETTINGS) + run(names, kind, 2, show)
     with open(file, "w", encoding="utf-8", newline="") as out:
-        out.write(f"# {versions()}\n")
+        out.write(f"# {made_by}\n")
         table = csv.DictWriter(out, COLUMNS, lineterminator="\n")
         table.writeheader()
         table.writerows(rows)
+    return rows
 
 
 def main():
@@ -3280,15 +3283,12 @@ def main():
     logging.disable(logging.INFO)
     if given.worker:
         return worker(given.names, given.worker)
-
-    def rows_of(processes, settings):
-        return run(given.names, given.kind, processes, show_row, settings)
-
+    chosen = given.names, given.kind
     if given.csv:
-        rows = rows_of(1, CONTROL + SETTINGS) + rows_of(2, SETTINGS)
-        write_table(rows, given.csv)
+        rows = write_table(given.csv, *chosen, show_row)
     else:
-        rows = rows_of(given.processes, CONTROL if given.control else SETTINGS)
+        settings = CONTROL if given.control else SETTINGS
+        rows = run(*chosen, given.processes, show_row, settings)
     settings = dict.fromkeys((r["setting"], r["processes"]) for r in rows)
     for each in settings:
         outcomes = [r["outcome"] for r in rows if (r["setting"], r["processes"]) == each]
