@@ -3,8 +3,7 @@
 Each case gets a class of Trainer and a function that makes its arguments. It returns a
 Trainer, or a Trainer and a function whose numbers are compared too.
 
-`python everyday_cases.py [names] [--kind KIND] [--processes 2] [--control]`
-`python everyday_cases.py --csv everyday.csv` writes the whole table, in half an hour.
+`python everyday_cases.py [names] [--kind KIND] [--processes 2] [--control] [--csv FILE]`
 """
 
 import argparse
@@ -3248,27 +3247,26 @@ def show_row(row):
     print(line, row["detail"][:160], "|", row.get("message", "")[:60], flush=True)
 
 
-COLUMNS = "case", "kind", "setting", "processes", "outcome", "detail", "message"
+KEYS = "case", "setting", "processes"
+COLUMNS = (*KEYS, "kind", "outcome", "detail", "message", "commit")
 
 
-def versions():
-    "The commit and the libraries that made a table."
+def write_table(rows, file):
+    "Rows as csv, in place of those of the same runs; a comment has the versions."
     commit = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     made = subprocess.run(commit, capture_output=True, text=True).stdout.strip()
-    names = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    return f"commit {made}, {names}, accelerate {accelerate.__version__}"
-
-
-def write_table(file, names=(), kind=None, show=None):
-    "Run all settings; the table as csv, under a comment that says what made it."
-    made_by = versions()  # before the run, which takes a while
-    rows = run(names, kind, 1, show, CONTROL + SETTINGS) + run(names, kind, 2, show)
+    table = {}
+    if Path(file).is_file():
+        lines = Path(file).read_text(encoding="utf-8").splitlines()[1:]
+        table = {tuple(row[key] for key in KEYS): row for row in csv.DictReader(lines)}
+    for row in rows:
+        table[tuple(str(row[key]) for key in KEYS)] = row | dict(commit=made)
+    names = ("torch", torch), ("transformers", transformers), ("accelerate", accelerate)
     with open(file, "w", encoding="utf-8", newline="") as out:
-        out.write(f"# {made_by}\n")
-        table = csv.DictWriter(out, COLUMNS, lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-    return rows
+        out.write(f"# {', '.join(f'{n} {module.__version__}' for n, module in names)}\n")
+        writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(table[key] for key in sorted(table))
 
 
 def main():
@@ -3276,23 +3274,20 @@ def main():
     parser.add_argument("names", nargs="*")
     parser.add_argument("--kind")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--csv", help="file for the whole table: both, and the control")
+    parser.add_argument("--csv", help="file whose rows are replaced")
     parser.add_argument("--control", action="store_true", help="transformers alone")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args()
     logging.disable(logging.INFO)
     if given.worker:
         return worker(given.names, given.worker)
-    chosen = given.names, given.kind
+    settings = CONTROL if given.control else SETTINGS
+    rows = run(given.names, given.kind, given.processes, show_row, settings)
     if given.csv:
-        rows = write_table(given.csv, *chosen, show_row)
-    else:
-        settings = CONTROL if given.control else SETTINGS
-        rows = run(*chosen, given.processes, show_row, settings)
-    settings = dict.fromkeys((r["setting"], r["processes"]) for r in rows)
-    for each in settings:
-        outcomes = [r["outcome"] for r in rows if (r["setting"], r["processes"]) == each]
-        print(*each, {o: outcomes.count(o) for o in sorted(set(outcomes))})
+        write_table(rows, given.csv)
+    for setting in settings:
+        outcomes = [r["outcome"] for r in rows if r["setting"] == setting]
+        print(setting, {o: outcomes.count(o) for o in sorted(set(outcomes))})
 
 
 if __name__ == "__main__":
