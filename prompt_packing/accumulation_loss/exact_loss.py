@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from .dry_run import restore_gradients
+from .dry_run import detach_gradients, restore_gradients
 from prompt_packing.accumulation_loss.loss_registry import (
     check_was_called, use_registered_loss)
 from prompt_packing.accumulation_loss.evaluation import (
@@ -29,16 +30,94 @@ from ..foundation.rows import (
     batch_identity, restore_collator)
 
 # %% auto #0
-__all__ = ['StepAssembler', 'ExactLossMixin']
+__all__ = ['StepCalls', 'StepAssembler', 'ExactLossMixin']
 
-# %% ../../nbs/accumulation_loss/exact_loss.ipynb #a5929258
-def _count_later(*args, **kwargs): # rows are counted once they are batches
-    return None
-
+# %% ../../nbs/accumulation_loss/exact_loss.ipynb #calls002
 def _is_same_number(first, second) -> bool:
     if first is second or first is None or second is None:
         return first is second
     return float(first) == float(second)
+
+class StepCalls:
+    """The calls of `training_step` for one step: what came back of its micro-batches, and
+    whether it is computed now."""
+    def __init__(self, step: OptimizerStep, handed: list, findings: Findings,
+                 adapter: TrainerAdapter, num_fillers: int = 0):
+        self.step, self.handed, self.num_fillers = step, handed, num_fillers
+        self.findings, self.adapter = findings, adapter
+        self.states = [self._state(each) for each in handed]
+        self.times = [0] * len(handed) # that each came back
+        self.taken, self.is_changed = [], False # as an override made them
+        self.is_repeated = False # computed before one of them was changed
+        self.count = step.count # or what an override made of it
+        self.num_computed, self.loss, self.gradients = 0, 0.0, [] # and what came out
+
+    def _state(self, batch):
+        "What is another where somebody has replaced or changed a batch."
+        return batch_identity(batch) if self.adapter.overrides else id(batch)
+
+    def take(self, inputs, count, is_last: bool, runs_ahead: bool) -> OptimizerStep | None:
+        """A micro-batch comes back: the step, where it is to be computed now.
+
+        That is with the last one, when all are known. Where an override of
+        `training_step` may read gradients after each (`runs_ahead`), it is with the first
+        one, and again with one that comes a second time, as an adversarial training
+        passes it. Should a later one turn out to be changed, the step is computed anew."""
+        if not _is_same_number(count, self.count):
+            self.count, self.step.count, self.step.count_is_given = count, count, True
+            self.is_changed |= self.num_computed > 0
+        state = self._state(inputs)
+        place = self.states.index(state) if state in self.states else None
+        if place is None:
+            self.is_changed = True
+        else:
+            self.times[place] += 1
+        if place is None or self.times[place] == 1 or not runs_ahead:
+            self.taken.append(inputs)
+        if runs_ahead and not self.is_changed:
+            return self._ahead(self.times[place])
+        return self._of_taken() if is_last else None
+
+    def _ahead(self, times: int) -> OptimizerStep | None:
+        if len(self.handed) == 1: # what comes now is computed for itself
+            self.taken = []
+        if times > self.num_computed:
+            return self.step
+        if not self.adapter.has_gradients(): # of all rows: SAM calls zero_grad() each time
+            restore_gradients(self.gradients)
+        if self.adapter.has_gradients():
+            return None
+        self.findings.report("second_pass") # they were overwritten
+        return self.step
+
+    def _of_taken(self) -> OptimizerStep:
+        "The step after its last micro-batch: of its rows, if they came back unchanged."
+        taken, self.taken = self.taken, []
+        if len(taken) > len(self.handed) > 0:
+            self.findings.report("second_pass")
+        elif len(taken) > 1 and self.adapter.overrides_step:
+            self.findings.report("training_step")
+        if not self.is_changed:
+            return self.step
+        self.is_repeated = len(taken) > 1 and self.num_computed > 0
+        return replace(self.step, batches=taken[self.num_fillers:], rows=None,
+                       micro_batches=None)
+
+    def compute(self, model, step: OptimizerStep, compute: Callable) -> torch.Tensor:
+        "The loss of a step; where it is computed anew, less what was returned before."
+        already = self.loss if self.is_repeated else 0.0
+        if self.is_repeated:
+            detach_gradients(self.adapter.parameters(model)) # for good
+        self.loss, self.num_computed = compute(model, step), self.num_computed + 1
+        self.is_repeated = False
+        if len(self.handed) > 1 and self.adapter.overrides_step:
+            parameters = self.adapter.parameters(model)
+            self.gradients = [(p, p.grad) for p in parameters if p.grad is not None]
+        return self.loss - already
+
+# %% ../../nbs/accumulation_loss/exact_loss.ipynb #a5929258
+def _count_later(*args, **kwargs): # rows are counted once they are batches
+    return None
 
 class StepAssembler:
     """Makes steps of the rows that a loader gives, hands out their micro-batches, and
@@ -48,17 +127,9 @@ class StepAssembler:
         # of training; the user's collator, where it gives rows, and whether it makes one
         # batch of several; `StepRows` -> micro-batches, batches to count
         self.loader = self.collate = self.joins = self.split_step = None
-        self.step: OptimizerStep | None = None # under way
+        self.calls: StepCalls | None = None # of the step under way
         self.handed = [] # its micro-batches
         self.ended = None # the iterator that has ended on all processes
-
-    def _begin_step(self, step: OptimizerStep | None, handed: list, missing: int = 0):
-        self.step, self.handed, self.missing = step, handed, missing
-        self.count = None if step is None else step.count # or what an override made of it
-        self.states, self.times = [self._state(each) for each in handed], [0] * len(handed)
-        # what came back, whether any of it was changed, how often the step was computed,
-        # and what came out
-        self.taken, self.is_changed, self.num_computed, self.gradients = [], False, 0, []
 
     def open(self, loader, split_step: Callable | None) -> Callable | None:
         """From here on the loader gives rows; steps are split where `split_step` is given.
@@ -72,13 +143,12 @@ class StepAssembler:
     def close(self):
         if self.loader is not None:
             restore_collator(self.loader)
-        self.loader = self.collate = self.step = None
-        self.gradients = []
+        self.loader = self.collate = self.calls = None
 
     def begin(self, given: list, width: int, count) -> tuple | None:
         """Of what a loader gave: the micro-batches for transformers' loop, and the count
         of the step. None: no process has a batch left."""
-        if self.step is not None and not self.num_computed:
+        if self.calls is not None and not self.calls.num_computed:
             self.findings.report("no_super")
         step = OptimizerStep(given, count)
         if self.collate is not None and all(isinstance(batch, RowBatch) for batch in given):
@@ -95,7 +165,7 @@ class StepAssembler:
                 float(is_counted), step.count if is_counted else 0, float(has_any))
             step.count, has_any = (total.float() if counted else None), bool(some)
         if not has_any:
-            self.step = None
+            self.calls = None
             return None
         if not given: # others have a batch: compute the last one again, with weight 0
             if not self.handed:
@@ -107,7 +177,8 @@ class StepAssembler:
         # fillers come first: transformers steps with the last micro-batch, a real one
         missing = width - len(step.batches) # without any a `LazyBatch` is not read
         fillers = [self._filler(step.batches[0]) for _ in range(missing)]
-        self._begin_step(step, fillers + step.batches, missing)
+        self.handed = fillers + step.batches
+        self.calls = self._calls(step, self.handed, missing)
         return self.handed, step.count
 
     def _filler(self, batch) -> dict: # of which transformers counts no token
@@ -139,67 +210,13 @@ class StepAssembler:
         return self.split_step(rows)
 
     def take(self, inputs, count, is_last: bool, runs_ahead: bool) -> OptimizerStep | None:
-        """A micro-batch comes back: the step, where it is to be computed now.
+        "A micro-batch comes back, also of a loop of your own: the step, if it is computed now."
+        if self.calls is None or self.calls.num_computed and not self.handed:
+            self.calls, self.handed = self._calls(OptimizerStep([], count), []), []
+        return self.calls.take(inputs, count, is_last, runs_ahead)
 
-        That is with the last one, when all are known. Where an override of
-        `training_step` may read gradients after each (`runs_ahead`), it is with the first
-        one, and again with one that comes a second time, as an adversarial training
-        passes it. Should a later one turn out to be changed, the step is computed anew."""
-        if self.step is None: # of a loop of your own, which nothing was handed out to
-            self._begin_step(OptimizerStep([], count), [])
-        if not _is_same_number(count, self.count):
-            self.count, self.step.count, self.step.count_is_given = count, count, True
-            self.is_changed |= self.num_computed > 0
-        state = self._state(inputs)
-        place = self.states.index(state) if state in self.states else None
-        if place is None:
-            self.is_changed = True
-        else:
-            self.times[place] += 1
-        if place is None or self.times[place] == 1 or not runs_ahead:
-            self.taken.append(inputs)
-        if runs_ahead and not self.is_changed:
-            return self._ahead(self.times[place])
-        return self._of_taken() if is_last else None
-
-    def _ahead(self, times: int) -> OptimizerStep | None:
-        if len(self.handed) == 1: # what comes now is computed for itself
-            self.taken = []
-        if times > self.num_computed:
-            self.num_computed += 1
-            return self.step
-        if not self.adapter.has_gradients(): # of all rows: SAM calls zero_grad() each time
-            restore_gradients(self.gradients)
-        if self.adapter.has_gradients():
-            return None
-        self.findings.report("second_pass") # they were overwritten
-        return self.step
-
-    def note_gradients(self, model):
-        "After the step was computed, and more of its micro-batches will come."
-        if len(self.handed) > 1 and self.adapter.overrides_step:
-            parameters = self.adapter.parameters(model)
-            self.gradients = [(p, p.grad) for p in parameters if p.grad is not None]
-
-    def _of_taken(self) -> OptimizerStep:
-        "The step after its last micro-batch: of its rows, if they came back unchanged."
-        step, taken, self.taken = self.step, self.taken, []
-        if len(taken) > len(self.handed) > 0:
-            self.findings.report("second_pass")
-        elif len(taken) > 1 and self.adapter.overrides_step:
-            self.findings.report("training_step")
-        if self.is_changed:
-            step = OptimizerStep(taken[self.missing:], step.count, has_rows=step.has_rows,
-                                 count_is_given=step.count_is_given,
-                                 is_repeated=len(taken) > 1 and self.num_computed > 0)
-        self.num_computed += 1
-        if not self.handed:
-            self.step = None
-        return step
-
-    def _state(self, batch):
-        "What is another where somebody has replaced or changed a batch."
-        return batch_identity(batch) if self.adapter.overrides else id(batch)
+    def _calls(self, step: OptimizerStep, handed: list, num_fillers: int = 0) -> StepCalls:
+        return StepCalls(step, handed, self.findings, self.adapter, num_fillers)
 
 # %% ../../nbs/accumulation_loss/exact_loss.ipynb #0735486d
 class _AroundStepsMixin:
@@ -221,9 +238,10 @@ class _AroundStepsMixin:
                 output = super().evaluation_loop(loader, *args, **kwargs)
         finally:
             restore_collator(dataloader)
-        loss = evaluation.loss(steps.processes)
-        if name + "_loss" in output.metrics and loss is not None:
-            output.metrics[name + "_loss"] = loss
+        name = name + "_loss"
+        if name in output.metrics:
+            loss = evaluation.loss(steps.processes)
+            output.metrics[name] = output.metrics[name] if loss is None else loss
         return output
 
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
@@ -391,8 +409,7 @@ class ExactLossMixin(_AroundStepsMixin):
             return torch.zeros((), device=self.args.device)
         named = self._registered_loss if self.compute_loss_func is None else None
         calls = named.calls if named else 0
-        loss = self._steps.compute(model, step)
-        self._source.note_gradients(model)
+        loss = self._source.calls.compute(model, step, self._steps.compute)
         if named:
             check_was_called(self.model, named, calls)
         return loss.to(self.args.device)

@@ -50,7 +50,6 @@ class OptimizerStep:
     micro_batches: list | None = None # it is split into; None: the loader's batches
     has_rows: bool = True # False: none is left; an old batch is computed, with weight 0
     count_is_given: bool = False # by an override: believed for the full batch, too
-    is_repeated: bool = False # computed before an override changed one of its batches
 
     @property
     def planned(self) -> list:
@@ -341,7 +340,8 @@ class StrategyChooser:
         self.recorder.record(result, dry_run, rows, step, is_one_micro_batch)
         self.findings.set(self.processes.of_first(self.findings.facts))
         is_contradicted = before.is_split and not self.findings.facts.is_split
-        if is_contradicted and before.num_verifications and self.has_unverified_steps:
+        was_whole = self.verified_step is not None and not self.has_unverified_steps
+        if is_contradicted and before.num_verifications and not was_whole:
             self.findings.report("contradicted")
 
     def why_no_full_batch(self, model, step: OptimizerStep) -> str: # '' if it can
@@ -365,6 +365,7 @@ class StrategyChooser:
 
     def choose(self, model, step: OptimizerStep) -> Strategy:
         "How a step is computed first: as a full batch while nothing is known."
+        self.has_unverified_steps |= step is not self.verified_step
         strategy = self.findings.facts.strategy
         if strategy not in (Strategy.UNKNOWN, Strategy.FULL_BATCH):
             return strategy
@@ -464,17 +465,9 @@ class OptimizerStepComputer:
         self.chooser = StrategyChooser(findings, adapter, processes)
         self.schedule, self.verification_seconds = VerificationSchedule(), 0.0
         self.last_micro_batches = [] # to count their floating point operations
-        self.loss = 0.0 # of the last step
 
     def compute(self, model, step: OptimizerStep) -> torch.Tensor:
         "The loss of a step, whose gradient is added to what the model has."
-        if not step.is_repeated:
-            self.loss = self._compute(model, step)
-            return self.loss
-        detach_gradients(self.adapter.parameters(model)) # for good
-        return self._compute(model, step) - self.loss
-
-    def _compute(self, model, step: OptimizerStep) -> torch.Tensor:
         self.last_micro_batches = step.planned
         self.schedule.begun += 1
         is_alone = self.processes.number == 1 and len(step.planned) == 1
@@ -487,7 +480,6 @@ class OptimizerStepComputer:
                 self.adapter.as_single_micro_batch, targets=facts.target_only_logits))
         if not facts.uses_collectives:
             self._verify_if_due(model, step)
-        self.chooser.has_unverified_steps |= step is not self.chooser.verified_step
         if self.findings.facts.uses_collectives: # its batches have to meet those of others
             if len(step.batches) > 1:
                 self.findings.report("collectives_accumulated")
@@ -595,4 +587,3 @@ class OptimizerStepComputer:
     def load_state_dict(self, state: dict):
         self.findings.set(LossFacts.from_state_dict(state["facts"]))
         self.schedule.begun, self.schedule.is_resumed = state["steps"], True
-        self.chooser.has_unverified_steps = True

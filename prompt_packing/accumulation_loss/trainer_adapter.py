@@ -25,6 +25,15 @@ from ..foundation.private_apis import forward_without_autocast, override, set_sy
 # %% auto #0
 __all__ = ['TrainerAdapter', 'Collectives', 'add_up_in_float32', 'unsupported_reason']
 
+# %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #exchg002
+@contextmanager
+def exchanging_gradients(model: torch.nn.Module) -> Iterator[None]:
+    "While it lasts, `DistributedDataParallel` does so, also inside of its `no_sync`."
+    wrapper = getattr(model, "_orig_mod", model) # in a compiled one
+    is_wrapper = isinstance(wrapper, DistributedDataParallel)
+    with override(wrapper, require_backward_grad_sync=True) if is_wrapper else nullcontext():
+        yield
+
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #0fd428d1
 class TrainerAdapter:
     "A Trainer as those see it who decide how steps are computed."
@@ -36,9 +45,10 @@ class TrainerAdapter:
         # (rows, some of their indices) -> a micro-batch as it is computed: packed, say
         self.micro_batch = getattr(
             trainer, "make_micro_batch", lambda rows, indices: rows.to_batch(indices))
-        self.overrides = overrides
+        self.overrides, self.overrides_step = overrides, "training_step" in overrides
         self.packs = bool(getattr(trainer.args, "pack", None)) # rows into one
         self.main_input = getattr(trainer.model, "main_input_name", "input_ids")
+        self._is_sharded = None # not known yet
 
     def splits_steps(self) -> bool: # with `TokenBudgetMixin`
         "Whether a step may be computed in other parts than its micro-batches."
@@ -49,14 +59,9 @@ class TrainerAdapter:
         "Whether an engine (DeepSpeed) keeps the gradients, and steps with the last ones."
         return self._trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
 
-    @property
-    def overrides_step(self) -> bool:
-        return "training_step" in self.overrides
-
     def runs_ahead(self, model) -> bool:
-        """Whether a step is computed with its first loader batch, since an override of
-        `training_step` may read gradients after each. Engines exchange them with the
-        last one."""
+        "Whether an override of `training_step` has gradients from its first call on."
+        # engines exchange them in its last one
         return self.overrides_step and not self.needs_equal_counts(model)
 
     def has_gradients(self) -> bool:
@@ -72,8 +77,9 @@ class TrainerAdapter:
 
     def needs_equal_counts(self, model) -> bool:
         "Whether processes meet in each pass, so that each has to make as many."
-        return self.steps_in_backward or self.syncs_each_micro_batch or is_sharded(
-            self.unwrap(model))
+        if self._is_sharded is None: # of this training
+            self._is_sharded = is_sharded(self.unwrap(model))
+        return self.steps_in_backward or self.syncs_each_micro_batch or self._is_sharded
 
     @property
     def syncs_each_micro_batch(self) -> bool:
@@ -164,10 +170,6 @@ class TrainerAdapter:
                 return [self._training_step(model, copy(batch), count) for batch in some]
         *first, last = batches
         losses, accelerator = [], self._trainer.accelerator
-        wrapped = getattr(model, "_orig_mod", model) # in a compiled one
-        # transformers exchanges them with the last loader batch, which may come later
-        exchange = {"require_backward_grad_sync": True} if isinstance(
-            wrapped, DistributedDataParallel) else {}
         if first and self.steps_in_backward: # the engine steps where accelerate syncs
             set_sync(accelerator, False)
             losses = losses_of(first)
@@ -176,7 +178,7 @@ class TrainerAdapter:
             syncs = self.syncs_each_micro_batch
             with nullcontext() if syncs else accelerator.no_sync(model):
                 losses = losses_of(first)
-        with override(wrapped, **exchange):
+        with exchanging_gradients(model):
             return sum(losses + losses_of([last]))
 
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #0e9c1afb

@@ -21,7 +21,7 @@ from .dry_run import (
     leaves_of, no_gradient_checkpointing, reshard, restore_gradients, side_effect_free)
 from .gradient_cache import find_chunkable_modules, gradient_caching
 from .loss_facts import LossFacts, Strategy, counted_targets, numbers
-from .normalizer import common_ratio, signature_of, sums_rows
+from .normalizer import class_weights_of, common_ratio, signature_of, sums_rows
 from .target_logits import MOST, target_states
 from ..foundation.rows import (
     CollatedRows, StepRows, as_dict, fork_rng, num_rows_of, rng_state, same_batch)
@@ -145,6 +145,8 @@ class DryRun(Comparison):
         self.moved_in_chunks = [] # buffers that move differently there
         self.buffers = {} # that the last pass moved: name -> its values afterwards
         self.known_facts = LossFacts() # nothing
+        # of the last loss that had a gradient; and those that batches are counted by
+        self.found_weights = self.class_weights = None
         self.trims = False # micro-batches are rows of a full batch, and will be shorter
         self.targets = None # of which logits are computed only, in micro-batches
         self.lengths = lengths # rows -> tokens of each; None: they are no rows
@@ -198,12 +200,15 @@ class DryRun(Comparison):
 
     def _result(self, batch, watch, by_value: bool, targets) -> BatchResult:
         given = self.adapter.weight_of(batch)
-        counts = counted_targets(batch) if given is None else {"given": given}
+        counts = {"given": given} if given is not None else counted_targets(
+            batch, self.class_weights)
         counts = dict(zip(counts, numbers(counts.values())))
         with watch:
             loss = self.adapter.loss(self.model, batch, self.count, targets)
         value, signature = float(loss.detach()), signature_of(loss)
-        is_sum = sums_rows(loss) # both before the graph is gone
+        is_sum = sums_rows(loss) # all before the graph is gone
+        if not by_value:
+            self.found_weights = class_weights_of(loss)
         gradient = torch.zeros(()) if by_value else self._gradient_of(loss)
         is_empty = isnan(value) and 0 in counts.values()
         if is_empty:
