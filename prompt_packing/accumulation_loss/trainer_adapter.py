@@ -97,7 +97,8 @@ class TrainerAdapter:
         return trainer_state_preserved(self._trainer)
 
     def unwrap(self, model) -> torch.nn.Module: # without wrappers
-        return self._trainer.accelerator.unwrap_model(model)
+        # with the one of `torch.compile` kept, accelerate would take DDP out of the model
+        return self._trainer.accelerator.unwrap_model(model, keep_torch_compile=False)
 
     def count(self, batches: list): # `num_items_in_batch` of this process's batches
         with override(self._trainer.args, average_tokens_across_devices=False):
