@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['TextFiles', 'Model', 'Tokenizer', 'Column', 'Encoding', 'NoHeader', 'OutputDir', 'UTF_8', 'UsageError', 'app',
            'Version', 'HEADS', 'Checkpoint', 'METHODS', 'Saved', 'TextFile', 'chapter', 'validated', 'repeated',
-           'one_of', 'task_name', 'model_name', 'reader', 'sources', 'check_columns', 'text_column', 'check_model',
-           'Command', 'in_option_names', 'command', 'top', 'main', 'padding', 'audit', 'verify', 'tokenize', 'compare',
-           'predict']
+           'positive', 'one_of', 'task_name', 'model_name', 'reader', 'sources', 'check_columns', 'text_column',
+           'check_model', 'Command', 'in_option_names', 'command', 'top', 'main', 'padding', 'audit', 'verify',
+           'tokenize', 'compare', 'predict']
 
 # %% ../nbs/cli/commands.ipynb #748f9643
 import csv
@@ -47,6 +47,12 @@ def repeated(help: str, *names: str, read=str):
         except ValueError as error: # of `int` and `float`
             raise BadParameter(str(error)) from None
     return Annotated[str, Option(*names, parser=read_all, metavar="A,B", help=help)]
+
+def positive(text: str) -> float:
+    "A number above 0; `ValueError` for another."
+    if not 0 < float(text) < float("inf"):
+        raise ValueError(f"{text} is not a number above 0")
+    return float(text)
 
 def one_of(*known: str):
     "A function that reads these names."
@@ -150,8 +156,8 @@ def in_option_names(text: str, params: list) -> str:
     text = text.replace("header=False", "--no-header")
     for param in params:
         word = f"{param.name}s?" if "_" in param.name else f"{param.name}="
-        option = param.opts[0] + " " * word.endswith("=")
-        text = re.sub(rf"(?<![-\w]){word}(?!\w)", option, text)
+        text = re.sub(rf"(?<![-\w]){word}(?!\w)", param.opts[0], text)
+        text = text.replace(f"{param.opts[0]}'", f"{param.opts[0]} '")
     return text
 
 # %% ../nbs/cli/commands.ipynb #c9e494d2
@@ -330,7 +336,8 @@ def compare(
     epochs: Annotated[float, Option(
         min=1e-3, max=1e6, help="of training [default: 5]")] = None,
     learning_rate: repeated(
-        "several: the best on held-out rows is taken [default: by method]", read=float) = None,
+        "several: the best on held-out rows is taken [default: by method]",
+        read=positive) = None,
     init: Annotated[str, Option(help="how the prompt starts: vocab, random, or a text")] = None,
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], Option(
         help="of the backbone's weights [default: float32]")] = None,

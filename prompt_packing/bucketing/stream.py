@@ -293,16 +293,14 @@ class StreamingBatches(IterableDataset):
         With as many, each goes on with its own state. With another number, what was
         not read is dealt out again. Raises `ValueError` if one is missing,
         and for a file that was read before and has changed since."""
-        _check_states(states, _settings(self), self.finite)
-        for state in states: # those of earlier versions have no checksums
-            self.source.check_unchanged(state.get("files", {}))
+        _check_states(states, self)
         reader = list(self._process())
         # one pass: the states of all processes are the same, and any will do
         mine = [state for state in states if self.finite or state["reader"] == reader]
         readers = {state["reader"][0] for state in states}
         if mine:
-            self._restored = {name: mine[0][name] for name in ("todo", "next", "lanes")}
-            self._restored["files"] = mine[0].get("files", {})
+            self._restored = {"files": {}} | {
+                name: mine[0][name] for name in self._beginning() if name in mine[0]}
         elif len(readers) == states[0]["reader"][1]:
             self._restored = reshard_states(states, *reader)
         else:
@@ -323,12 +321,15 @@ def _settings(stream):
     return {"source": stream.source.name, "lanes": stream.source.lanes,
             **{name: getattr(stream, name) for name in names}}
 
-def _check_states(states, settings, finite):
-    "Raise a `ValueError` for what is no state of this stream."
+def _check_states(states, stream):
+    "Raise a `ValueError` for what is no state of this stream, and for changed files."
+    settings, finite = _settings(stream), stream.finite
     for state in states:
         if state.get("settings") != settings:
             raise ValueError(f"the state is of another stream: {state.get('settings')} "
                              f"then, {settings} now")
+        # states of earlier versions have no checksums
+        stream.source.check_unchanged(state.get("files", {}))
     # in one pass all processes are at the same batch
     if finite and any(state["todo"] != states[0]["todo"] for state in states):
         raise ValueError("the states are of different moments: in one pass all "

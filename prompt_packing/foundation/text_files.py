@@ -68,6 +68,11 @@ _BINARY = { # first bytes -> what the file is
 
 def _text(path, encoding):
     "A text, open; bytes that are not in the encoding become lone surrogates."
+    try:
+        "".encode(encoding)
+    except LookupError:
+        raise BadRow(f"encoding={encoding!r} is no text encoding that Python knows: "
+                     "give its name, such as 'utf-8', 'utf-16' or 'cp1252'") from None
     if encoding.lower() in ("utf-8", "utf8"):
         encoding = "utf-8-sig" # the mark at the start of a file is no text
     file = io.BufferedReader(_open(path)) # not every decompressor can be peeked into
@@ -109,7 +114,9 @@ def _advice(path): # for a file that is not UTF-8
         if word := re.search(r"\S*[^\x00-\x7f]\S*", texts[name]):
             readings.setdefault(word[0][:20], name)
     best = [f"{name!r} (reads {word!r})" for word, name in readings.items()][:3]
-    return f"try encoding={' or '.join(best) or repr('cp1252')}"
+    if not best:
+        return "it is no text, or give encoding='cp1252'"
+    return f"try encoding={' or '.join(best)}"
 
 # %% ../../nbs/foundation/text_files.ipynb #enc0ff01
 def _is_cut_off(path):

@@ -164,7 +164,8 @@ def _splits_of(data):
     if isinstance(data, Dataset):
         return {"train": data}
     if "train" not in data:
-        raise ValueError(f"there is no split train, but {', '.join(data) or 'none'}")
+        raise ValueError("there is no split or file train, which has the rows to train "
+                         f"on; there is {', '.join(data) or 'none at all'}")
     splits = {_SPLITS.get(split, split): rows for split, rows in data.items()}
     return splits | {split: data[split] for split in splits.keys() & data.keys()}
 
@@ -283,14 +284,15 @@ def _split_by_hash(rows, share, kind, where):
     for name, own in of_class.items():
         if held_out >= {*own}:
             held_out -= {*own} - lowest[name] or {own[-1]}
+    if not held_out:
+        raise ValueError(f"{where}: no class has two texts, so no row can be held out "
+                         "for validation: add rows, give a folder with files train and "
+                         "validation, or validation=0")
     if single := [name for name, own in of_class.items() if name and len(own) == 1]:
         _logger.warning_once(
             f"{where}: {len(single)} of {len(kind.names)} classes have one text each, "
             f"such as {single[0]!r}: it is trained on, and the validation split has "
             "none of the class")
-    if not held_out:
-        raise ValueError(f"{where}: no class has two texts, so no row can be held out "
-                         "for validation: add rows, or give validation=0")
     chosen = np.isin(places, [*held_out])
     return {"train": rows[~chosen], "validation": rows[chosen]}
 

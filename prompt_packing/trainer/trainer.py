@@ -221,8 +221,9 @@ _fails_alone = (
     "without the others ({}). Gradients are exact.")
 
 _not_apart = (
-    "rows come packed from their collator, and this model does not keep their sequences "
-    "apart ({}): use pack= with a collator that pads, or another attn_implementation")
+    "The collator packs sequences, and this model attends across them ({}). Use a "
+    "collator that pads. If all layers of the model are attention, pack= or another "
+    "attn_implementation separates them too.")
 
 # %% ../../nbs/trainer/trainer.ipynb #49661e04
 class _SplitPredictionMixin:
