@@ -76,6 +76,7 @@ def peak_bytes(device: torch.device) -> float: # since it was last asked; nan: u
 class Setting(transformers.TrainerCallback):
     "A line of the table. It trains steps, and as a callback measures each of them."
     padding = micro_batches = peak = difference = np.nan
+    has_begun = False
     error, note, verification = "", "", 0.0
 
     def __init__(self, options: dict, plan: BatchPlan):
@@ -137,9 +138,10 @@ class Setting(transformers.TrainerCallback):
         "Untimed: the dearest step shows the memory, a usual one the gradient."
         trainer, args = self.trainer, self.trainer.args
         steps = self.plan.computed.argmax(), typical_steps(self.plan, 1)[0]
+        self.has_begun = True
         peak_bytes(args.device)
         with NoDropout(): # which would differ
-            if not self.train(rows, [self.plan[i] for i in steps]):
+            if self.error or not self.train(rows, [self.plan[i] for i in steps]):
                 return
         self.peak = peak_bytes(args.device)
         if self.plan is first.plan and not first.error:
@@ -150,11 +152,13 @@ class Setting(transformers.TrainerCallback):
             args.token_budget, cost = trainer.token_budget, trainer.micro_batch_overhead
             args.micro_batch_overhead = DEFAULT_OVERHEAD if cost is None else cost
 
-    def take_turn(self, rows, number: int, short_step):
+    def take_turn(self, rows, short_step):
         "Seconds of an epoch, from steps that are drawn in proportion to their tokens."
-        indices = typical_steps(self.plan, number)
-        # the first four are not timed: three of them begin with a verification
-        if self.train(rows, [short_step] * 4 + [self.plan[i] for i in indices]):
+        indices = typical_steps(self.plan, 2)
+        steps = [self.plan[i] for i in indices]
+        # a verification is due in the first step that is split, and in steps 1, 2 and 4
+        dearer = steps[self.plan.computed[indices].argmax()]
+        if self.train(rows, [dearer, *[short_step] * 3, *steps]):
             computed = self.plan.computed[indices]
             seconds, micro_batches, tokens = np.array(self.steps[4:]).T
             real, shown = self.plan.tokens[indices] / computed, tokens / computed
@@ -178,16 +182,13 @@ class Setting(transformers.TrainerCallback):
 # %% ../../nbs/trainer/measure.ipynb #ms000017
 MIN_TURNS = 5 # that show a spread
 
-def visits(settings: list[Setting], end: float) -> Iterator[tuple[Setting, int]]:
-    "Each setting once, then in turns; with the number of steps to time, 0 at first."
-    yield from ((each, 0) for each in settings if not each.error)
-    settings, took = [each for each in settings if not each.error], 0.0
-    usual = sum(each.steps[1][0] for each in settings)
-    # the short steps, and the start of a training, take about as long as two steps
-    number = 4 if time.monotonic() + MIN_TURNS * 6 * usual < end else 2
-    while settings and (not took or time.monotonic() + took < end):
+def visits(settings: list[Setting], end: float) -> Iterator[Setting]:
+    "Each setting once, then in turns."
+    yield from settings
+    took = 0.0
+    while not took or time.monotonic() + took < end:
         start = time.monotonic()
-        yield from ((each, number) for each in settings if not each.error)
+        yield from settings
         took = time.monotonic() - start
         settings = settings[::-1] # so that drift cancels
 
@@ -207,12 +208,14 @@ def take_turns(settings: list[Setting], model, rows, collate: Callable,
         for each in settings:
             optimizer = each.attach(model, collate, usual, optimizer)
         settings[0].train(rows, [short_step]) # what comes first takes longer
-        for each, number in tqdm(visits(settings, end), unit=" runs", leave=False,
-                                 disable=not progress):
-            if number:
-                each.take_turn(rows, number, short_step)
-            else:
+        for each in tqdm(visits(settings, end), unit=" runs", leave=False,
+                         disable=not progress):
+            if not each.has_begun:
                 each.begin(rows, settings[0])
+            elif not each.error:
+                each.take_turn(rows, short_step)
+            elif all(each.error for each in settings):
+                break
 
 # %% ../../nbs/trainer/measure.ipynb #ms000020
 MIN_PADDING = 0.10 # share of the computed tokens; below it nothing is measured
