@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['TextFiles', 'Model', 'Tokenizer', 'Column', 'Encoding', 'NoHeader', 'OutputDir', 'UTF_8', 'UsageError', 'app',
-           'Version', 'HEADS', 'Checkpoint', 'METHODS', 'Saved', 'TextFile', 'chapter', 'validated', 'repeated',
-           'positive', 'one_of', 'task_name', 'model_name', 'reader', 'sources', 'check_columns', 'text_column',
-           'check_model', 'Command', 'in_option_names', 'command', 'top', 'main', 'padding', 'audit', 'verify',
-           'tokenize', 'compare', 'predict']
+           'Version', 'HEADS', 'Checkpoint', 'METHODS', 'Saved', 'TextFile', 'TrainingFile', 'chapter', 'validated',
+           'repeated', 'positive', 'one_of', 'task_name', 'model_name', 'reader', 'sources', 'check_columns',
+           'text_column', 'check_model', 'Command', 'in_option_names', 'command', 'top', 'main', 'padding', 'audit',
+           'verify', 'tokenize', 'compare', 'predict', 'training_rows', 'training_model', 'budget', 'measure']
 
 # %% ../nbs/cli/commands.ipynb #748f9643
 import csv
@@ -457,3 +457,85 @@ def _csv(table, separator):
     if "\r" in text: # which ends a row where it is not quoted
         text = table.to_csv(index=False, sep=separator, quoting=csv.QUOTE_NONNUMERIC)
     return text.rstrip("\n")
+
+# %% ../nbs/cli/commands.ipynb #msr00002
+def training_rows(file: Path, model: str, column, label_column, encoding, max_length):
+    "Rows with token ids; the `Task` of their labels, or None; and their tokenizer, or None."
+    _, row = next(reader().table_rows(file, encoding=encoding))
+    if "input_ids" in row:
+        return reader().read_table(file)[["input_ids"]].to_dict("records"), None, None
+    encode = chapter("tasks").load_tokenizer(model)
+    if label_column or {*_labels} & {name.lower() for name in row}:
+        task = chapter("tasks").load_task(
+            file, text_columns=column, label_column=label_column, validation=0,
+            encoding=encoding)
+        return task.encode(encode, max_length)["train"], task, encode
+    rows = zip(range(20_000), reader().file_texts(file, column, encoding=encoding))
+    texts = [row["text"] for _, (_, row) in rows]
+    ids = encode(texts, truncation=True, max_length=max_length)["input_ids"]
+    return [{"input_ids": each} for each in ids], None, encode
+
+def training_model(name: str, task, transformers):
+    "A model with the head that the rows need, in float32."
+    load_from, head = chapter("tasks.backbones").load_from, {}
+    config = load_from(name, transformers.AutoConfig)
+    auto = transformers.AutoModelForCausalLM
+    if task:
+        auto = transformers.AutoModelForSequenceClassification
+        head = dict(num_labels=task.num_labels, problem_type=task.problem_type)
+    elif config.is_encoder_decoder:
+        raise ValueError(f"{name} is an encoder-decoder: its rows need labels, so call "
+                         "measure_training from Python")
+    elif type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING:
+        auto = transformers.AutoModelForMaskedLM
+    return load_from(name, auto, dtype="float32", **head)
+
+def budget(text: str):
+    "A number of tokens, or auto."
+    if text != "auto" and not text.isdecimal():
+        raise BadParameter(f"{text!r} is no number of tokens, and not auto")
+    return text if text == "auto" else int(text)
+
+# %% ../nbs/cli/commands.ipynb #msr00003
+TrainingFile = Annotated[Path, Argument(
+    metavar="FILE", exists=True, dir_okay=False, help="as of padding, or with labels")]
+
+@command("measure my.csv --model smollm2-135m --batch-size 16")
+def measure(
+    file: TrainingFile,
+    model: Model,
+    batch_size: validated("rows of an optimizer step") = 32,
+    token_budget: Annotated[str, Option(
+        parser=budget, metavar="N", help="tokens of a micro-batch, or auto")] = "auto",
+    max_length: validated("longer examples are truncated") = 512,
+    max_seconds: Annotated[float, Option(min=0)] = 60.0,
+    bf16: Annotated[bool, Option("--bf16")] = False,
+    gradient_checkpointing: Annotated[bool, Option("--gradient-checkpointing")] = False,
+    column: Column = None,
+    label_column: Annotated[str, Option(help="[default: found]")] = None,
+    encoding: Encoding = UTF_8,
+    plot: Annotated[Path, Option(dir_okay=False, help="a bar chart, as png or svg")] = None,
+):
+    "Measure what a token budget and packing gain in training a model on a file."
+    check_columns(file, [name for name in (column, label_column) if name], encoding)
+    rows, task, encode = training_rows(
+        file, model, column, label_column, encoding, max_length)
+    network = training_model(model, task, import_module("transformers"))
+    pad = encode.pad_token_id if encode else network.config.pad_token_id or 0
+    network.config.pad_token_id = pad # by which a decoder finds the end of a text
+    collate = chapter("bucketing").PaddedCollator(
+        encode, pad_token_id=pad, labels_from_ids=task is None)
+    trainer, flags = chapter("trainer.measure"), dict(
+        bf16=bf16, gradient_checkpointing=gradient_checkpointing)
+    table = trainer.measure_training(
+        network, rows, collator=collate, batch_size=batch_size, token_budget=token_budget,
+        max_seconds=max_seconds, **{name: True for name, value in flags.items() if value})
+    if plot:
+        trainer.plot_measurement(table).figure.savefig(plot)
+    rows = json.loads(table.reset_index(names="setting").to_json(orient="records"))
+    notes = [f"{name}: {note}" for name, note in table.note.items() if note]
+    digits = lambda value: f"{value:,.0f}" if value > 99 else f"{value:#.3g}"
+    text = table.drop(columns="note").to_string(float_format=digits, na_rep="-")
+    return ("\n".join([text, "", *notes, table.attrs["summary"]]),
+            {"rows": rows, "summary": table.attrs["summary"]},
+            130 * table.attrs["is_interrupted"])
