@@ -377,7 +377,7 @@ def compare(setup, name, right, left):
         ignored.add("epoch") # transformers counts it in loader batches
     lines = compare_trainers(*records, tolerance, ignored)
     lines += compare_folders(right / "out", left / "out", tolerance, ignored)
-    codes = sorted({code for record in records[1] for code in record["messages"]})
+    codes = sorted({code for record in records[1] for code in record["messages"]} - {""})
     return lines, codes
 
 
@@ -408,7 +408,7 @@ def prepare(manifest, options):
 def row_of(setup, arm, outcome, lines=(), reasons=(), codes=(), **stamp):
     return dict(setup=setup["name"], repository=setup["repository"], path=setup["path"],
                 arm=arm, outcome=outcome, messages=" ".join(codes),
-                differences="; ".join(lines), reason="; ".join(dict.fromkeys(reasons)),
+                differences="; ".join(map(key_of, lines)), reason="; ".join(dict.fromkeys(reasons)),
                 **stamp)
 
 
@@ -438,7 +438,9 @@ def rows_of(manifest, setup, options, stamp):
         outcome = "unexplained" if not all(reasons) else "difference" if lines else "equal"
         print(f"{'':34} {name:18} {outcome} {' '.join(codes)} {time.time() - begin:.0f} s")
         for line, why in zip(lines, reasons):
-            print(f"{'':36} {line[:200]}" + (f" [{why}]" if why else " NEW"), flush=True)
+            print(f"{'':36} {line[:200]}{'' if why else ' NEW'}")
+        print(*(f"{'':36} [{why}]" for why in dict.fromkeys(filter(None, reasons))),
+              sep="\n", end="\n" * any(reasons), flush=True)
         yield row_of(setup, name, outcome, lines, filter(None, reasons), codes, **stamp)
 
 
