@@ -5,7 +5,7 @@
 Scripts come from GitHub at the commits of manifest.json, or from bare clones
 MIRRORS/owner+name/repo. Prints a line for each run and difference, and writes the rows of
 these set-ups into ../scripts.csv. Exit status 1 where a difference has no reason in the
-manifest. README.md says how to add a set-up."""
+manifest. The page scripts.ipynb says what is compared, and how to add a set-up."""
 import argparse
 import atexit
 import csv
@@ -377,7 +377,7 @@ def compare(setup, name, right, left):
         ignored.add("epoch") # transformers counts it in loader batches
     lines = compare_trainers(*records, tolerance, ignored)
     lines += compare_folders(right / "out", left / "out", tolerance, ignored)
-    codes = sorted({code for record in records[1] for code in record["messages"]})
+    codes = sorted({code for record in records[1] for code in record["messages"]} - {""})
     return lines, codes
 
 
@@ -408,7 +408,7 @@ def prepare(manifest, options):
 def row_of(setup, arm, outcome, lines=(), reasons=(), codes=(), **stamp):
     return dict(setup=setup["name"], repository=setup["repository"], path=setup["path"],
                 arm=arm, outcome=outcome, messages=" ".join(codes),
-                differences="; ".join(lines), reason="; ".join(dict.fromkeys(reasons)),
+                differences="; ".join(map(key_of, lines)), reason="; ".join(dict.fromkeys(reasons)),
                 **stamp)
 
 
@@ -427,19 +427,36 @@ def rows_of(manifest, setup, options, stamp):
             left, status, error = run_resumed(setup, name, options)
         else:
             left, status, error = run(setup, name, ARMS[name], options)
-        reference, other = right, setup.get("references", {}).get(name)
-        if other and not status:
-            reference, status, error = run(setup, other, ARMS[other], options)
         if status:
             lines = [f"crash {error}"]
         else:
-            lines, codes = compare(setup, name, reference, left)
+            lines, codes = compare(setup, name, right, left)
+            other = setup.get("references", {}).get(name)
+            if lines and other:
+                lines = unlike(lines, setup, name, other, left, options)
         reasons = [reason_of(manifest, setup["name"], name, line) for line in lines]
-        outcome = "unexplained" if not all(reasons) else "reason" if lines else "equal"
+        outcome = "unexplained" if not all(reasons) else "difference" if lines else "equal"
         print(f"{'':34} {name:18} {outcome} {' '.join(codes)} {time.time() - begin:.0f} s")
         for line, why in zip(lines, reasons):
-            print(f"{'':36} {line[:200]}" + (f" [{why}]" if why else " NEW"), flush=True)
+            print(f"{'':36} {line[:200]}{'' if why else ' NEW'}")
+        print(*(f"{'':36} [{why}]" for why in dict.fromkeys(filter(None, reasons))),
+              sep="\n", end="\n" * any(reasons), flush=True)
         yield row_of(setup, name, outcome, lines, filter(None, reasons), codes, **stamp)
+
+
+def unlike(lines, setup, name, other, left, options):
+    """Of these differences from the stock run, those that another stock run has, too: a
+    metric that is averaged over forward passes is that of stock with the same batches."""
+    folder, status, error = run(setup, other, ARMS[other], options)
+    if status:
+        return [*lines, f"{other} fails: {error}"]
+    also = {key_of(line) for line in compare(setup, name, folder, left)[0]}
+    return [line for line in lines if key_of(line) in also]
+
+
+def key_of(line):
+    "`log: eval_loss` of `log: eval_loss 2.13 2.14 (5e-03)`."
+    return re.sub(r" (-?[\d.]|nan|None|inf).*", "", line)
 
 
 def write_table(path, rows, setups):
