@@ -145,6 +145,10 @@ class ExactEvaluation:
     def _is_alone(self) -> bool:
         return self.processes is None or self.processes.number == 1
 
+    @property
+    def _is_even(self) -> bool: # each process has as many batches, and so a first one
+        return self._is_alone or self.processes.accelerator.even_batches
+
     def verify(self):
         rows = self.loader.seen.rows
         self._verified_rows = len(rows)
@@ -168,7 +172,7 @@ class ExactEvaluation:
     def counts_of(self, batch: Mapping) -> dict: # before a loss pops labels
         if self.batch is None and (num_rows_of(batch) or 0) > 1:
             self.batch = batch
-        if self.is_doubtful and self._facts is None:
+        if self.is_doubtful and self._facts is None and self._is_even:
             self.verify()
         given = self.dry_run.adapter.weight_of(batch)
         counts = counted_targets(batch, self.dry_run.class_weights)
@@ -197,7 +201,8 @@ class ExactEvaluation:
             return None
         usual = means[_BATCHES] # as transformers computes it
         others = [means[name] for name in means if name != _SUM]
-        is_unknown = self.is_doubtful and not self.facts.can_split and len(self.noted) > 1
+        is_unknown = self.is_doubtful and not self.facts.can_split and (
+            processes.sum(float(len(self.noted)))[0] > 1)
         if not is_unknown and all(abs(each - usual) <= 1e-6 * abs(usual) for each in others):
             return None
         has_more = len(self.loader.seen) > self._verified_rows

@@ -331,9 +331,9 @@ class StrategyChooser:
             return self.recorder.accept_unverified("pre_collated", dry_run, step)
         is_first = not (facts.num_verifications or is_one_micro_batch)
         many = self.rows.many(step) if is_first and self.rows.can_join(step) else None
-        if isinstance(many, WholeStep):
-            self.verified_step = step
         result = verify_loss(dry_run, facts, rows, many, is_one_micro_batch)
+        if isinstance(many, WholeStep) and many.was_compared:
+            self.verified_step = step
         # 0 fits 0: as if nobody had verified
         if result is None or result.strategies and not result.is_conclusive:
             return

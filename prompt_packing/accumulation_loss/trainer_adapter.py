@@ -46,9 +46,9 @@ class TrainerAdapter:
         self.micro_batch = getattr(
             trainer, "make_micro_batch", lambda rows, indices: rows.to_batch(indices))
         self.overrides, self.overrides_step = overrides, "training_step" in overrides
+        self._is_sharded = None # not known yet
         self.packs = bool(getattr(trainer.args, "pack", None)) # rows into one
         self.main_input = getattr(trainer.model, "main_input_name", "input_ids")
-        self._is_sharded = None # not known yet
 
     def splits_steps(self) -> bool: # with `TokenBudgetMixin`
         "Whether a step may be computed in other parts than its micro-batches."
@@ -61,8 +61,7 @@ class TrainerAdapter:
 
     def runs_ahead(self, model) -> bool:
         "Whether an override of `training_step` has gradients from its first call on."
-        # engines exchange them in its last one
-        return self.overrides_step and not self.needs_equal_counts(model)
+        return self.overrides_step and not self.needs_equal_counts(model) # of an engine
 
     def has_gradients(self) -> bool:
         gradients = (p.grad for p in self._trainer.model.parameters())
