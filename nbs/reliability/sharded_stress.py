@@ -22,7 +22,7 @@ from sharded_training import (
     HEADS, VARIANTS, collator, contrastive_loss, engine_options, make_model, make_rows,
     shard_on_cpus)
 
-SECONDS = 60  # of a training
+SECONDS = 60  # of a training; DeepSpeed builds an op in its first one, ever
 
 
 def draw(seed):
@@ -41,6 +41,8 @@ def draw(seed):
         rows_per_step=draws.choice([None, None, 12]))
     if case["rows_per_step"]:  # which plans its own batches
         case["accumulate"] = 1
+    if case["drop_last"]:  # one batch for each process at least
+        case["rows"] = max(case["rows"], 2 * case["batch"])
     return case
 
 
@@ -76,7 +78,7 @@ def train(engine, case, bad=None):
         loss = contrastive_loss if case["head"] == "contrastive" else None
         trainer = Trainer(model, args, train_dataset=rows, data_collator=fails,
                           eval_dataset=rows[:case["eval_rows"]], compute_loss_func=loss)
-        if case["eval_first"] and not engine.startswith("zero"):
+        if case["eval_first"] and engine == "ddp":  # the others prepare for training alone
             trainer.evaluate()
         trainer.train()
         if case["eval_last"]:
@@ -100,7 +102,8 @@ def main():
         case = draw(1000 * given.seed + seed)
         if is_first:
             print("begun", case, flush=True)
-        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        seconds = 5 * SECONDS if given.engine.startswith("zero") else SECONDS
+        faulthandler.dump_traceback_later(seconds, exit=True)
         steps = train(given.engine, case, given.bad)
         faulthandler.cancel_dump_traceback_later()
         if is_first:
