@@ -327,6 +327,7 @@ class StrategyChooser:
             return # exact for every loss, or nothing is
         rows = self.rows.few(step, facts.num_verifications)
         dry_run = self.dry_run(model, step.count)
+        dry_run.processes = self.processes
         if rows is None:
             return self.recorder.accept_unverified("pre_collated", dry_run, step)
         is_first = not (facts.num_verifications or is_one_micro_batch)
@@ -335,7 +336,8 @@ class StrategyChooser:
         if isinstance(many, WholeStep) and many.was_compared:
             self.verified_step = step
         # 0 fits 0: as if nobody had verified
-        if result is None or result.strategies and not result.is_conclusive:
+        is_vain = result is None or bool(result.strategies) and not result.is_conclusive
+        if self.processes.sum(float(is_vain))[0]:
             return
         self.recorder.record(result, dry_run, rows, step, is_one_micro_batch)
         self.findings.set(self.processes.of_first(self.findings.facts))
@@ -353,6 +355,7 @@ class StrategyChooser:
         if self.findings.facts.chunked_modules is None:
             # as few rows as a second verification takes
             rows, dry_run = self.rows.few(step, 1), self.dry_run(model, step.count)
+            dry_run.processes = self.processes
             try:
                 batch = dry_run.full_batch(rows)
             except FAILURES as error:

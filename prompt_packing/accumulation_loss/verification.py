@@ -4,7 +4,7 @@
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #a0021610
 from __future__ import annotations
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -147,6 +147,7 @@ class DryRun(Comparison):
         self.known_facts = LossFacts() # nothing
         # of the last loss that had a gradient; and those that batches are counted by
         self.found_weights = self.class_weights = None
+        self.processes = None # `Collectives`, where all processes verify the same rows
         self.trims = False # micro-batches are rows of a full batch, and will be shorter
         self.targets = None # of which logits are computed only, in micro-batches
         self.lengths = lengths # rows -> tokens of each; None: they are no rows
@@ -154,7 +155,23 @@ class DryRun(Comparison):
     def full_batch(self, rows: StepRows):
         "The rows as one batch, as the user's collator makes it."
         with fork_rng():
-            return self.adapter.prepare(rows.to_batch())
+            return self.adapter.prepare(self.collated(rows.to_batch))
+
+    def collated(self, make: Callable):
+        """What `make` collates, on all processes or on none.
+
+        If it fails on one of them it fails on all, which else would wait for that one."""
+        made = error = None
+        try:
+            made = make()
+        except FAILURES as raised:
+            error = raised
+        failed = self.processes and self.processes.sum(float(error is not None))[0]
+        if error is not None:
+            raise error
+        if failed:
+            raise RuntimeError("the collator fails on another process")
+        return made
 
     def has_unequal_lengths(self, rows: StepRows) -> bool: # or nobody knows
         lengths = None if self.lengths is None else self.lengths(rows.rows)
@@ -379,7 +396,8 @@ def _splits_and_one_that_separates(dry_run: DryRun, found: VerificationResult,
 
 def _run_micro_batches(dry_run: DryRun, found: VerificationResult, rows, split, by_value=False):
     with fork_rng():
-        batches = [dry_run.micro_batch(rows, indices) for indices in split]
+        batches = dry_run.collated(
+            lambda: [dry_run.micro_batch(rows, indices) for indices in split])
         if dry_run.trims and not by_value:
             batches = [without_padding_of_others(each) for each in batches]
         batches = list(map(dry_run.adapter.prepare, batches))
@@ -455,13 +473,13 @@ def without_padding_of_others(batch):
     return {name: each[:, kept] if torch.is_tensor(each) and each.shape[:2] == mask.shape
             else each for name, each in as_dict(batch).items()}
 
-def _verify_collator(result: VerificationResult, rows: StepRows):
+def _verify_collator(dry_run: DryRun, result: VerificationResult, rows: StepRows):
     "Whether a batch depends on more than its rows."
     with fork_rng(0):
-        before, first = rng_state(), rows.to_batch()
+        before, first = rng_state(), dry_run.collated(rows.to_batch)
         draws = rng_state() != before
     with fork_rng(0):
-        has_state = not same_batch(first, rows.to_batch())
+        has_state = not same_batch(first, dry_run.collated(rows.to_batch))
     if has_state:
         result.stateful.append("collator")
     result.facts["collator_is_random"] = draws or has_state
@@ -522,7 +540,7 @@ def verify_loss(
         if dry_run.takes_gradients and not dry_run.length(full.gradient): # as of no target
             return None
         if not index and not isinstance(rows, CollatedRows):
-            _verify_collator(result, rows)
+            _verify_collator(dry_run, result, rows)
     except FAILURES: # so it does without us, and training will say so
         return None
     is_random = result.facts.get("collator_is_random", facts.collator_is_random)
