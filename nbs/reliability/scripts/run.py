@@ -212,6 +212,14 @@ def run(setup, name, arm, options, checkpoint=None):
     return folder, status, lines[-1][:200] if status and lines else ""
 
 
+def run_stock(setup, name, options):
+    "A run without this library, or what an earlier call left of it."
+    folder = Path(options.work, setup["name"], name).resolve()
+    if options.keep_stock and (folder / "record.pt").exists():
+        return folder, 0, ""
+    return run(setup, name, ARMS[name], options)
+
+
 def run_resumed(setup, name, options):
     "Train, keep the first checkpoint alone, go on from it."
     first, second = [ARMS[arm] for arm in RESUMED[name]]
@@ -414,7 +422,7 @@ def row_of(setup, arm, outcome, lines=(), reasons=(), codes=(), **stamp):
 
 def rows_of(manifest, setup, options, stamp):
     "Run a set-up; a row of the table for each arm."
-    right, status, error = run(setup, "stock", ARMS["stock"], options)
+    right, status, error = run_stock(setup, "stock", options)
     print(f"{setup['name']:34} stock {error}", flush=True)
     if status:
         yield row_of(setup, "stock", "stock fails", [error], **stamp)
@@ -447,7 +455,7 @@ def rows_of(manifest, setup, options, stamp):
 def unlike(lines, setup, name, other, left, options):
     """Of these differences from the stock run, those that another stock run has, too: a
     metric that is averaged over forward passes is that of stock with the same batches."""
-    folder, status, error = run(setup, other, ARMS[other], options)
+    folder, status, error = run_stock(setup, other, options)
     if status:
         return [*lines, f"{other} fails: {error}"]
     also = {key_of(line) for line in compare(setup, name, folder, left)[0]}
@@ -481,6 +489,8 @@ def main():
     parser.add_argument("--arms", help="of a set-up's, with commas between; default: all")
     parser.add_argument("--mirrors", help="folder of bare clones; default: GitHub")
     parser.add_argument("--work", default=root / "runs" / "scripts", help="folder of runs")
+    parser.add_argument("--keep-stock", action="store_true", help="use the stock runs of "
+                        "an earlier call, of the same data, manifest and packages")
     parser.add_argument("--csv", type=Path, default=here.parent / "scripts.csv")
     parser.add_argument("--timeout", type=int, default=300, help="seconds of a run")
     options = parser.parse_args()
