@@ -3251,16 +3251,22 @@ KEYS = "case", "setting", "processes"
 COLUMNS = (*KEYS, "kind", "outcome", "detail", "message", "commit")
 
 
+def commit():
+    describe = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(describe, capture_output=True, text=True).stdout.strip()
+
+
+COMMIT = commit()  # before a run, which takes a while
+
+
 def write_table(rows, file):
     "Rows as csv, in place of those of the same runs; a comment has the versions."
-    commit = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    made = subprocess.run(commit, capture_output=True, text=True).stdout.strip()
     table = {}
     if Path(file).is_file():
         lines = Path(file).read_text(encoding="utf-8").splitlines()[1:]
         table = {tuple(row[key] for key in KEYS): row for row in csv.DictReader(lines)}
     for row in rows:
-        table[tuple(str(row[key]) for key in KEYS)] = row | dict(commit=made)
+        table[tuple(str(row[key]) for key in KEYS)] = row | dict(commit=COMMIT)
     names = ("torch", torch), ("transformers", transformers), ("accelerate", accelerate)
     with open(file, "w", encoding="utf-8", newline="") as out:
         out.write(f"# {', '.join(f'{n} {module.__version__}' for n, module in names)}\n")
