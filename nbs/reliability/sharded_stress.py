@@ -5,12 +5,13 @@
 Heads, budgets, accumulation, the number of rows (so that a process has none in the last
 step, or a micro-batch less) and the order of evaluations and steps are drawn. A training
 that takes more than a minute prints where each process waits, and ends the program.
-With `--bad 3` the collator of the second process fails when it is called the fourth time:
-all processes must end, with its error.
+With `--bad 3` the collator of the second process fails from its fourth call on: all
+processes must end, with its error.
 """
 import argparse
 import faulthandler
 import itertools
+import math
 import os
 import random
 import tempfile
@@ -46,7 +47,7 @@ def draw(seed):
     return case
 
 
-def train(engine, case, bad=None):
+def train(engine, case, bad=math.inf):
     "As it was drawn; the number of steps."
     from prompt_packing import Trainer, TrainingArguments
     model, layer = make_model(case["head"], case["variant"])
@@ -62,7 +63,7 @@ def train(engine, case, bad=None):
                         micro_batch_overhead=case["micro_batch_overhead"])
 
     def fails(some):
-        if torch.distributed.get_rank() == 1 and next(calls) == bad:
+        if torch.distributed.get_rank() == 1 and next(calls) >= bad:
             raise ValueError("this row cannot be collated")
         return collate(some)
 
@@ -91,7 +92,8 @@ def main():
     parser.add_argument("engine")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--trainings", type=int, default=8)
-    parser.add_argument("--bad", type=int, help="call of the collator")
+    parser.add_argument("--bad", type=int, default=math.inf,
+                        help="calls of the collator before it fails")
     given = parser.parse_args()
     if given.engine == "fsdp2":
         shard_on_cpus()

@@ -31,6 +31,7 @@ VARIANTS = {  # what a training uses besides: arguments of the Trainer; `make_mo
     "reentrant": dict(gradient_checkpointing=True,
                       gradient_checkpointing_kwargs=dict(use_reentrant=True)),
     "bf16 checkpointing": dict(bf16=True, gradient_checkpointing=True),
+    "FSDP checkpointing": {},  # FSDP2's own
     "compile": dict(torch_compile=True, torch_compile_backend="aot_eager"),
     "LoRA": {},
     "frozen": {},  # embeddings and the first layer
@@ -120,10 +121,11 @@ def bare_model(head):
     return kind(config), "BertLayer"
 
 
-def engine_options(engine, layer):
+def engine_options(engine, layer, variant="plain"):
     if engine == "fsdp2":
         return dict(fsdp=True, fsdp_config=dict(
-            fsdp_version=2, transformer_layer_cls_to_wrap=[layer]))
+            fsdp_version=2, transformer_layer_cls_to_wrap=[layer],
+            activation_checkpointing=variant == "FSDP checkpointing"))
     if engine.startswith("zero"):
         stage = int(engine[-1])
         zero = dict(stage=stage)
@@ -181,7 +183,8 @@ def train(library, engine, head, variant="plain", accumulate=1, order=0, **optio
             learning_rate=0.1, lr_scheduler_type="constant", report_to="none",
             disable_tqdm=True, use_cpu=True, save_strategy="no", max_grad_norm=0.0,
             logging_strategy="no", train_sampling_strategy="sequential",
-            **engine_options(engine, layer), **deepcopy(VARIANTS[variant]), **options)
+            **engine_options(engine, layer, variant),
+            **deepcopy(VARIANTS[variant]), **options)
         loss = dict(compute_loss_func=contrastive_loss) if head == "contrastive" else {}
         trainer = library.Trainer(model, args, train_dataset=make_rows(head, order),
                                   data_collator=collator(head), **loss)

@@ -290,6 +290,7 @@ class MicroBatcher:
         tokens = [len(batch) * int(lengths[batch].max()) for batch in batches]
         try:
             with fork_rng():
+                self._check_collator(rows, batches)
                 cost = measure_overhead(
                     lambda batch: self.run(rows.to_batch(batch)), batches, tokens, clock)
         # the cost only chooses the cut, so a model that fails here may still train, and
@@ -300,6 +301,20 @@ class MicroBatcher:
                      f"({short_text(error)})")
         total, = self.processes.sum(float(cost))
         self.micro_batch_overhead = round_overhead(float(total) / self.processes.number)
+
+    def _check_collator(self, rows: StepRows, batches: tuple):
+        "It fails on all processes or on none, which else would wait in a pass for the others."
+        if self.processes.number == 1:
+            return
+        error = None
+        try:
+            for batch in batches:
+                rows.to_batch(batch)
+        except FAILURES as raised:
+            error = raised
+        failed, = self.processes.sum(float(error is not None))
+        if failed:
+            raise error or RuntimeError("the collator fails on another process")
 
     def state_dict(self) -> dict: # JSON-safe
         return {"micro_batch_overhead": self.micro_batch_overhead, "token_budget": self.token_budget}
