@@ -119,7 +119,7 @@ def _advice(path): # for a file that is not UTF-8
     return f"try encoding={' or '.join(best)}"
 
 # %% ../../nbs/foundation/text_files.ipynb #enc0ff01
-def _is_cut_off(path):
+def _ends_early(path):
     "Whether a file is UTF-8 but for its end, which is amid a character."
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
@@ -256,7 +256,7 @@ def _fault(text, row, columns, path, encoding):
     byte = None if text.isascii() else re.search("[\udc80-\udcff]", text)
     if byte is not None:
         what = f"holds byte 0x{ord(byte[0]) - 0xdc00:02x}, which is not"
-        if encoding.lower().replace("-", "").startswith("utf8") and _is_cut_off(path):
+        if encoding.lower().replace("-", "").startswith("utf8") and _ends_early(path):
             return (f"{what} a whole character: the file was cut off here; get it "
                     "again, or remove its last line")
         return (f"{what} {encoding.removesuffix('-sig')}: {_advice(path)}, or save "
