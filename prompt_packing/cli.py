@@ -138,8 +138,7 @@ class Command(typer.core.TyperCommand):
         try:
             with redirect_stdout(sys.stderr):
                 text, data, *status = super().invoke(ctx)
-        except KeyboardInterrupt: # releases of typer end in different ways
-            print("prompt-packing: interrupted", file=sys.stderr)
+        except KeyboardInterrupt: # typer raises it again, or returns 130, by release
             return 130
         except (ValueError, TypeError, OSError, RuntimeError, OverflowError) as error:
             raise UsageError(in_option_names(str(error), self.params), ctx) from error
@@ -185,16 +184,23 @@ def main(
     argv: list[str] | None = None, # the words of the command line; None: of the shell
 ) -> int: # 0; 1 where `verify` lists a tensor; 2 for bad input; 130 after Ctrl-C
     "The command `prompt-packing`."
-    place = "prompt-packing"
+    place, status = "prompt-packing", 2
     try:
-        return typer.main.get_command(app).main(argv, place, standalone_mode=False) or 0
+        status = typer.main.get_command(app).main(argv, place, standalone_mode=False)
+        if status != 130:
+            return status or 0
     except UsageError as error:
         place = error.ctx.command_path if error.ctx else place
         message = error.format_message()
+    except (KeyboardInterrupt, typer.Abort): # outside of a command, by typer's release
+        status = 130
     except OSError as error: # a path too long to be looked at, a full disk
         message = str(error)
+    if status == 130:
+        print("prompt-packing: interrupted", file=sys.stderr)
+        return status
     print(f"{place}: {' '.join(message.split())[:400]}", file=sys.stderr)
-    return 2
+    return status
 
 # %% ../nbs/cli/commands.ipynb #87224866
 @command("padding my.csv --tokenizer minilm-l6 --token-budget 4096")
