@@ -99,10 +99,12 @@ def _share_of_common(text, encoding):
     letters = [letter for letter in text if letter > "\x7f" and letter.isalpha()]
     return sum(map(_ENCODINGS[encoding].count, letters)) / max(1, len(letters))
 
-@functools.lru_cache(16)
 def _advice(path): # for a file that is not UTF-8
     with _open(path) as file:
-        raw = file.read(2**16)
+        return _encoding_advice(file.read(2**16))
+
+@functools.lru_cache(16) # each bad row asks again
+def _encoding_advice(raw):
     guesses = charset_normalizer.from_bytes(raw, cp_isolation=[*_ENCODINGS])
     # an accent may be the same letter in several of them
     names = {name.replace("_", "-") for guess in guesses
