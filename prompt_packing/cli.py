@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TextFiles', 'Model', 'Tokenizer', 'Column', 'Encoding', 'NoHeader', 'OutputDir', 'UTF_8', 'UsageError', 'app',
-           'Version', 'HEADS', 'Checkpoint', 'METHODS', 'Saved', 'TextFile', 'TrainingFile', 'chapter', 'validated',
+           'Version', 'HEADS', 'Checkpoint', 'METHODS', 'Saved', 'TextFile', 'TrainingFile', 'load_folder', 'validated',
            'repeated', 'positive', 'one_of', 'task_name', 'model_name', 'reader', 'sources', 'check_columns',
            'text_column', 'check_model', 'Command', 'in_option_names', 'command', 'top', 'main', 'padding', 'audit',
            'verify', 'tokenize', 'compare', 'predict', 'training_rows', 'training_model', 'budget', 'measure']
@@ -28,7 +28,7 @@ import prompt_packing
 from ._modidx import d as index
 
 # %% ../nbs/cli/commands.ipynb #f51c5f34
-def chapter(name: str):
+def load_folder(name: str):
     "A folder of this library, such as compare, imported now."
     if "torch" not in sys.modules and sys.stderr.isatty():
         print("loading ...", file=sys.stderr)
@@ -138,8 +138,7 @@ class Command(typer.core.TyperCommand):
         try:
             with redirect_stdout(sys.stderr):
                 text, data, *status = super().invoke(ctx)
-        except KeyboardInterrupt: # releases of typer end in different ways
-            print("prompt-packing: interrupted", file=sys.stderr)
+        except KeyboardInterrupt: # typer raises it again, or returns 130, by release
             return 130
         except (ValueError, TypeError, OSError, RuntimeError, OverflowError) as error:
             raise UsageError(in_option_names(str(error), self.params), ctx) from error
@@ -185,16 +184,23 @@ def main(
     argv: list[str] | None = None, # the words of the command line; None: of the shell
 ) -> int: # 0; 1 where `verify` lists a tensor; 2 for bad input; 130 after Ctrl-C
     "The command `prompt-packing`."
-    place = "prompt-packing"
+    place, status = "prompt-packing", 2
     try:
-        return typer.main.get_command(app).main(argv, place, standalone_mode=False) or 0
+        status = typer.main.get_command(app).main(argv, place, standalone_mode=False)
+        if status != 130:
+            return status or 0
     except UsageError as error:
         place = error.ctx.command_path if error.ctx else place
         message = error.format_message()
+    except (KeyboardInterrupt, typer.Abort): # outside of a command, by typer's release
+        status = 130
     except OSError as error: # a path too long to be looked at, a full disk
         message = str(error)
+    if status == 130:
+        print("prompt-packing: interrupted", file=sys.stderr)
+        return status
     print(f"{place}: {' '.join(message.split())[:400]}", file=sys.stderr)
-    return 2
+    return status
 
 # %% ../nbs/cli/commands.ipynb #87224866
 @command("padding my.csv --tokenizer minilm-l6 --token-budget 4096")
@@ -216,8 +222,8 @@ def padding(
     for file in files:
         names = sources().sequence_columns(file, column, **reading)
         check_columns(file, names, **reading)
-    encode = chapter("tasks").load_tokenizer(tokenizer)
-    bucketing, tqdm = chapter("bucketing"), import_module("tqdm").tqdm
+    encode = load_folder("tasks").load_tokenizer(tokenizer)
+    bucketing, tqdm = load_folder("bucketing"), import_module("tqdm").tqdm
     with tqdm(unit=" examples", leave=False, delay=1) as bar:
         lengths = bucketing.file_lengths(
             files, encode, column=column, max_length=max_length,
@@ -261,9 +267,9 @@ def audit(
         raise BadParameter("give --model, perhaps with --head, or else --checkpoint")
     if checkpoint:
         check_model(checkpoint, "config.json")
-    run = checkpoint or chapter("tasks.backbones").load_from(
+    run = checkpoint or load_folder("tasks.backbones").load_from(
         model, import_module("transformers").AutoConfig)
-    found = chapter("accumulation_loss").audit_checkpoint(
+    found = load_folder("accumulation_loss").audit_checkpoint(
         run, gradient_accumulation_steps, processes, head)
     return str(found), vars(found)
 
@@ -274,7 +280,7 @@ Checkpoint = Annotated[Path, Argument(
 @command("verify runs/mine/checkpoint-500 runs/mine/checkpoint-1000")
 def verify(a: Checkpoint, b: Checkpoint):
     "List the tensors in which two checkpoints differ."
-    table = chapter("frozen_weights").compare_weights(a, b)
+    table = load_folder("frozen_weights").compare_weights(a, b)
     text = table.to_string(index=False, float_format="{:#.4g}".format)
     return text if len(table) else "nothing to list", table, int(len(table) > 0)
 
@@ -295,8 +301,8 @@ def tokenize(
     reading = {"encoding": encoding, "header": not no_header}
     if bad_rows == "raise":
         column = text_column(files, column, **reading)
-    encode = chapter("tasks").load_tokenizer(tokenizer)
-    corpus = chapter("bucketing").tokenize_corpus(
+    encode = load_folder("tasks").load_tokenizer(tokenizer)
+    corpus = load_folder("bucketing").tokenize_corpus(
         files, encode, output_dir, column=column, max_length=max_length,
         bad_rows=bad_rows, **reading)
     facts = {"folder": str(output_dir), "rows": len(corpus),
@@ -355,7 +361,7 @@ def compare(
         named = [*(text_columns or ()), *(label_column or ())]
         check_columns(file, named, label_column is None, encoding=encoding,
                       header=header)
-    comparison = chapter("compare").sweep(given.pop("models"), **given)
+    comparison = load_folder("compare").sweep(given.pop("models"), **given)
     table = comparison.table()
     rows = json.loads(table.reset_index().to_json(orient="records"))
     lines, best = [table.round(4).to_string(na_rep="–")], None
@@ -367,7 +373,7 @@ def compare(
 
 # %% ../nbs/cli/commands.ipynb #81013cb2
 def _trained_with(folder):
-    "How the file was read that the model in a folder learned from, if it says so."
+    "How the training file of the model in a folder was read, if that is recorded."
     for config in [folder / "config.json", *folder.glob("models/*/config.json")]:
         try:
             return dict(json.loads(config.read_text(encoding="utf-8"))["text_file"])
@@ -427,7 +433,7 @@ def predict(
         encodings.append(trained_with["encoding"])
     header = not no_header and trained_with.get("header", True)
     table, encoding = _read(file, text_column or [], encodings, header)
-    model = chapter("compare").load_model(folder)
+    model = load_folder("compare").load_model(folder)
     config = getattr(model, "model", model).config # of a pipeline, or a prompt model
     learned_from = getattr(config, "text_columns", None) or ["text"]
     columns = _text_columns(table, file, text_column, learned_from)
@@ -435,7 +441,7 @@ def predict(
     rows = list(texts.itertuples(index=False, name=None))
     if len(columns) == 1:
         rows = [text for text, in rows]
-    answers = chapter("prompt_tuning").predict_table(model, rows)
+    answers = load_folder("prompt_tuning").predict_table(model, rows)
     answers = answers.set_index(texts.index).map(_short)
     while {*answers} & {*table}:
         answers = answers.add_prefix("predicted_")

@@ -77,7 +77,7 @@ def tokenize_corpus(
     *,
     executor: Executor | None = None, # who tokenizes the files; None: this process
     column: str | None = None, # where a file has columns: of the text; None: found
-    max_length: int | None = None, # longer examples are cut to this
+    max_length: int | None = None, # longer examples are truncated to this
     bad_rows: str = "raise", # or "skip" rows that hold no text
     encoding: str = "utf-8-sig", # of the text in the files
     header: bool = True, # False: a csv or tsv has column_1, column_2, ... instead

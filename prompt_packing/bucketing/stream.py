@@ -177,10 +177,10 @@ class StreamingBatches(IterableDataset):
     """Files or an iterable data set as ready batches, padded or packed.
 
     A stream is a sequence of windows. Window `n` is the next one of reader
-    `n % num_readers`, where a reader has some of the files, or of the shards of a data set. With `shuffle`
-    the stream has no end, and processes take turns at windows. Without, it is one
-    pass, in which all processes share each window and get as many batches. Errors name
-    the file and the line.
+    `n % num_readers`, where a reader has some of the files, or of the shards of a data
+    set. With `shuffle` the stream has no end, and processes take turns at windows.
+    Without, it is one epoch, in which all processes share each window and get as many
+    batches. Errors name the file and the line.
 
     Set `yields_rows` for a list of rows in place of each batch: `collator` makes of it
     the batch that would have come."""

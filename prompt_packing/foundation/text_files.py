@@ -99,10 +99,12 @@ def _share_of_common(text, encoding):
     letters = [letter for letter in text if letter > "\x7f" and letter.isalpha()]
     return sum(map(_ENCODINGS[encoding].count, letters)) / max(1, len(letters))
 
-@functools.lru_cache(16)
 def _advice(path): # for a file that is not UTF-8
     with _open(path) as file:
-        raw = file.read(2**16)
+        return _encoding_advice(file.read(2**16))
+
+@functools.lru_cache(16) # each bad row asks again
+def _encoding_advice(raw):
     guesses = charset_normalizer.from_bytes(raw, cp_isolation=[*_ENCODINGS])
     # an accent may be the same letter in several of them
     names = {name.replace("_", "-") for guess in guesses
@@ -119,7 +121,7 @@ def _advice(path): # for a file that is not UTF-8
     return f"try encoding={' or '.join(best)}"
 
 # %% ../../nbs/foundation/text_files.ipynb #enc0ff01
-def _is_cut_off(path):
+def _ends_early(path):
     "Whether a file is UTF-8 but for its end, which is amid a character."
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
@@ -256,7 +258,7 @@ def _fault(text, row, columns, path, encoding):
     byte = None if text.isascii() else re.search("[\udc80-\udcff]", text)
     if byte is not None:
         what = f"holds byte 0x{ord(byte[0]) - 0xdc00:02x}, which is not"
-        if encoding.lower().replace("-", "").startswith("utf8") and _is_cut_off(path):
+        if encoding.lower().replace("-", "").startswith("utf8") and _ends_early(path):
             return (f"{what} a whole character: the file was cut off here; get it "
                     "again, or remove its last line")
         return (f"{what} {encoding.removesuffix('-sig')}: {_advice(path)}, or save "

@@ -66,8 +66,8 @@ class Package:
         target = root/f"{name}-{self.sha256[:8]}"
         if target.is_dir():
             return target
-        aside = dict(dir=root, prefix="_new.", suffix=".part") # `owned` clears such
-        with locked(root, "a download", wait=True), TemporaryDirectory(**aside) as part:
+        staging = dict(dir=root, prefix="_new.", suffix=".part") # `owned` clears such
+        with locked(root, "a download", wait=True), TemporaryDirectory(**staging) as part:
             if not target.is_dir(): # else another process was first
                 self.unpack(self.download(Path(part)), Path(part, "whole"))
                 os.rename(Path(part, "whole"), target)
@@ -161,8 +161,8 @@ def load_from(
                 f"{place}: {str(error).splitlines()[0]} Without a network set "
                 f"HF_HUB_OFFLINE=1, or take {' or '.join(BACKBONES)}") from error
         except Exception as error: # the tokenizers library raises no other kind
-            words = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ValueError(f"{place} cannot be read ({words}): if it is damaged, "
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ValueError(f"{place} cannot be read ({reason}): if it is damaged, "
                              "remove it and get it again") from error
 
 # %% ../../nbs/tasks/backbones.ipynb #ed8bd0ca

@@ -62,7 +62,7 @@ def _plain(value):
 
 @lru_cache(100_000) # rows are many, names few
 def _key(name):
-    "What tells classes apart: the number or truth that a name is, or the name."
+    "The identity of a class: the number or truth that a name is, or the name."
     try:
         number = Decimal(name) # exact: numbers of 20 digits stay apart
     except InvalidOperation:

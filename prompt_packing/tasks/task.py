@@ -122,7 +122,7 @@ class Task:
         """Token ids of every split, not padded.
 
         Pairs get `token_type_ids` too, if the tokenizer makes them. A message counts
-        the texts that may have been cut."""
+        the texts that may have been truncated."""
         limit = min(max_length or 10**9, tokenizer.model_max_length, 10**9)
         encoded = self.splits.map(
             _tokens, batched=True, batch_size=10_000, desc="Tokenizing",
@@ -133,7 +133,7 @@ class Task:
             if full := rows["length"][:].count(limit):
                 _logger.warning_once(
                     f"{self.name}, {split}: {full:,} of {len(rows):,} texts fill all "
-                    f"{limit:,} tokens; what was longer is cut")
+                    f"{limit:,} tokens; longer ones were truncated")
         return encoded
 
     def to_csv(self,
