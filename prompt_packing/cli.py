@@ -537,11 +537,13 @@ def measure(
         network, rows, collator=collate, batch_size=batch_size, token_budget=token_budget,
         max_seconds=max_seconds, **{name: True for name, value in flags.items() if value})
     if plot:
-        trainer.plot_measurement(table).figure.savefig(plot)
+        trainer.plot_measurement(table).savefig(plot)
     rows = json.loads(table.reset_index(names="setting").to_json(orient="records"))
     notes = [f"{name}: {note}" for name, note in table.note.items() if note]
     digits = lambda value: f"{value:,.0f}" if value > 99 else f"{value:#.3g}"
     text = table.drop(columns="note").to_string(float_format=digits, na_rep="-")
-    return ("\n".join([text, "", *notes, table.attrs["summary"]]),
+    if table["tokens/s"].notna().any():
+        notes = [text, "", *notes]
+    return ("\n".join([*notes, table.attrs["summary"]]),
             {"rows": rows, "summary": table.attrs["summary"]},
             130 * table.attrs["is_interrupted"])

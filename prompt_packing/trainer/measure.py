@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import torch
 import transformers
+from matplotlib.figure import Figure
 from torch.utils.data import Subset
 from tqdm import tqdm
 from transformers.trainer_pt_utils import LengthGroupedSampler
@@ -37,7 +38,7 @@ __all__ = ['MIN_TURNS', 'MIN_PADDING', 'MIN_SPEEDUP', 'plans_of', 'typical_steps
 
 # %% ../../nbs/trainer/measure.ipynb #ms000007
 def plans_of(lengths: np.ndarray, batch_size: int) -> dict[str, BatchPlan]:
-    "Steps of an epoch: of rows as they come, and as `group_by_length` sorts them."
+    "Steps of an epoch: of rows in their order, and as `group_by_length` sorts them."
     sampler = LengthGroupedSampler(batch_size, lengths=lengths.tolist(),
                                    generator=torch.Generator().manual_seed(0))
     orders = {"random": range(len(lengths)), "group_by_length": [*sampler]}
@@ -157,8 +158,7 @@ class Setting(transformers.TrainerCallback):
         indices = typical_steps(self.plan, 2)
         steps = [self.plan[i] for i in indices]
         # a verification is due in the first step that is split, and in steps 1, 2 and 4
-        dearer = steps[self.plan.computed[indices].argmax()]
-        if self.train(rows, [dearer, *[short_step] * 3, *steps]):
+        if self.train(rows, [*steps, short_step, short_step, *steps]):
             computed = self.plan.computed[indices]
             seconds, micro_batches, tokens = np.array(self.steps[4:]).T
             real, shown = self.plan.tokens[indices] / computed, tokens / computed
@@ -338,11 +338,12 @@ def measure_training(
     return table
 
 # %% ../../nbs/trainer/measure.ipynb #ms000023
-def plot_measurement(table: pd.DataFrame): # of `measure_training`; `Axes` of matplotlib
+def plot_measurement(table: pd.DataFrame) -> Figure: # of `measure_training`
     "Bars of tokens a second."
     shown = table[table["tokens/s"].notna()].iloc[::-1]
-    axes = shown["tokens/s"].plot.barh(figsize=(6.2, 0.9 + 0.4 * len(shown)))
-    axes.bar_label(axes.containers[0], shown["speed-up"].map("{:.2f}x".format))
+    figure = Figure(figsize=(6.2, 0.9 + 0.4 * len(shown)), layout="tight")
+    axes = figure.subplots()
+    bars = axes.barh(shown.index, shown["tokens/s"])
+    axes.bar_label(bars, shown["speed-up"].map("{:.2f}x".format), padding=3)
     axes.set(xlabel="tokens a second, without padding")
-    axes.figure.tight_layout()
-    return axes
+    return figure
