@@ -13,7 +13,7 @@ export PYTHONPATH := $(CURDIR):$(CURDIR)/.ci
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo compare test run evidence docs update prepare zoo mutants ci clean
+.PHONY: help install demo compare test run evidence docs update prepare zoo scripts mutants ci clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -65,6 +65,13 @@ prepare: install  ## export the modules, clean the notebooks, write README.md
 
 zoo: install  ## 78 losses with accumulation beside one batch of transformers, after a change of the core (ARGS="--way budget_26")
 	OMP_NUM_THREADS=1 $(BIN)/python .ci/zoo.py $(ARGS)
+
+$(VENV)/scripts: $(VENV)/dev nbs/reliability/scripts/requirements.txt
+	$(BIN)/python -m pip install -q -r nbs/reliability/scripts/requirements.txt -c $(CONSTRAINTS)
+	touch $@
+
+scripts: $(VENV)/scripts  ## public training scripts from GitHub, stock and with this library, compared (ARGS="run_glue 'trl dpo'")
+	OMP_NUM_THREADS=1 $(BIN)/python nbs/reliability/scripts/run.py $(ARGS)
 
 mutants: install  ## draw 20 small faults in a folder and see which page finds them (FOLDER=bucketing)
 	OMP_NUM_THREADS=1 $(BIN)/python .ci/mutants.py $(FOLDER) $(ARGS)

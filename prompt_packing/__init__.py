@@ -6,7 +6,8 @@ __version__ = "0.2.0"
 # %% auto #0
 __all__ = ['PackedSequenceMixin', 'PackedSequenceCollator', 'ExactLossMixin', 'audit_loss', 'plan_batches', 'pack_sequences',
            'StreamingBatches', 'FrozenWeightsCallback', 'load_task', 'load_backbone', 'load_tokenizer', 'Trainer',
-           'TrainingArguments', 'PromptForSequenceClassification', 'TextCache', 'compare', 'sweep', 'load_model']
+           'TrainingArguments', 'PromptForSequenceClassification', 'TextCache', 'compare', 'sweep', 'load_model',
+           'measure_training']
 
 # %% ../nbs/architecture.ipynb #46950e8e
 from importlib import import_module
@@ -16,7 +17,8 @@ _all_ = [
     "PackedSequenceMixin", "PackedSequenceCollator", "ExactLossMixin", "audit_loss",
     "plan_batches", "pack_sequences", "StreamingBatches", "FrozenWeightsCallback",
     "load_task", "load_backbone", "load_tokenizer", "Trainer", "TrainingArguments",
-    "PromptForSequenceClassification", "TextCache", "compare", "sweep", "load_model"]
+    "PromptForSequenceClassification", "TextCache", "compare", "sweep", "load_model",
+    "measure_training"]
 
 _PUBLIC = { # folder -> its public names
     "accumulation_loss": [
@@ -40,7 +42,8 @@ _PUBLIC = { # folder -> its public names
     "tasks": ["BACKBONES", "TASKS", "load_backbone", "load_task", "load_tokenizer"],
     "trainer": [
         "BudgetArguments", "ExactResumeMixin", "Seq2SeqTrainer",
-        "Seq2SeqTrainingArguments", "TokenBudgetMixin", "Trainer", "TrainingArguments"],
+        "Seq2SeqTrainingArguments", "TokenBudgetMixin", "Trainer", "TrainingArguments",
+        "measure_training"],
 }
 _FOLDER_OF = {}
 for _folder, _names in _PUBLIC.items():

@@ -3,13 +3,13 @@
 Each case gets a class of Trainer and a function that makes its arguments. It returns a
 Trainer, or a Trainer and a function whose numbers are compared too.
 
-`python everyday_cases.py [names] [--kind KIND] [--processes 2] [--json FILE]`
+`python everyday_cases.py [names] [--kind KIND] [--processes 2] [--control] [--csv FILE]`
 """
 
 import argparse
 import contextlib
+import csv
 import io
-import json
 import logging
 import os
 import random
@@ -24,6 +24,7 @@ from collections import UserDict
 from dataclasses import dataclass
 from pathlib import Path
 
+import accelerate
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -53,7 +54,7 @@ ONE_PROCESS = set()  # whose rows of a step depend on the number of processes
 
 def case(
     kind: str,  # a heading of the table
-    one_process: bool = False,  # transformers takes other rows on two processes
+    one_process: bool = False,  # transformers takes other rows on two processes, or fails
 ):
     "Registers a function as a case."
 
@@ -422,7 +423,7 @@ def extra_column_of_weights(Trainer, args):
     )
 
 
-@case("collators")
+@case("collators", one_process=True)  # loader batches of one row, which may be None
 def drops_rows_of_none(Trainer, args):
     class WithBroken(Table):
         def __getitem__(self, index):
@@ -3158,9 +3159,9 @@ def differences(result, right):
 def outcome(result, right):
     "exact, logged, silent or crash, with what differs and the message."
     if "error" in right:
-        return dict(outcome="invalid", detail=right["error"])
+        return dict(outcome="invalid", detail=right["error"], message="")
     if "error" in result:
-        return dict(outcome="crash", detail=result["error"], trace=result["trace"])
+        return dict(outcome="crash", detail=result["error"], message="")
     marked = [line for line in result["messages"] if MARK.search(line)]
     found = differences(result, right)
     answer = "exact" if not found else "logged" if marked else "silent"
@@ -3172,7 +3173,7 @@ def outcome(result, right):
 
 
 def selected(names=(), kind=None, processes=1):
-    "Names of cases, a third of them on two processes."
+    "Names of cases; a third of them on several processes, where the rows are the same."
     if unknown := set(names) - set(CASES):
         raise ValueError(f"no such case: {', '.join(sorted(unknown))}")
     chosen = [n for n in CASES if not names or n in names]
@@ -3246,12 +3247,34 @@ def show_row(row):
     print(line, row["detail"][:160], "|", row.get("message", "")[:60], flush=True)
 
 
+KEYS = "case", "setting", "processes"
+COLUMNS = (*KEYS, "kind", "outcome", "detail", "message", "commit")
+
+
+def write_table(rows, file):
+    "Rows as csv, in place of those of the same runs; a comment has the versions."
+    commit = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    made = subprocess.run(commit, capture_output=True, text=True).stdout.strip()
+    table = {}
+    if Path(file).is_file():
+        lines = Path(file).read_text(encoding="utf-8").splitlines()[1:]
+        table = {tuple(row[key] for key in KEYS): row for row in csv.DictReader(lines)}
+    for row in rows:
+        table[tuple(str(row[key]) for key in KEYS)] = row | dict(commit=made)
+    names = ("torch", torch), ("transformers", transformers), ("accelerate", accelerate)
+    with open(file, "w", encoding="utf-8", newline="") as out:
+        out.write(f"# {', '.join(f'{n} {module.__version__}' for n, module in names)}\n")
+        writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(table[key] for key in sorted(table))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--kind")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--json", help="file for the rows of the table")
+    parser.add_argument("--csv", help="file whose rows are replaced")
     parser.add_argument("--control", action="store_true", help="transformers alone")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -3260,8 +3283,8 @@ def main():
         return worker(given.names, given.worker)
     settings = CONTROL if given.control else SETTINGS
     rows = run(given.names, given.kind, given.processes, show_row, settings)
-    if given.json:
-        Path(given.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    if given.csv:
+        write_table(rows, given.csv)
     for setting in settings:
         outcomes = [r["outcome"] for r in rows if r["setting"] == setting]
         print(setting, {o: outcomes.count(o) for o in sorted(set(outcomes))})

@@ -1,14 +1,17 @@
 """Small trainings on one engine, started by torchrun on several processes, over gloo.
 
-    python sharded_training.py one_batch OUT              # transformers, one process
-    torchrun --nproc_per_node 2 sharded_training.py fsdp2 OUT
+    python sharded_training.py one OUT --stock       # transformers, one process, one batch
+    torchrun --nproc_per_node 2 sharded_training.py fsdp2 OUT --with bf16 checkpointing
 
 Trains each head for four steps of 24 rows and writes its final weights to
-OUT/ENGINE-HEAD-SETTING.pt, of the HEADs that are named. `one_batch` is the reference: all rows of a step as one batch.
+OUT/WHO-ENGINE-VARIANT-HEAD-SETTING.pt. With `--stock` transformers trains, all rows of a
+step as one batch: the reference (`stock`), and the same with the rows of each step in
+another order (`order1`, ...), which shows what rounding alone changes.
 """
+import argparse
 import os
-import sys
 import tempfile
+from copy import deepcopy
 
 import torch
 import transformers
@@ -19,10 +22,26 @@ SETTINGS = {  # of ours: micro-batches of a step by accumulation, by a budget, b
     "budget": dict(accumulate=1, token_budget=60, micro_batch_overhead=0),
     "both": dict(accumulate=3, token_budget=60, micro_batch_overhead=0),
 }
+VARIANTS = {  # what a training uses besides: arguments of the Trainer; `make_model` has more
+    "plain": {},
+    "bf16": dict(bf16=True),  # autocast; under FSDP2 and ZeRO weights are gathered in bf16
+    "bf16 model": {},
+    "checkpointing": dict(gradient_checkpointing=True,
+                          gradient_checkpointing_kwargs=dict(use_reentrant=False)),
+    "reentrant": dict(gradient_checkpointing=True,
+                      gradient_checkpointing_kwargs=dict(use_reentrant=True)),
+    "bf16 checkpointing": dict(bf16=True, gradient_checkpointing=True),
+    "compile": dict(torch_compile=True, torch_compile_backend="aot_eager"),
+    "LoRA": {},
+    "frozen": {},  # embeddings and the first layer
+    "sync": dict(accelerator_config=dict(
+        gradient_accumulation_kwargs=dict(sync_each_batch=True))),
+}
 ROWS, STEPS = 24, 4  # of a step; of a training
 
 
-def make_rows(head):
+def make_rows(head, order=0):
+    "Of all steps; `order` is a seed for the order in each step, 0: as they were drawn."
     generator = torch.Generator().manual_seed(1)
     rows = []
     for _ in range(ROWS * STEPS):
@@ -33,6 +52,10 @@ def make_rows(head):
         tags = [i % 3 if i > 0 else -100 for i in masked]
         labels = {"language model": masked, "unmasked padding": ids, "tagger": tags}
         rows.append(dict(input_ids=ids, labels=labels.get(head, ids[0] % 3)))
+    if order:
+        generator.manual_seed(order)
+        steps = [torch.randperm(ROWS, generator=generator) + i * ROWS for i in range(STEPS)]
+        rows = [rows[i] for i in torch.cat(steps)]
     return rows
 
 
@@ -62,7 +85,27 @@ def contrastive_loss(outputs, labels, num_items_in_batch=None):
     return -(scores.log_softmax(1) * same).sum() / same.sum().clamp(min=1)
 
 
-def make_model(head):
+def make_model(head, variant="plain"):
+    "The model, and the class of its layers."
+    model, layer = bare_model(head)
+    for weight in model.parameters():  # so that each precision begins with the same ones
+        weight.data = weight.data.bfloat16().float()
+    if variant == "bf16 model":
+        model = model.to(torch.bfloat16)
+    elif variant == "frozen":
+        layers = model.model.layers if hasattr(model, "model") else model.bert.encoder.layer
+        for module in (model.get_input_embeddings(), layers[0]):
+            module.requires_grad_(False)
+    elif variant == "LoRA":
+        from peft import LoraConfig, get_peft_model
+        is_lm = layer == "LlamaDecoderLayer"
+        model = get_peft_model(model, LoraConfig(
+            r=4, target_modules=["q_proj", "v_proj"] if is_lm else ["query", "value"],
+            modules_to_save=None if is_lm else ["classifier"]))
+    return model, layer
+
+
+def bare_model(head):
     size = dict(vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
                 intermediate_size=48, max_position_embeddings=64, pad_token_id=0)
     transformers.set_seed(7)
@@ -87,7 +130,7 @@ def engine_options(engine, layer):
         if stage == 3:  # else DeepSpeed keeps weights as small as these on every process
             zero |= dict(stage3_param_persistence_threshold=0, stage3_prefetch_bucket_size=0)
         return dict(deepspeed=dict(
-            zero_optimization=zero, train_micro_batch_size_per_gpu="auto",
+            zero_optimization=zero, bf16=dict(enabled="auto"), train_micro_batch_size_per_gpu="auto",
             train_batch_size="auto", gradient_accumulation_steps="auto",
             gradient_clipping="auto", zero_allow_untested_optimizer=True,
             zero_force_ds_cpu_optimizer=False))
@@ -112,17 +155,24 @@ def shard_on_cpus():
 def weights_of(model):
     "The whole weights, wherever their shards are."
     parameters = dict(model.named_parameters())
+    if any(hasattr(weight, "_hp_mapping") for weight in parameters.values()):
+        from deepspeed.utils import safe_get_full_fp32_param
+        return {name: safe_get_full_fp32_param(weight).clone()
+                for name, weight in parameters.items()}
     if any(hasattr(weight, "ds_id") for weight in parameters.values()):
         import deepspeed
+        if next(iter(parameters.values())).dtype != torch.float32:  # of the optimizer
+            return {name: deepspeed.utils.safe_get_full_fp32_param(weight).clone()
+                    for name, weight in parameters.items()}
         with deepspeed.zero.GatheredParameters(list(parameters.values())):
             return {name: weight.detach().clone() for name, weight in parameters.items()}
     return {name: (weight.full_tensor() if hasattr(weight, "full_tensor") else weight)
             .detach().clone() for name, weight in parameters.items()}
 
 
-def train(library, engine, head, accumulate=1, **options):
-    "Final weights, and the exactness of every message."
-    model, layer = make_model(head)
+def train(library, engine, head, variant="plain", accumulate=1, order=0, **options):
+    "The trainer afterwards, and the exactness of every message."
+    model, layer = make_model(head, variant)
     world = int(os.environ.get("WORLD_SIZE", 1))
     with tempfile.TemporaryDirectory() as folder:
         args = library.TrainingArguments(
@@ -131,30 +181,47 @@ def train(library, engine, head, accumulate=1, **options):
             learning_rate=0.1, lr_scheduler_type="constant", report_to="none",
             disable_tqdm=True, use_cpu=True, save_strategy="no", max_grad_norm=0.0,
             logging_strategy="no", train_sampling_strategy="sequential",
-            **engine_options(engine, layer), **options)
+            **engine_options(engine, layer), **deepcopy(VARIANTS[variant]), **options)
         loss = dict(compute_loss_func=contrastive_loss) if head == "contrastive" else {}
-        trainer = library.Trainer(model, args, train_dataset=make_rows(head),
+        trainer = library.Trainer(model, args, train_dataset=make_rows(head, order),
                                   data_collator=collator(head), **loss)
         trainer.train()
     facts = getattr(trainer, "loss_facts", None)
     kinds = [str(message.kind) for message in facts.messages] if facts else []
-    return weights_of(trainer.model), kinds
+    return trainer, kinds
 
 
-def main(engine, out, *heads):
-    if engine == "fsdp2":
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("engine")
+    parser.add_argument("out")
+    parser.add_argument("--stock", action="store_true")
+    parser.add_argument("--heads", nargs="+", default=HEADS)
+    parser.add_argument("--with", nargs="+", default=["plain"], dest="variants")
+    parser.add_argument("--settings", nargs="+", default=[*SETTINGS])
+    given = parser.parse_args()
+    if given.engine == "fsdp2":
         shard_on_cpus()
     import prompt_packing
     torch.set_num_threads(1)
-    is_reference = engine == "one_batch"
-    library = transformers if is_reference else prompt_packing
-    for head in heads or HEADS:
-        for setting, options in ({"": {}} if is_reference else SETTINGS).items():
-            weights, kinds = train(library, engine, head, **options)
-            if int(os.environ.get("RANK", 0)) == 0:
-                weights = {name.replace("module.", ""): w for name, w in weights.items()}
-                torch.save((weights, kinds), f"{out}/{engine}-{head}-{setting}.pt")
+    if given.stock:
+        orders = range(1 if given.variants == ["plain"] else 4)
+        cases = [(f"order{i}" if i else "stock", "", dict(order=i)) for i in orders]
+    else:
+        cases = [("ours", name, SETTINGS[name]) for name in given.settings]
+    library = transformers if given.stock else prompt_packing
+    for variant in given.variants:
+        for head in given.heads:
+            for who, setting, options in cases:
+                trainer, kinds = train(library, given.engine, head, variant, **options)
+                weights = weights_of(trainer.model)
+                if int(os.environ.get("RANK", 0)) == 0:
+                    weights = {name.replace("module.", ""): w for name, w in weights.items()}
+                    name = f"{who}-{given.engine}-{variant}-{head}-{setting}"
+                    torch.save((weights, kinds), f"{given.out}/{name}.pt")
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

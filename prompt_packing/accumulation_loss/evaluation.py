@@ -33,6 +33,7 @@ class EvaluationLoader:
         self.lengths = RowLengths(self.collate, self.main_input, self.length_fn)
         self.rows: StepRows | None = None # of the batch under way
         self.seen = StepRows([], self.collate) # of several batches, where they are small
+        self.num_batches = 0 # so far
 
     def __getattr__(self, name: str):
         return getattr(self.loader, name)
@@ -42,7 +43,7 @@ class EvaluationLoader:
 
     def __iter__(self) -> Iterator:
         for each in self.loader:
-            self.rows = None
+            self.rows, self.num_batches = None, self.num_batches + 1
             if isinstance(each, RowBatch):
                 self.rows = StepRows(each.rows, self.collate)
                 if len(self.seen) < 64:
@@ -100,6 +101,7 @@ def verify_evaluation(dry_run: DryRun, few: StepRows, many: StepRows | None = No
     dry_run.micro_batch = lambda rows, indices: rows.to_batch(indices) # nothing is packed
     try:
         dry_run.run([dry_run.full_batch(few)])
+        dry_run.class_weights = dry_run.found_weights
     except FAILURES: # without labels there is no loss that a split could change
         return EvaluationFacts(normalizers=("rows",))
     result = verify_loss(dry_run, dry_run.known_facts, few, many)
@@ -117,7 +119,8 @@ class ExactEvaluation:
 
     Every batch is noted with its loss and all counts that a mean may be over. Only where
     these would give different means are a few rows verified, in each evaluation of each
-    set by itself, since its loss may be another one."""
+    set by itself, since its loss may be another one. Where training has found no count
+    that fits, it is before the first batch: the classes of a loss may have weights."""
     def __init__(self, findings: Findings, loader: EvaluationLoader, dry_run: DryRun,
                  processes: Collectives | None = None):
         self.findings, self.loader, self.dry_run = findings, loader, dry_run
@@ -128,6 +131,8 @@ class ExactEvaluation:
         self.drops_infinite = True # batches, as `logging_nan_inf_filter` says
         self.batch = None # one of several rows, where rows are not to be had
         self.predictions = None # how micro-batches are predicted, once that matters
+        self.is_doubtful = findings.facts.strategy in (
+            Strategy.FULL_BATCH, Strategy.ROW_WEIGHTED)
 
     @property
     def facts(self) -> EvaluationFacts:
@@ -139,6 +144,10 @@ class ExactEvaluation:
     @property
     def _is_alone(self) -> bool:
         return self.processes is None or self.processes.number == 1
+
+    @property
+    def _is_even(self) -> bool: # each process has as many batches, and so a first one
+        return self._is_alone or self.processes.accelerator.even_batches
 
     def verify(self):
         rows = self.loader.seen.rows
@@ -163,7 +172,10 @@ class ExactEvaluation:
     def counts_of(self, batch: Mapping) -> dict: # before a loss pops labels
         if self.batch is None and (num_rows_of(batch) or 0) > 1:
             self.batch = batch
-        counts, given = counted_targets(batch), self.dry_run.adapter.weight_of(batch)
+        if self.is_doubtful and self._facts is None and self._is_even:
+            self.verify()
+        given = self.dry_run.adapter.weight_of(batch)
+        counts = counted_targets(batch, self.dry_run.class_weights)
         return counts if given is None else {"given": given} | counts
 
     def note(self, loss: torch.Tensor | None, counts: dict):
@@ -180,11 +192,18 @@ class ExactEvaluation:
     def loss(self, processes: Collectives) -> float | None: # None: transformers' number
         "The loss of the data set, in float64."
         means = self._means(processes)
-        if _BATCHES not in means:
+        if _BATCHES not in means: # an override has predicted without us
+            facts, several = self.findings.facts, self.loader.num_batches * processes.number > 1
+            is_row_mean = facts.strategy is Strategy.UNKNOWN or (
+                facts.strategy is Strategy.WEIGHTED_MEAN and "rows" in facts.normalizers)
+            if several and not is_row_mean:
+                self.findings.report("own_prediction_step")
             return None
         usual = means[_BATCHES] # as transformers computes it
         others = [means[name] for name in means if name != _SUM]
-        if all(abs(each - usual) <= 1e-6 * abs(usual) for each in others):
+        is_unknown = self.is_doubtful and not self.facts.can_split and (
+            processes.sum(float(len(self.noted)))[0] > 1)
+        if not is_unknown and all(abs(each - usual) <= 1e-6 * abs(usual) for each in others):
             return None
         has_more = len(self.loader.seen) > self._verified_rows
         if processes.sum(float(self._facts is None or has_more))[0]:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from .dry_run import detach_gradients, restore_gradients
 from prompt_packing.accumulation_loss.loss_registry import (
     check_was_called, use_registered_loss)
 from prompt_packing.accumulation_loss.evaluation import (
@@ -18,8 +20,8 @@ from prompt_packing.accumulation_loss.evaluation import (
 from prompt_packing.accumulation_loss.loss_facts import (
     Findings, LossFacts, Strategy)
 from .verification import collates_rows
-from prompt_packing.accumulation_loss.trainer_adapter import (
-    Collectives, TrainerAdapter, unsupported_reason)
+from .trainer_adapter import (
+    Collectives, TrainerAdapter, add_up_in_float32, unsupported_reason)
 from prompt_packing.accumulation_loss.optimizer_step import (
     OptimizerStep, OptimizerStepComputer)
 from ..foundation.private_apis import check_mro, override
@@ -28,18 +30,94 @@ from ..foundation.rows import (
     batch_identity, restore_collator)
 
 # %% auto #0
-__all__ = ['StepAssembler', 'ExactLossMixin']
+__all__ = ['StepCalls', 'StepAssembler', 'ExactLossMixin']
 
-# %% ../../nbs/accumulation_loss/exact_loss.ipynb #a5929258
-_NOTHING = torch.zeros(0, dtype=torch.long) # of which transformers counts tokens
-
-def _count_later(*args, **kwargs): # rows are counted once they are batches
-    return None
-
+# %% ../../nbs/accumulation_loss/exact_loss.ipynb #calls002
 def _is_same_number(first, second) -> bool:
     if first is second or first is None or second is None:
         return first is second
     return float(first) == float(second)
+
+class StepCalls:
+    """The calls of `training_step` for one step: what came back of its micro-batches, and
+    whether it is computed now."""
+    def __init__(self, step: OptimizerStep, handed: list, findings: Findings,
+                 adapter: TrainerAdapter, num_fillers: int = 0):
+        self.step, self.handed, self.num_fillers = step, handed, num_fillers
+        self.findings, self.adapter = findings, adapter
+        self.states = [self._state(each) for each in handed]
+        self.times = [0] * len(handed) # that each came back
+        self.taken, self.is_changed = [], False # as an override made them
+        self.is_repeated = False # computed before one of them was changed
+        self.count = step.count # or what an override made of it
+        self.num_computed, self.loss, self.gradients = 0, 0.0, [] # and what came out
+
+    def _state(self, batch):
+        "What is another where somebody has replaced or changed a batch."
+        return batch_identity(batch) if self.adapter.overrides else id(batch)
+
+    def take(self, inputs, count, is_last: bool, runs_ahead: bool) -> OptimizerStep | None:
+        """A micro-batch comes back: the step, where it is to be computed now.
+
+        That is with the last one, when all are known. Where an override of
+        `training_step` may read gradients after each (`runs_ahead`), it is with the first
+        one, and again with one that comes a second time, as an adversarial training
+        passes it. Should a later one turn out to be changed, the step is computed anew."""
+        if not _is_same_number(count, self.count):
+            self.count, self.step.count, self.step.count_is_given = count, count, True
+            self.is_changed |= self.num_computed > 0
+        state = self._state(inputs)
+        place = self.states.index(state) if state in self.states else None
+        if place is None:
+            self.is_changed = True
+        else:
+            self.times[place] += 1
+        if place is None or self.times[place] == 1 or not runs_ahead:
+            self.taken.append(inputs)
+        if runs_ahead and not self.is_changed:
+            return self._ahead(self.times[place])
+        return self._of_taken() if is_last else None
+
+    def _ahead(self, times: int) -> OptimizerStep | None:
+        if len(self.handed) == 1: # what comes now is computed for itself
+            self.taken = []
+        if times > self.num_computed:
+            return self.step
+        if not self.adapter.has_gradients(): # of all rows: SAM calls zero_grad() each time
+            restore_gradients(self.gradients)
+        if self.adapter.has_gradients():
+            return None
+        self.findings.report("second_pass") # they were overwritten
+        return self.step
+
+    def _of_taken(self) -> OptimizerStep:
+        "The step after its last micro-batch: of its rows, if they came back unchanged."
+        taken, self.taken = self.taken, []
+        if len(taken) > len(self.handed) > 0:
+            self.findings.report("second_pass")
+        elif len(taken) > 1 and self.adapter.overrides_step:
+            self.findings.report("training_step")
+        if not self.is_changed:
+            return self.step
+        self.is_repeated = len(taken) > 1 and self.num_computed > 0
+        return replace(self.step, batches=taken[self.num_fillers:], rows=None,
+                       micro_batches=None)
+
+    def compute(self, model, step: OptimizerStep, compute: Callable) -> torch.Tensor:
+        "The loss of a step; where it is computed anew, less what was returned before."
+        already = self.loss if self.is_repeated else 0.0
+        if self.is_repeated:
+            detach_gradients(self.adapter.parameters(model)) # for good
+        self.loss, self.num_computed = compute(model, step), self.num_computed + 1
+        self.is_repeated = False
+        if len(self.handed) > 1 and self.adapter.overrides_step:
+            parameters = self.adapter.parameters(model)
+            self.gradients = [(p, p.grad) for p in parameters if p.grad is not None]
+        return self.loss - already
+
+# %% ../../nbs/accumulation_loss/exact_loss.ipynb #a5929258
+def _count_later(*args, **kwargs): # rows are counted once they are batches
+    return None
 
 class StepAssembler:
     """Makes steps of the rows that a loader gives, hands out their micro-batches, and
@@ -49,9 +127,8 @@ class StepAssembler:
         # of training; the user's collator, where it gives rows, and whether it makes one
         # batch of several; `StepRows` -> micro-batches, batches to count
         self.loader = self.collate = self.joins = self.split_step = None
-        self.step: OptimizerStep | None = None # under way
-        self.handed, self.taken = [], [] # its micro-batches, and what came back of them
-        self.count = None # that was handed out, or what an override made of it
+        self.calls: StepCalls | None = None # of the step under way
+        self.handed = [] # its micro-batches
         self.ended = None # the iterator that has ended on all processes
 
     def open(self, loader, split_step: Callable | None) -> Callable | None:
@@ -66,12 +143,12 @@ class StepAssembler:
     def close(self):
         if self.loader is not None:
             restore_collator(self.loader)
-        self.loader = self.collate = None
+        self.loader = self.collate = self.calls = None
 
     def begin(self, given: list, width: int, count) -> tuple | None:
         """Of what a loader gave: the micro-batches for transformers' loop, and the count
         of the step. None: no process has a batch left."""
-        if self.step is not None and not self.taken:
+        if self.calls is not None and not self.calls.num_computed:
             self.findings.report("no_super")
         step = OptimizerStep(given, count)
         if self.collate is not None and all(isinstance(batch, RowBatch) for batch in given):
@@ -87,9 +164,8 @@ class StepAssembler:
             counted, total, some = self.processes.sum(
                 float(is_counted), step.count if is_counted else 0, float(has_any))
             step.count, has_any = (total.float() if counted else None), bool(some)
-        self.step, self.taken = (step if has_any else None), []
-        self.count = step.count
         if not has_any:
+            self.calls = None
             return None
         if not given: # others have a batch: compute the last one again, with weight 0
             if not self.handed:
@@ -99,14 +175,16 @@ class StepAssembler:
                     "dispatch_batches=True.")
             step.batches = self.handed[-1:]
         # fillers come first: transformers steps with the last micro-batch, a real one
-        self.missing = width - len(step.batches)
-        self.handed = step.batches
-        if self.missing: # else a `LazyBatch` is not read
-            nothing = {self.adapter.main_input: _NOTHING, "attention_mask": _NOTHING}
-            filler = as_dict(step.batches[0]) | nothing
-            self.handed = [filler] * self.missing + step.batches
-        self.states = self._states(self.handed)
+        missing = width - len(step.batches) # without any a `LazyBatch` is not read
+        fillers = [self._filler(step.batches[0]) for _ in range(missing)]
+        self.handed = fillers + step.batches
+        self.calls = self._calls(step, self.handed, missing)
         return self.handed, step.count
+
+    def _filler(self, batch) -> dict: # of which transformers counts no token
+        names = self.adapter.main_input, "attention_mask"
+        nothing = {name: torch.zeros(0, dtype=torch.long) for name in names}
+        return as_dict(batch) | nothing
 
     def _of_rows(self, given: list[RowBatch]) -> OptimizerStep:
         rows, micro_batches, counted = StepRows.of(given, self.collate), None, None
@@ -131,31 +209,14 @@ class StepAssembler:
             return None, None
         return self.split_step(rows)
 
-    def take(self, inputs, count):
-        "A micro-batch comes back: of the step under way, or of a loop of your own."
-        if self.step is None:
-            self.step, self.taken, self.missing = OptimizerStep([], count), [], 0
-        self.taken.append(inputs)
-        if not _is_same_number(count, self.count):
-            self.count, self.step.count, self.step.count_is_given = count, count, True
+    def take(self, inputs, count, is_last: bool, runs_ahead: bool) -> OptimizerStep | None:
+        "A micro-batch comes back, also of a loop of your own: the step, if it is computed now."
+        if self.calls is None or self.calls.num_computed and not self.handed:
+            self.calls, self.handed = self._calls(OptimizerStep([], count), []), []
+        return self.calls.take(inputs, count, is_last, runs_ahead)
 
-    def end(self) -> OptimizerStep:
-        "The step, after its last micro-batch: of its rows, if they came back unchanged."
-        step, self.step = self.step, None
-        if len(self.taken) > len(self.handed) > 0:
-            self.findings.report("second_pass")
-        elif len(self.taken) > 1 and "training_step" in self.adapter.overrides:
-            self.findings.report("training_step")
-        # nothing was handed out to a loop of your own
-        if step.batches and self._states(self.taken) == self.states:
-            return step
-        return OptimizerStep(self.taken[self.missing:], step.count, has_rows=step.has_rows,
-                             count_is_given=step.count_is_given)
-
-    def _states(self, batches: list) -> list:
-        "What is another where somebody has replaced or changed a batch."
-        return [batch_identity(batch) if self.adapter.overrides else id(batch)
-                for batch in batches]
+    def _calls(self, step: OptimizerStep, handed: list, num_fillers: int = 0) -> StepCalls:
+        return StepCalls(step, handed, self.findings, self.adapter, num_fillers)
 
 # %% ../../nbs/accumulation_loss/exact_loss.ipynb #0735486d
 class _AroundStepsMixin:
@@ -177,9 +238,10 @@ class _AroundStepsMixin:
                 output = super().evaluation_loop(loader, *args, **kwargs)
         finally:
             restore_collator(dataloader)
-        loss = evaluation.loss(steps.processes)
-        if name + "_loss" in output.metrics and loss is not None:
-            output.metrics[name + "_loss"] = loss
+        name = name + "_loss"
+        if name in output.metrics:
+            loss = evaluation.loss(steps.processes)
+            output.metrics[name] = output.metrics[name] if loss is None else loss
         return output
 
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
@@ -242,7 +304,7 @@ class ExactLossMixin(_AroundStepsMixin):
 
     In the order of a run: `_run_epoch` once an epoch (its loader gives rows),
     `get_batch_samples` once a step (rows become micro-batches), `training_step` once a
-    loader batch (the last one ends the step), `prediction_step` once an evaluation
+    loader batch (the last one computes the step), `prediction_step` once an evaluation
     batch, `_save_optimizer_and_scheduler` once a checkpoint."""
     strict_loss = False
     is_dry_run = False # true while a loss is computed for a verification only
@@ -265,6 +327,12 @@ class ExactLossMixin(_AroundStepsMixin):
         if self._exact_off:
             self.findings.report("off", reason=self._exact_off)
         self._begin_run()
+        splits = self.args.gradient_accumulation_steps > 1 or (
+            self._steps.adapter.splits_steps())
+        if splits and not self._exact_off and self.model is not None:
+            found = add_up_in_float32(self.accelerator, self.args, self.model)
+            if found is not None:
+                self.findings.report("gradient_dtype", **found)
 
     def _begin_run(self):
         order = type(self).__mro__
@@ -332,15 +400,16 @@ class ExactLossMixin(_AroundStepsMixin):
         return begun or ([], None)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        "The loss of a step, all computed with its last micro-batch; before it 0."
+        "The loss of a step, with the micro-batch with which it is computed; else 0."
         if self._exact_off:
             return super().training_step(model, inputs, num_items_in_batch)
-        self._source.take(inputs, num_items_in_batch)
-        if not self.accelerator.sync_gradients:
+        step = self._source.take(inputs, num_items_in_batch, self.accelerator.sync_gradients,
+                                 self._steps.adapter.runs_ahead(model))
+        if step is None:
             return torch.zeros((), device=self.args.device)
         named = self._registered_loss if self.compute_loss_func is None else None
         calls = named.calls if named else 0
-        loss = self._steps.compute(model, self._source.end())
+        loss = self._source.calls.compute(model, step, self._steps.compute)
         if named:
             check_was_called(self.model, named, calls)
         return loss.to(self.args.device)

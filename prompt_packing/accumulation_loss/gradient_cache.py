@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .dry_run import NoDropout
 from ..foundation.private_apis import (
-    BatchNorm, override, tree_flatten, tree_map, tree_unflatten)
+    BatchNorm, override, tree_flatten, tree_map, tree_unflatten, without_reentry)
 
 # %% auto #0
 __all__ = ['find_chunkable_modules', 'gradient_caching', 'GatheredRows']
@@ -147,6 +147,10 @@ def gradient_caching(
             module = model.get_submodule(name)
             forward = _in_chunks(module.forward, row_inputs, rows_each, gather)
             overrides.enter_context(override(module, forward=forward))
+        # a reentrant layer would end a backward pass of its own in each chunk, and DDP
+        # expects one
+        for module, kind in without_reentry(model):
+            overrides.enter_context(override(module, **kind))
         yield
 
 # %% ../../nbs/accumulation_loss/gradient_cache.ipynb #ea372d02

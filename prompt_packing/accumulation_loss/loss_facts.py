@@ -93,22 +93,31 @@ MESSAGES: dict[str, tuple[Exactness, str]] = { # code -> (exactness, text)
         "data_collator."),
     "unknown_lengths": (_E, "token_budget has no effect: the lengths of the rows are "
         "unknown ({reason}). Gradients are exact. To split steps, pass length_fn."),
-    "training_step": (_E, "training_step is called once per loader batch, and gradients "
-        "exist only after the last call of a step. Code that reads gradients earlier sees "
-        "none. Use on_pre_optimizer_step to read them."),
+    "training_step": (_E, "A step is computed with the last loader batch that training_step "
+        "passes on, because it changes them or because an engine shards gradients. Code "
+        "that reads gradients earlier sees none. Change batches in _prepare_inputs or "
+        "compute_loss, or read gradients in on_pre_optimizer_step."),
     "no_super": (_I, "training_step does not call super().training_step, so gradients are "
         "not corrected for accumulation. Call it, or remove ExactLossMixin."),
     "second_pass": (_U, "training_step calls super().training_step more than once per "
-        "loader batch, as SAM does. Each call adds a whole step. Gradients could not be "
-        "verified."),
+        "loader batch, with changed batches, or overwrites gradients in place. Each call "
+        "adds a whole step. Gradients could not be verified."),
     "off": (_I, "Exact losses are off: {reason}. Steps are computed by transformers' "
         "Trainer, with its losses and without token_budget."),
     "engine_stepped": (_U, "{reason}, and the engine had stepped by then. This step may be "
         "inexact; the next ones are verified."),
-    "eval_by_rows": (_I, "The normalizer of the evaluation loss is unknown, so batches "
-        "count the same, as in transformers. eval_loss may depend on "
-        "per_device_eval_batch_size. To make it exact, define "
-        "loss_normalizer(self, model, inputs)."),
+    "gradient_dtype": (_E, "Gradients of micro-batches are added up in {dtype}. To change "
+        "it, {how}. In float32 many micro-batches are rounded no more than one batch, and "
+        "gradients take 4 bytes a parameter."),
+    "own_prediction_step": (_I, "prediction_step does not call super().prediction_step, so "
+        "eval_loss is that of transformers: batch losses, averaged over rows. It depends "
+        "on per_device_eval_batch_size. Call it, so that the normalizer is used where one "
+        "is known."),
+    "eval_by_rows": (_I, "The losses of evaluation batches give that of all rows neither as "
+        "a sum nor as a weighted mean: rows are compared with each other, padding changes "
+        "the loss, or its normalizer is unknown. eval_loss is that of transformers, and "
+        "depends on per_device_eval_batch_size. Compare runs with the same one; where you "
+        "know the normalizer, define loss_normalizer(self, model, inputs)."),
 }
 
 # %% ../../nbs/accumulation_loss/loss_facts.ipynb #38461cbf
@@ -257,7 +266,10 @@ def _first_size(batch) -> int:
     tensors = (v for v in as_dict(batch).values() if torch.is_tensor(v) and v.dim())
     return next(map(len, tensors), 1)
 
-def counted_targets(batch: Mapping) -> dict: # of numbers, or of tensors: not read yet
+def counted_targets(
+    batch: Mapping,
+    class_weights: torch.Tensor | None = None, # of a cross-entropy, float (classes,)
+) -> dict: # of numbers, or of tensors: not read yet
     "Things in a batch that losses are means over, by their names."
     # of tokens first: in a few micro-batches rows may be in proportion to them by chance
     of_tokens, counts = {}, {"rows": num_rows_of(batch) or _first_size(batch)}
@@ -278,6 +290,10 @@ def counted_targets(batch: Mapping) -> dict: # of numbers, or of tensors: not re
             counts[f"numbers in {key}"] = torch.isfinite(labels).sum()
             continue
         targets, name = labels != -100, f"{key} that are not -100"
+        if class_weights is not None:
+            is_class = targets & (labels >= 0) & (labels < len(class_weights))
+            weights = class_weights.to(labels.device)[labels.where(is_class, 0).long()]
+            counts[f"class weights of {key}"] = (weights * is_class).sum()
         is_of_tokens = labels.dim() > 1 or key in packed
         (of_tokens if is_of_tokens else counts)[name] = targets.sum()
         # causal models shift their labels: nothing predicts a row's first token

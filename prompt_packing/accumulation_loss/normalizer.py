@@ -6,10 +6,11 @@
 from __future__ import annotations
 import math
 import torch
+from torch.autograd.function import BackwardCFunction
 from ..foundation.private_apis import input_shape
 
 # %% auto #0
-__all__ = ['reductions', 'signature_of', 'sums_rows', 'common_ratio', 'silence']
+__all__ = ['reductions', 'signature_of', 'sums_rows', 'class_weights_of', 'common_ratio', 'silence']
 
 # %% ../../nbs/accumulation_loss/normalizer.ipynb #a40e590d
 # nodes that pass a number on as it is, or its negative
@@ -27,7 +28,8 @@ def _is_scalar(node) -> bool:
 def _is_switched_off(node) -> bool:
     "Whether a node multiplies by the constant 0: such a term of a loss does not count."
     inputs = node.next_functions
-    if _name_of(node) != "Mul" or None not in (inputs[0][0], inputs[-1][0]):
+    has_constant = len(inputs) == 2 and None in (inputs[0][0], inputs[1][0])
+    if not has_constant or _name_of(node) != "Mul":
         return False
     constant = node._saved_self if inputs[0][0] is None else node._saved_other
     return constant is not None and not constant
@@ -36,7 +38,8 @@ def _inputs_of(node) -> list:
     "Nodes of the inputs of a node; of a wrapper's node those of the same outputs."
     found = []
     for each, output in node.next_functions:
-        while each is not None and _name_of(each) == "_DDPSink": # around a model's outputs
+        while isinstance(each, BackwardCFunction) and (
+                _name_of(each) == "_DDPSink"): # around a model's outputs
             each, output = each.next_functions[output]
         found.append(each)
     return found
@@ -52,10 +55,12 @@ def reductions(loss: torch.Tensor) -> list:
         if node is None or node in seen or not _is_scalar(node) or _is_switched_off(node):
             continue
         seen.add(node)
-        inputs = [each for each in _inputs_of(node) if each is not None]
-        if any(not hasattr(each, "variable") and not _is_scalar(each) for each in inputs):
-            found.append(node)
+        inputs = list(filter(None, _inputs_of(node)))
         todo += inputs
+        for each in inputs:
+            if not hasattr(each, "variable") and not _is_scalar(each):
+                found.append(node)
+                break
     return found
 
 # %% ../../nbs/accumulation_loss/normalizer.ipynb #1df19544
@@ -73,7 +78,7 @@ def _path(node) -> str:
         name = _name_of(node)
         if name not in _PASSES_ON: # shapes of micro-batches differ
             names.append(name)
-        node = next((each for each in _inputs_of(node) if each is not None), None)
+        node = next(filter(None, _inputs_of(node)), None)
     return " < ".join(names)
 
 # %% ../../nbs/accumulation_loss/normalizer.ipynb #969acd7d
@@ -90,6 +95,15 @@ def sums_rows(loss: torch.Tensor) -> bool:
     return bool(nodes) and all(
         _name_of(node) in ("Sum", "Nansum") or getattr(node, "_saved_reduction", 0) == 2
         for node in nodes)
+
+# %% ../../nbs/accumulation_loss/normalizer.ipynb #cw000002
+def class_weights_of(loss: torch.Tensor) -> torch.Tensor | None: # float (classes,)
+    "The `weight` of the cross-entropies in a loss; None: they have none, or several."
+    entropies = [node for node in reductions(loss) if _name_of(node).startswith("NllLoss")]
+    weights = [node._saved_weight for node in entropies]
+    if not weights or any(each is None for each in weights):
+        return None
+    return weights[0] if all(torch.equal(weights[0], each) for each in weights) else None
 
 # %% ../../nbs/accumulation_loss/normalizer.ipynb #49ea7d96
 def common_ratio(numbers: list[float], others: list[float]) -> float | None:

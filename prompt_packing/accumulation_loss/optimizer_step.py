@@ -17,9 +17,9 @@ from .gradient_cache import GatheredRows, gradient_caching
 from .loss_facts import Findings, LossFacts, Strategy, counted_targets, numbers
 from .normalizer import common_ratio, signature_of, silence, sums_rows
 from .trainer_adapter import Collectives, TrainerAdapter
-from prompt_packing.accumulation_loss.verification import (
-    FAILURES, DryRun, VerificationResult, few_rows, find_chunked_modules, many_rows,
-    short_text, verification_is_due, verify_loss)
+from .verification import (
+    FAILURES, DryRun, VerificationResult, WholeStep, few_rows, find_chunked_modules,
+    fits_at_once, many_rows, short_text, verification_is_due, verify_loss)
 from ..foundation.rows import CollatedRows, RowLengths, StepRows, as_dict, fork_rng, num_rows_of
 
 # %% auto #0
@@ -135,7 +135,8 @@ class Attempt:
             return 0 * loss.nan_to_num(0.)
         if self.facts.verified_terms and self.strategy is not Strategy.FULL_BATCH:
             self.signatures.add(signature_of(loss))
-        self.loss = self.loss + loss.detach() * factor
+        wide = torch.promote_types(loss.dtype, torch.float32) # engines give sixteen bits
+        self.loss = self.loss + loss.detach().to(wide) * factor
         return loss * (factor * self.scale)
 
     def as_many_as_others(self, micro_batches: list, processes: Collectives) -> list:
@@ -182,11 +183,19 @@ class StepRowsChooser:
         return StepRows(rows, step.rows.collate)
 
     def many(self, step: OptimizerStep) -> StepRows | None:
-        "More rows, of all processes, in micro-batches as large as those of the step."
+        """More rows, of all processes: the step itself in its own micro-batches, or some of
+        its rows in micro-batches as large."""
         batches = self.processes.rows([step.rows.loader_batches])
         rows = StepRows([row for each in batches for row in each], step.rows.collate, batches)
         # without a graph two at once take less memory than one with its gradients
-        return many_rows(rows, self.lengths_of(rows.rows), self.tokens_at_once(batches))
+        lengths, tokens = self.lengths_of(rows.rows), self.tokens_at_once(batches)
+        if fits_at_once(lengths, tokens).all():
+            mine = list(map(copy, step.planned))
+            mine = send_to_device(mine, "cpu") if self.processes.number > 1 else mine
+            planned = self.processes.rows([[each] for each in mine])
+            if len(planned) > 1:
+                return WholeStep(rows, planned)
+        return many_rows(rows, lengths, tokens)
 
     def tokens_at_once(self, batches: list[list]) -> int: # rows of each loader batch
         "The budget, or the tokens of the largest loader batch."
@@ -303,6 +312,8 @@ class StrategyChooser:
         self.findings, self.adapter, self.processes = findings, adapter, processes
         self.rows = StepRowsChooser(adapter, processes)
         self.recorder = VerificationRecorder(findings, adapter)
+        # whose micro-batches were all verified; whether others have been computed
+        self.verified_step, self.has_unverified_steps = None, False
 
     def dry_run(self, model, count) -> DryRun:
         return DryRun(self.adapter.unwrap(model), self.adapter, count, self.rows.lengths,
@@ -316,18 +327,23 @@ class StrategyChooser:
             return # exact for every loss, or nothing is
         rows = self.rows.few(step, facts.num_verifications)
         dry_run = self.dry_run(model, step.count)
+        dry_run.processes = self.processes
         if rows is None:
             return self.recorder.accept_unverified("pre_collated", dry_run, step)
         is_first = not (facts.num_verifications or is_one_micro_batch)
         many = self.rows.many(step) if is_first and self.rows.can_join(step) else None
         result = verify_loss(dry_run, facts, rows, many, is_one_micro_batch)
+        if isinstance(many, WholeStep) and many.was_compared:
+            self.verified_step = step
         # 0 fits 0: as if nobody had verified
-        if result is None or result.strategies and not result.is_conclusive:
+        is_vain = result is None or bool(result.strategies) and not result.is_conclusive
+        if self.processes.sum(float(is_vain))[0]:
             return
         self.recorder.record(result, dry_run, rows, step, is_one_micro_batch)
         self.findings.set(self.processes.of_first(self.findings.facts))
-        if before.is_split and before.num_verifications and not (
-                self.findings.facts.is_split):
+        is_contradicted = before.is_split and not self.findings.facts.is_split
+        was_whole = self.verified_step is not None and not self.has_unverified_steps
+        if is_contradicted and before.num_verifications and not was_whole:
             self.findings.report("contradicted")
 
     def why_no_full_batch(self, model, step: OptimizerStep) -> str: # '' if it can
@@ -339,6 +355,7 @@ class StrategyChooser:
         if self.findings.facts.chunked_modules is None:
             # as few rows as a second verification takes
             rows, dry_run = self.rows.few(step, 1), self.dry_run(model, step.count)
+            dry_run.processes = self.processes
             try:
                 batch = dry_run.full_batch(rows)
             except FAILURES as error:
@@ -351,6 +368,7 @@ class StrategyChooser:
 
     def choose(self, model, step: OptimizerStep) -> Strategy:
         "How a step is computed first: as a full batch while nothing is known."
+        self.has_unverified_steps |= step is not self.verified_step
         strategy = self.findings.facts.strategy
         if strategy not in (Strategy.UNKNOWN, Strategy.FULL_BATCH):
             return strategy

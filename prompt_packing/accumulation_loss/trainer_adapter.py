@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy
+from dataclasses import replace
 from itertools import zip_longest
 
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object
+from torch.nn.parallel import DistributedDataParallel
 
 from transformers import Trainer
 
@@ -21,7 +23,16 @@ from .target_logits import on_target_logits
 from ..foundation.private_apis import forward_without_autocast, override, set_sync
 
 # %% auto #0
-__all__ = ['TrainerAdapter', 'Collectives', 'unsupported_reason']
+__all__ = ['TrainerAdapter', 'Collectives', 'add_up_in_float32', 'unsupported_reason']
+
+# %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #exchg002
+@contextmanager
+def exchanging_gradients(model: torch.nn.Module) -> Iterator[None]:
+    "While it lasts, `DistributedDataParallel` does so, also inside of its `no_sync`."
+    wrapper = getattr(model, "_orig_mod", model) # in a compiled one
+    is_wrapper = isinstance(wrapper, DistributedDataParallel)
+    with override(wrapper, require_backward_grad_sync=True) if is_wrapper else nullcontext():
+        yield
 
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #0fd428d1
 class TrainerAdapter:
@@ -34,7 +45,8 @@ class TrainerAdapter:
         # (rows, some of their indices) -> a micro-batch as it is computed: packed, say
         self.micro_batch = getattr(
             trainer, "make_micro_batch", lambda rows, indices: rows.to_batch(indices))
-        self.overrides = overrides
+        self.overrides, self.overrides_step = overrides, "training_step" in overrides
+        self._is_sharded = None # not known yet
         self.packs = bool(getattr(trainer.args, "pack", None)) # rows into one
         self.main_input = getattr(trainer.model, "main_input_name", "input_ids")
 
@@ -47,6 +59,14 @@ class TrainerAdapter:
         "Whether an engine (DeepSpeed) keeps the gradients, and steps with the last ones."
         return self._trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
 
+    def runs_ahead(self, model) -> bool:
+        "Whether an override of `training_step` has gradients from its first call on."
+        return self.overrides_step and not self.needs_equal_counts(model) # of an engine
+
+    def has_gradients(self) -> bool:
+        gradients = (p.grad for p in self._trainer.model.parameters())
+        return any(each is not None and float(each.norm()) > 0 for each in gradients)
+
     @property
     def gathered_dtypes(self) -> set:
         "In which FSDP2 computes, whatever its shards are, and also without autocast."
@@ -55,8 +75,16 @@ class TrainerAdapter:
         return {getattr(policy, "param_dtype", None)} - {None}
 
     def needs_equal_counts(self, model) -> bool:
-        "Whether processes meet in each forward pass, so that each has to make as many."
-        return self.steps_in_backward or is_sharded(self.unwrap(model))
+        "Whether processes meet in each pass, so that each has to make as many."
+        if self._is_sharded is None: # of this training
+            self._is_sharded = is_sharded(self.unwrap(model))
+        return self.steps_in_backward or self.syncs_each_micro_batch or self._is_sharded
+
+    @property
+    def syncs_each_micro_batch(self) -> bool:
+        "Whether gradients are reduced, and stay sharded, after each: an option of accelerate."
+        options = self._trainer.accelerator.gradient_state.plugin_kwargs
+        return bool(options.get("sync_each_batch", False))
 
     @property
     def verify_every(self) -> int | None: # steps
@@ -89,7 +117,8 @@ class TrainerAdapter:
         return trainer_state_preserved(self._trainer)
 
     def unwrap(self, model) -> torch.nn.Module: # without wrappers
-        return self._trainer.accelerator.unwrap_model(model)
+        # nor the compiled one, which is around the wrapper of several processes
+        return self._trainer.accelerator.unwrap_model(model, keep_torch_compile=False)
 
     def count(self, batches: list): # `num_items_in_batch` of this process's batches
         with override(self._trainer.args, average_tokens_across_devices=False):
@@ -145,9 +174,11 @@ class TrainerAdapter:
             losses = losses_of(first)
             set_sync(accelerator, True)
         elif first:
-            with accelerator.no_sync(model):
+            syncs = self.syncs_each_micro_batch
+            with nullcontext() if syncs else accelerator.no_sync(model):
                 losses = losses_of(first)
-        return sum(losses + losses_of([last]))
+        with exchanging_gradients(model):
+            return sum(losses + losses_of([last]))
 
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #0e9c1afb
 class Collectives:
@@ -178,6 +209,46 @@ class Collectives:
         everyones = gather_object([loader_batches]) if self.number > 1 else [loader_batches]
         turns = zip_longest(*everyones, fillvalue=())
         return [row for turn in turns for rows in turn for row in rows]
+
+# %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #f32a0001
+_SIXTEEN_BITS = torch.bfloat16, torch.float16
+
+def add_up_in_float32(accelerator: Accelerator, args, model) -> dict | None:
+    """Before an engine has the model: let it add up gradients of micro-batches in float32.
+
+    FSDP2 and DeepSpeed add up and reduce them in the 16 bits in which they gather
+    weights. What the user has set stays, and so do weights in 16 bits, and DeepSpeed's
+    stage 1 and offloading, which would write other checkpoints. Returns values of the
+    message `gradient_dtype`; None where gradients are in float32 anyway."""
+    fsdp, deepspeed = (getattr(accelerator.state, f"{engine}_plugin", None)
+                       for engine in ("fsdp", "deepspeed"))
+    policy = getattr(fsdp, "mixed_precision_policy", None)
+    dtype, keeps = getattr(policy, "reduce_dtype", None), True
+    config = getattr(deepspeed, "deepspeed_config", {})
+    if dtype in _SIXTEEN_BITS and fsdp.fsdp_version == 2:
+        how = 'set args.fsdp_plugin_args["mixed_precision_policy"]'
+        given = getattr(args, "fsdp_plugin_args", None) or {}
+        keeps = "mixed_precision_policy" in given
+        if not keeps:
+            fsdp.mixed_precision_policy = replace(policy, reduce_dtype=torch.float32)
+    elif config.get("bf16", {}).get("enabled") is True:
+        how = "set data_types.grad_accum_dtype in the DeepSpeed config"
+        types = config.setdefault("data_types", {})
+        if types.get("grad_accum_dtype") == "fp32":
+            return None
+        keeps = "grad_accum_dtype" in types or deepspeed.zero_stage == 1 or (
+            deepspeed.hf_ds_config.is_offload())
+        dtype = torch.bfloat16
+        if not keeps:
+            types["grad_accum_dtype"] = "fp32"
+    else:
+        how = "load the weights in float32 and set bf16=True"
+        trained = {p.dtype for p in model.parameters() if p.requires_grad}
+        dtype = next((each for each in _SIXTEEN_BITS if each in trained), None)
+        if dtype is None or accelerator.mixed_precision != "no": # engines make them float32
+            return None
+    dtype = dtype if keeps else torch.float32
+    return dict(dtype=str(dtype).removeprefix("torch."), how=how)
 
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #da0871da
 def unsupported_reason(accelerator: Accelerator, args) -> str:

@@ -4,8 +4,9 @@
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #a0021610
 from __future__ import annotations
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import inf, isfinite, isnan
@@ -20,16 +21,16 @@ from .dry_run import (
     leaves_of, no_gradient_checkpointing, reshard, restore_gradients, side_effect_free)
 from .gradient_cache import find_chunkable_modules, gradient_caching
 from .loss_facts import LossFacts, Strategy, counted_targets, numbers
-from .normalizer import common_ratio, signature_of, sums_rows
+from .normalizer import class_weights_of, common_ratio, signature_of, sums_rows
 from .target_logits import MOST, target_states
 from ..foundation.rows import (
     CollatedRows, StepRows, as_dict, fork_rng, num_rows_of, rng_state, same_batch)
 
 # %% auto #0
 __all__ = ['FAILURES', 'SEEDS', 'short_text', 'BatchResult', 'combine', 'Comparison', 'DryRun', 'shuffled', 'few_rows',
-           'random_splits', 'many_rows', 'verification_is_due', 'VerificationResult', 'fitting_strategies',
-           'collates_rows', 'without_padding_of_others', 'alignments_to_try', 'differing', 'verify_loss',
-           'find_chunked_modules']
+           'random_splits', 'WholeStep', 'fits_at_once', 'many_rows', 'verification_is_due', 'VerificationResult',
+           'fitting_strategies', 'collates_rows', 'without_padding_of_others', 'alignments_to_try', 'differing',
+           'verify_loss', 'find_chunked_modules']
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #04e39636
 # what a batch may raise that a loss, a model or a collator cannot take
@@ -144,6 +145,9 @@ class DryRun(Comparison):
         self.moved_in_chunks = [] # buffers that move differently there
         self.buffers = {} # that the last pass moved: name -> its values afterwards
         self.known_facts = LossFacts() # nothing
+        # of the last loss that had a gradient; and those that batches are counted by
+        self.found_weights = self.class_weights = None
+        self.processes = None # `Collectives`, where all processes verify the same rows
         self.trims = False # micro-batches are rows of a full batch, and will be shorter
         self.targets = None # of which logits are computed only, in micro-batches
         self.lengths = lengths # rows -> tokens of each; None: they are no rows
@@ -151,7 +155,23 @@ class DryRun(Comparison):
     def full_batch(self, rows: StepRows):
         "The rows as one batch, as the user's collator makes it."
         with fork_rng():
-            return self.adapter.prepare(rows.to_batch())
+            return self.adapter.prepare(self.collated(rows.to_batch))
+
+    def collated(self, make: Callable):
+        """What `make` collates, on all processes or on none.
+
+        If it fails on one of them it fails on all, which else would wait for that one."""
+        made = error = None
+        try:
+            made = make()
+        except FAILURES as raised:
+            error = raised
+        failed = self.processes and self.processes.sum(float(error is not None))[0]
+        if error is not None:
+            raise error
+        if failed:
+            raise RuntimeError("the collator fails on another process")
+        return made
 
     def has_unequal_lengths(self, rows: StepRows) -> bool: # or nobody knows
         lengths = None if self.lengths is None else self.lengths(rows.rows)
@@ -197,12 +217,15 @@ class DryRun(Comparison):
 
     def _result(self, batch, watch, by_value: bool, targets) -> BatchResult:
         given = self.adapter.weight_of(batch)
-        counts = counted_targets(batch) if given is None else {"given": given}
+        counts = {"given": given} if given is not None else counted_targets(
+            batch, self.class_weights)
         counts = dict(zip(counts, numbers(counts.values())))
         with watch:
             loss = self.adapter.loss(self.model, batch, self.count, targets)
         value, signature = float(loss.detach()), signature_of(loss)
-        is_sum = sums_rows(loss) # both before the graph is gone
+        is_sum = sums_rows(loss) # all before the graph is gone
+        if not by_value:
+            self.found_weights = class_weights_of(loss)
         gradient = torch.zeros(()) if by_value else self._gradient_of(loss)
         is_empty = isnan(value) and 0 in counts.values()
         if is_empty:
@@ -264,6 +287,17 @@ def random_splits(rows: int, index: int) -> list: # each two lists of row indice
     return splits
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #c30dd248
+class WholeStep(StepRows):
+    "All rows of a step, and the micro-batches in which it will be computed."
+    def __init__(self, rows: StepRows, micro_batches: list):
+        super().__init__(rows.rows, rows.collate, rows.loader_batches)
+        self.micro_batches, self.was_compared = micro_batches, False
+
+def fits_at_once(lengths: np.ndarray, tokens: int) -> np.ndarray: # bool (rows,)
+    "Whether the shortest rows, so many, are two micro-batches at most, or 1,024 tokens."
+    ordered = np.sort(lengths)
+    return ordered * np.arange(1, len(ordered) + 1) <= max(2 * tokens, 1024)
+
 def many_rows(rows: StepRows, lengths: np.ndarray, tokens: int) -> StepRows | None:
     """The shortest rows in micro-batches of so many tokens: as many rows as two of these
     hold, or as 1,024 tokens do.
@@ -271,8 +305,7 @@ def many_rows(rows: StepRows, lengths: np.ndarray, tokens: int) -> StepRows | No
     Half in any order (collators may sort rows, or leave out doubles, which have one
     length), half by length, as micro-batches are. None: they are one micro-batch."""
     order = np.argsort(lengths, kind="stable")
-    fitting = lengths[order] * np.arange(1, len(order) + 1) <= max(2 * tokens, 1024)
-    order = order[:max(4, fitting.sum())]
+    order = order[:max(4, fits_at_once(lengths, tokens).sum())]
     order = order[shuffled(len(order), 0)]
     half = len(order) // 2
     order[half:] = order[half:][np.argsort(lengths[order[half:]], kind="stable")]
@@ -363,7 +396,8 @@ def _splits_and_one_that_separates(dry_run: DryRun, found: VerificationResult,
 
 def _run_micro_batches(dry_run: DryRun, found: VerificationResult, rows, split, by_value=False):
     with fork_rng():
-        batches = [dry_run.micro_batch(rows, indices) for indices in split]
+        batches = dry_run.collated(
+            lambda: [dry_run.micro_batch(rows, indices) for indices in split])
         if dry_run.trims and not by_value:
             batches = [without_padding_of_others(each) for each in batches]
         batches = list(map(dry_run.adapter.prepare, batches))
@@ -401,7 +435,12 @@ def _verify_by_value(dry_run: DryRun, many: StepRows, found: VerificationResult)
     few, results = found.full, found.results
     try:
         full, = dry_run.run([dry_run.full_batch(many)], by_value=True)
-        _run_micro_batches(dry_run, found, many, split, by_value=True)
+        if isinstance(many, WholeStep):
+            prepared = [dry_run.adapter.prepare(copy(each)) for each in many.micro_batches]
+            found.results = dry_run.run(prepared, True, dry_run.targets)
+            many.was_compared = True
+        else:
+            _run_micro_batches(dry_run, found, many, split, by_value=True)
     except FAILURES: # as of a loss that takes gradients by itself
         found.results = results
         return
@@ -434,13 +473,13 @@ def without_padding_of_others(batch):
     return {name: each[:, kept] if torch.is_tensor(each) and each.shape[:2] == mask.shape
             else each for name, each in as_dict(batch).items()}
 
-def _verify_collator(result: VerificationResult, rows: StepRows):
+def _verify_collator(dry_run: DryRun, result: VerificationResult, rows: StepRows):
     "Whether a batch depends on more than its rows."
     with fork_rng(0):
-        before, first = rng_state(), rows.to_batch()
+        before, first = rng_state(), dry_run.collated(rows.to_batch)
         draws = rng_state() != before
     with fork_rng(0):
-        has_state = not same_batch(first, rows.to_batch())
+        has_state = not same_batch(first, dry_run.collated(rows.to_batch))
     if has_state:
         result.stateful.append("collator")
     result.facts["collator_is_random"] = draws or has_state
@@ -501,7 +540,7 @@ def verify_loss(
         if dry_run.takes_gradients and not dry_run.length(full.gradient): # as of no target
             return None
         if not index and not isinstance(rows, CollatedRows):
-            _verify_collator(result, rows)
+            _verify_collator(dry_run, result, rows)
     except FAILURES: # so it does without us, and training will say so
         return None
     is_random = result.facts.get("collator_is_random", facts.collator_is_random)

@@ -80,6 +80,7 @@ def tokenize_corpus(
     max_length: int | None = None, # longer examples are cut to this
     bad_rows: str = "raise", # or "skip" rows that hold no text
     encoding: str = "utf-8-sig", # of the text in the files
+    header: bool = True, # False: a csv or tsv has column_1, column_2, ... instead
     progress: bool = True, # a bar on stderr
 ) -> Dataset: # of `datasets`: `input_ids` and `length`, rows in the order of the files
     """Tokenize files once; shards of files that have not changed are left as they are.
@@ -88,6 +89,8 @@ def tokenize_corpus(
     finished before the first error is raised. Raises what reading a file raises."""
     folder, files = Path(folder), [str(path) for path in files]
     reading = {"column": column, "bad_rows": bad_rows, "encoding": encoding}
+    if not header: # shards of files with one keep their names
+        reading["header"] = header
     settings = reading | {"tokenizer": tokenizer_digest(tokenizer),
                           "max_length": max_length}
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -29,7 +29,7 @@ def rows_of_ids(
     source: FileSource | DatasetSource,
     window: list[tuple], # (file, (number, row)) of each row
     encode: Callable, # list of texts -> lists of ids; rows with ids do not need it
-    max_length: int | None, # such ids are cut to this
+    max_length: int | None, # such ids are truncated to this
     most: int, # tokens that a row may have
 ) -> list[dict]: # `input_ids`, and what else a row has beside texts
     """The rows of a window as a collator takes them.
@@ -49,52 +49,53 @@ def rows_of_ids(
         size = len(tokens[:max_length])
         if not 0 < size <= most:
             raise ValueError(
-                f"{source.row_name(file, number)} has {size} tokens, and a row needs "
-                f"one and may have {most}: give max_length= to cut, or leave it out")
+                f"{source.row_name(file, number)} has {size} tokens; allowed are 1 to "
+                f"{most}. Set max_length to truncate it, or leave it out.")
     return truncated
 
 # %% ../../nbs/bucketing/stream.ipynb #6b11fe5f
 def window_turns(
-    position: dict, # `todo`: (window, its cuts) to finish first; `next`: window after
+    position: dict, # `todo`: (window, its splits) to finish first; `next`: window after
     step: int, # to the window after that
-) -> Iterator[tuple]: # window, its cuts, and the position after it
-    "The windows of one reader: those to finish, then without end."
+) -> Iterator[tuple]: # window, its splits, and the position after it
+    "The windows of one process: those to finish, then without end."
     todo, following = position["todo"], position["next"]
-    for place, (window, cuts) in enumerate(todo, 1):
-        yield window, cuts, {"todo": todo[place:], "next": following}
+    for place, (window, splits) in enumerate(todo, 1):
+        yield window, splits, {"todo": todo[place:], "next": following}
     for window in itertools.count(following, step):
         yield window, [], {"todo": [], "next": window + step}
 
 # %% ../../nbs/bucketing/stream.ipynb #edafb97e
 def reshard_states(
-    states: Sequence[dict], # of all readers, from the same moment
-    number: int, # of the reader that goes on
-    readers: int,
-) -> dict: # its `todo`, `next` and `lanes`
-    "What readers left, for any other number of them."
+    states: Sequence[dict], # of all processes, from the same moment
+    rank: int, # of the process that goes on
+    world_size: int, # of the run that goes on
+) -> dict: # its position
+    "What processes left, for any other number of them."
     following = max(state["next"] for state in states)
-    todo, lanes = [], []
+    todo, readers, files = [], [], {}
     for state in states:
-        # windows of this reader that are before the one where all go on
-        passed_by = range(state["next"], following, state["reader"][1])
-        todo += state["todo"] + [[window, []] for window in passed_by]
-        lanes += [place for place in state["lanes"] if place not in lanes]
-    return {"todo": sorted(todo)[number::readers], "next": following + number,
-            "lanes": lanes}
+        # windows of this process that are before the one where all go on
+        skipped = range(state["next"], following, state["reader"][1])
+        todo += state["todo"] + [[window, []] for window in skipped]
+        readers += [place for place in state["lanes"] if place not in readers]
+        files |= state.get("files", {}) # states of earlier versions have none
+    return {"todo": sorted(todo)[rank::world_size], "next": following + rank,
+            "lanes": readers, "files": files}
 
 # %% ../../nbs/bucketing/stream.ipynb #cf2a975c
 def plan_window(
     stream: StreamingBatches,
     rows: list[dict], # of ids
     number: int, # of the window
-    readers: int, # the number of batches is a multiple of this
+    processes: int, # the number of batches is a multiple of this
 ) -> list[list[dict]]: # batches of rows
-    "Raises `ValueError` where rows are too few for so many readers."
-    if not rows: # all were taken by another number of readers
+    "Raises `ValueError` where rows are too few for so many processes."
+    if not rows: # all were taken by another number of processes
         return []
     lengths = [len(row["input_ids"]) for row in rows]
     # a window is shuffled by its number, as an epoch is
-    options = {"seed": stream.seed, "epoch": number, "multiple": readers}
+    options = {"seed": stream.seed, "epoch": number, "multiple": processes}
     if stream.pack is not None:
         packed_rows = max(1, (stream.token_budget or 0) // stream.pack)
         plan = pack_sequences(lengths, stream.pack, rows=packed_rows, **options)
@@ -108,15 +109,15 @@ def batches_left(
     windows: Iterator[tuple], # of `read_windows`: more rows, if they are needed
     number: int, # of the window
     rows: list[dict], # of it
-    cuts: Sequence, # of (readers, batches that each has taken), the present ones last
-) -> list[list[dict]]: # batches of rows; their number is a multiple of the readers'
+    splits: Sequence, # of (processes, batches that each has taken), the present ones last
+) -> list[list[dict]]: # batches of rows; their number is a multiple of the processes'
     "What is left of a window that was begun."
-    # each number of readers in turn plans what the one before it has left, as it did
-    for readers, taken in cuts:
+    # each number of processes in turn plans what the one before it has left, as it did
+    for processes, taken in splits:
         batches = None
         while batches is None:
             try:
-                batches = plan_window(stream, rows, number, readers)
+                batches = plan_window(stream, rows, number, processes)
             # too few rows are left: take those of the next window. Who goes on amid this
             # one comes here again, and takes the same
             except ValueError:
@@ -124,7 +125,7 @@ def batches_left(
                 if following is None:
                     raise
                 rows = rows + following[-1]
-        batches = batches[taken * readers:]
+        batches = batches[taken * processes:]
         rows = list(itertools.chain.from_iterable(batches))
     return batches
 
@@ -132,32 +133,38 @@ def batches_left(
 def read_windows(
     stream: StreamingBatches,
     turns: Iterator[tuple], # of `window_turns`
-    known: Sequence, # places in lanes: (lane, its state)
-) -> Iterator[tuple]: # number, cuts, what is left after it, rows of ids
+    known: Sequence, # places in readers: (reader, its state)
+    files: Mapping = {}, # checksums of the files that were read so far, by number
+) -> Iterator[tuple]: # number, splits, what is left after it, rows of ids
     "Windows, the next of which a thread reads and tokenizes meanwhile."
-    source, opened = stream.source, {}
+    source, opened, files = stream.source, {}, dict(files)
     encode = stream.tokenizer and token_encoder(stream.tokenizer, stream.max_length)
     most = stream.token_budget if stream.pack is None else stream.pack
 
+    def note_files(window):
+        for file in {file for file, _ in window} & source.checksums.keys():
+            files[str(file)] = source.checksums[file]
+
     def read():
-        number, cuts, left = next(turns)
-        lane, wanted = number % source.lanes, number // source.lanes
-        if lane not in opened: # at the latest known place that is not beyond
+        number, splits, left = next(turns)
+        reader, wanted = number % source.num_readers, number // source.num_readers
+        if reader not in opened: # at the latest known place that is not beyond
             states = [state for place, state in known
-                      if place == lane and state["window"] <= wanted]
+                      if place == reader and state["window"] <= wanted]
             states.sort(key=lambda state: state["window"])
-            opened[lane] = SourceReader(source, lane, stream.window)
-            opened[lane].setstate(states[-1] if states else None) # None: the start
-        while opened[lane].getstate()["window"] < wanted: # windows of other readers
-            next(opened[lane])
+            opened[reader] = SourceReader(source, reader, stream.window)
+            opened[reader].setstate(states[-1] if states else None) # None: the start
+        while opened[reader].getstate()["window"] < wanted: # windows of other processes
+            note_files(next(opened[reader]))
         # before the window is read, since who goes on amid it has to read it again
         places = [place for place in known if place[0] not in opened]
         places += [[n, windows.getstate()] for n, windows in opened.items()]
-        window = next(opened[lane], None)
+        window = next(opened[reader], None)
         if window is None:
             return None
+        note_files(window)
         rows = rows_of_ids(source, window, encode, stream.max_length, most)
-        return number, cuts, left | {"lanes": places}, rows
+        return number, splits, left | {"lanes": places, "files": dict(files)}, rows
 
     with ThreadPoolExecutor(1, "read-ahead") as thread:
         following = thread.submit(read)
@@ -169,15 +176,15 @@ def read_windows(
 class StreamingBatches(IterableDataset):
     """Files or an iterable data set as ready batches, padded or packed.
 
-    A stream is a sequence of windows. Window `n` is the next one of lane `n % lanes`,
-    where a lane is some of the files, or of the shards of a data set. With `shuffle`
+    A stream is a sequence of windows. Window `n` is the next one of reader
+    `n % num_readers`, where a reader has some of the files, or of the shards of a data set. With `shuffle`
     the stream has no end, and processes take turns at windows. Without, it is one
     pass, in which all processes share each window and get as many batches. Errors name
     the file and the line.
 
     Set `yields_rows` for a list of rows in place of each batch: `collator` makes of it
     the batch that would have come."""
-    batch_size = None # batches come ready-made
+    batch_size = None # it yields batches
     yields_rows = False
 
     def __init__(self,
@@ -186,14 +193,15 @@ class StreamingBatches(IterableDataset):
         tokenizer: Any = None,
         *,
         token_budget: int | None = None, # most tokens in a batch: rows x longest row
-        pack: int | None = None, # lay rows end to end, in rows of so many tokens
+        pack: int | None = None, # pack sequences into rows of this many tokens
         window: int = 20_000, # rows read ahead and planned together
-        max_length: int | None = None, # longer examples are cut to this
+        max_length: int | None = None, # longer examples are truncated to this
         column: str | None = None, # of the text, where rows have columns; None: found
         columns: Sequence[str] = (), # further columns of files to read, such as labels
         bad_rows: str = "raise", # or "skip" rows that hold no text
         encoding: str = "utf-8-sig", # of the text in files
-        shuffle: bool = True, # False: one pass, by length inside each window
+        header: bool = True, # False: a csv or tsv has column_1, column_2, ... instead
+        shuffle: bool = True, # False: one epoch, by length inside each window
         seed: int = 0, # of the order of files and batches
         rank: int | None = None, # None: as torch.distributed or the environment has it
         world_size: int | None = None, # number of processes; give it with `rank`
@@ -206,7 +214,7 @@ class StreamingBatches(IterableDataset):
             self.source = DatasetSource(source, shuffle, **options)
         else:
             self.source = FileSource(source, shuffle, seed=seed, columns=columns,
-                                     encoding=encoding, **options)
+                                     encoding=encoding, header=header, **options)
         self.tokenizer, self.max_length = tokenizer, max_length
         self.token_budget, self.pack = token_budget, pack
         self.window, self.seed = check_positive("window", window), seed
@@ -218,16 +226,16 @@ class StreamingBatches(IterableDataset):
     def __iter__(self) -> Iterator:
         info = get_worker_info()
         if info and info.num_workers > 1:
-            raise ValueError("one process reads a stream: use num_workers=0 or 1, the "
-                             "next window is read ahead by a thread")
+            raise ValueError("A stream is read by one process. Use num_workers=0 or 1; "
+                             "it prefetches in a thread.")
         start, self._restored = self._restored or self._beginning(), None
         self._position = start
-        rank, _ = self._readers()
-        for left, number, cuts, batches in self._windows(start):
-            *before, (readers, taken) = cuts
-            for taken, rows in enumerate(batches[rank::readers], taken + 1):
-                cut = [number, [*before, [readers, taken]]]
-                self._position = left | {"todo": [cut, *left["todo"]]}
+        rank, _ = self._sharing()
+        for left, number, splits, batches in self._windows(start):
+            *before, (processes, taken) = splits
+            for taken, rows in enumerate(batches[rank::processes], taken + 1):
+                split = [number, [*before, [processes, taken]]]
+                self._position = left | {"todo": [split, *left["todo"]]}
                 yield rows if self.yields_rows else self.collator(rows)
 
     def _process(self):
@@ -242,21 +250,22 @@ class StreamingBatches(IterableDataset):
         "The first window of this process, and how far it is to its next one."
         return (0, 1) if self.finite else self._process()
 
-    def _readers(self):
-        "Of the processes that share a window: the number of this one, and of all."
+    def _sharing(self):
+        "Of the processes that share a window: rank of this one, and how many they are."
         return self._process() if self.finite else (0, 1)
 
     def _beginning(self):
-        return {"todo": [], "next": self._turns()[0], "lanes": []}
+        return {"todo": [], "next": self._turns()[0], "lanes": [], "files": {}}
 
     def _windows(self, start):
-        "(position after it, number, cuts, batches left) of each window."
-        (_, step), (_, readers) = self._turns(), self._readers()
-        windows = read_windows(self, window_turns(start, step), start["lanes"])
-        for number, cuts, left, rows in windows:
-            if not cuts or cuts[-1][0] != readers:
-                cuts = [*cuts, [readers, 0]]
-            yield left, number, cuts, batches_left(self, windows, number, rows, cuts)
+        "(position after it, number, splits, batches left) of each window."
+        (_, step), (_, processes) = self._turns(), self._sharing()
+        windows = read_windows(
+            self, window_turns(start, step), start["lanes"], start["files"])
+        for number, splits, left, rows in windows:
+            if not splits or splits[-1][0] != processes:
+                splits = [*splits, [processes, 0]]
+            yield left, number, splits, batches_left(self, windows, number, rows, splits)
 
     def __length_hint__(self):
         # `list` and `sorted` ask for it, and would read a stream without end for ever
@@ -273,7 +282,7 @@ class StreamingBatches(IterableDataset):
         """Go on after the batch at which this process made `state`.
 
         Raises `ValueError` for a state of another stream or of another number of
-        processes, for which there is `load_state_dicts`."""
+        processes, for which there is `load_state_dicts`, and for a changed file."""
         self.load_state_dicts([state])
 
     def load_state_dicts(self,
@@ -282,20 +291,22 @@ class StreamingBatches(IterableDataset):
         """Go on where some processes stopped, with as many or any other number.
 
         With as many, each goes on with its own state. With another number, what was
-        not read is dealt out again. Raises `ValueError` if one is missing."""
-        _check_states(states, _settings(self), self.finite)
-        reader = list(self._process())
-        # one pass: the states of all processes are the same, and any will do
-        mine = [state for state in states if self.finite or state["reader"] == reader]
-        readers = {state["reader"][0] for state in states}
+        not read is distributed again. Raises `ValueError` if one is missing,
+        and for a file that was read before and has changed since."""
+        _check_states(states, self)
+        process = list(self._process())
+        # one epoch: the states of all processes are the same, and any will do
+        mine = [state for state in states if self.finite or state["reader"] == process]
+        ranks = {state["reader"][0] for state in states}
         if mine:
-            self._restored = {name: mine[0][name] for name in ("todo", "next", "lanes")}
-        elif len(readers) == states[0]["reader"][1]:
-            self._restored = reshard_states(states, *reader)
+            self._restored = {"files": {}} | {
+                name: mine[0][name] for name in self._beginning() if name in mine[0]}
+        elif len(ranks) == states[0]["reader"][1]:
+            self._restored = reshard_states(states, *process)
         else:
             raise ValueError(
-                f"{len(readers)} of the states of {states[0]['reader'][1]} readers: "
-                "give load_state_dicts those of all processes, from the same moment")
+                f"Got {len(ranks)} of the {states[0]['reader'][1]} states of a run. Pass "
+                "load_state_dicts the states of all processes, saved at the same step.")
 
 # %% ../../nbs/bucketing/stream.ipynb #aeaa3c40
 def _default_collator(tokenizer, pack):
@@ -307,16 +318,20 @@ def _default_collator(tokenizer, pack):
 def _settings(stream):
     "What must be the same for a state to be of use."
     names = "token_budget", "pack", "window", "max_length", "finite", "seed"
-    return {"source": stream.source.name, "lanes": stream.source.lanes,
+    return {"source": stream.source.name, "lanes": stream.source.num_readers,
             **{name: getattr(stream, name) for name in names}}
 
-def _check_states(states, settings, finite):
-    "Raise a `ValueError` for what is no state of this stream."
+def _check_states(states, stream):
+    "Raise a `ValueError` for what is no state of this stream, and for changed files."
+    settings, finite = _settings(stream), stream.finite
     for state in states:
         if state.get("settings") != settings:
-            raise ValueError(f"the state is of another stream: {state.get('settings')} "
-                             f"then, {settings} now")
-    # in one pass all processes are at the same batch
+            raise ValueError("The state belongs to a stream with other settings "
+                             f"({state.get('settings')} then, {settings} now). Build "
+                             "the stream as it was.")
+        # states of earlier versions have no checksums
+        stream.source.check_unchanged(state.get("files", {}))
+    # in one epoch all processes are at the same batch
     if finite and any(state["todo"] != states[0]["todo"] for state in states):
-        raise ValueError("the states are of different moments: in one pass all "
-                         "processes are at the same batch")
+        raise ValueError("The states were saved at different steps. Pass states of all "
+                         "processes from one checkpoint.")

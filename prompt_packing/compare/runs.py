@@ -176,7 +176,7 @@ METHODS["finetune"] = Method(
 
 # %% ../../nbs/compare/runs.ipynb #2d78218f
 TASK_OPTIONS = ("source", "text_columns", "label_column", "label_separator",
-                "encoding", "problem_type") # of `load_task`
+                "encoding", "header", "problem_type") # of `load_task`
 
 @dataclass(frozen=True)
 class Run:
@@ -202,6 +202,7 @@ class Run:
     label_column:str|tuple|None = None # of the task's file; None: found by its name
     label_separator:str|None = None # of several labels in one cell of the file
     encoding:str|None = None # of the task's file; None: UTF-8
+    header:bool = True # of a csv or tsv; False: columns are column_1, column_2, ...
     problem_type:str|None = None # of the task's file; None: found from the labels
     training:str = "" # further `TrainingArguments`, as JSON
     data:str = "" # digest of the task's rows: a changed file is a changed run
@@ -219,8 +220,9 @@ class Run:
         settings = asdict(self) | {"tried": 0}
         if self.data: # the digest covers the rows, and how their labels were read
             settings["source"] = None
-        for name in ("label_separator", "encoding"): # names of earlier runs lack them
-            if self.data or settings[name] is None:
+        # names of earlier runs lack them
+        for name, default in dict(label_separator=None, encoding=None, header=True).items():
+            if self.data or settings[name] == default:
                 del settings[name]
         text = json.dumps(settings, sort_keys=True)
         digits = hashlib.sha256(text.encode()).hexdigest()[:10]
@@ -395,7 +397,9 @@ def _save(model, inputs, folder, run):
     "Save model and tokenizer; the folder's name, or None where nothing is saved."
     if folder is None or not hasattr(model, "save_pretrained"):
         return None
-    model.config.text_columns = list(inputs.task.text_columns) # for `predict`
+    # for `predict`
+    model.config.text_columns = list(inputs.task.text_columns)
+    model.config.text_file = {"encoding": run.encoding, "header": run.header}
     model.save_pretrained(Path(folder) / run.name)
     # a prompt's tokenizer is saved with it, and has its length limit
     if getattr(model, "tokenizer", None) is None:

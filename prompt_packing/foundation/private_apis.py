@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.utils import _pytree
+from torch.utils.checkpoint import checkpoint
 
 # %% auto #0
 __all__ = ['BatchNorm', 'tree_flatten', 'tree_unflatten', 'tree_map', 'IF_THERE', 'computed_buffers', 'tensor_tables',
            'input_shape', 'attention_of', 'set_attention_of', 'set_sync', 'is_compiled', 'forward_without_autocast',
-           'row_indices', 'pinned', 'no_remote_code', 'check_mro', 'override', 'in_eval_mode']
+           'without_reentry', 'row_indices', 'pinned', 'no_remote_code', 'check_mro', 'override', 'in_eval_mode']
 
 # %% ../../nbs/foundation/private_apis.ipynb #f0e1a007
 BatchNorm = nn.modules.batchnorm._BatchNorm # the base of `SyncBatchNorm` too
@@ -61,6 +63,12 @@ def forward_without_autocast(model: nn.Module):
     return getattr(model, "_original_forward", None)
 
 # %% ../../nbs/foundation/private_apis.ipynb #f0e1a017
+def without_reentry(model: nn.Module) -> list[tuple[nn.Module, dict]]: # for `override`
+    "Layers with gradient checkpointing, and what makes it the kind that nests."
+    func = partial(checkpoint, use_reentrant=False)
+    return [(each, {"_gradient_checkpointing_func": func}) for each in model.modules()
+            if getattr(each, "gradient_checkpointing", False)]
+
 def row_indices(dataset: Any) -> Any:
     "The table of row indices of a data set that was filtered or shuffled; else None."
     return dataset._indices

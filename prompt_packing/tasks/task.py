@@ -24,8 +24,9 @@ from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from ..foundation.text_files import cell_text, file_format, read_table
 from .backbones import Package
-from .labels import (
-    METRICS, METRICS_OF, Labels, find_columns, find_labels, label_values)
+from prompt_packing.tasks.labels import (
+    METRICS, METRICS_OF, Labels, find_columns, find_labels, label_values,
+    row_of)
 
 _logger = logging.getLogger(__name__)
 
@@ -163,7 +164,8 @@ def _splits_of(data):
     if isinstance(data, Dataset):
         return {"train": data}
     if "train" not in data:
-        raise ValueError(f"there is no split train, but {', '.join(data) or 'none'}")
+        raise ValueError("there is no split or file train, which has the rows to train "
+                         f"on; there is {', '.join(data) or 'none at all'}")
     splits = {_SPLITS.get(split, split): rows for split, rows in data.items()}
     return splits | {split: data[split] for split in splits.keys() & data.keys()}
 
@@ -223,16 +225,19 @@ def _labelled(splits, name, text_columns, label_columns, given):
 # %% ../../nbs/tasks/task.ipynb #6ff0c3e5
 def _checked(table, labels, where):
     "The rows that have text, with labels as a model takes them."
-    columns, table = [*table.columns[:-1]], table.reset_index(drop=True)
-    texts = table[columns].astype(object)
-    texts = texts.where(texts.notna(), "").map(cell_text, where=where)
+    texts = table.drop(columns="label").astype(object)
+    texts = texts.where(texts.notna(), "")
+    for column in texts:
+        texts[column] = [cell_text(value, f"{where}: {row_of(texts, position)}")
+                         for position, value in enumerate(texts[column])]
     empty = (texts.map(str.strip) == "").any(axis=1)
     if empty.any():
         _logger.warning_once(f"{where}: {empty.sum():,} of {len(table):,} rows have an "
-                             f"empty text, the first is row {empty.argmax()} (from 0); "
-                             "they are left out")
-    values = pd.Series(label_values(table["label"], labels, where), dtype=object)
-    return texts.assign(label=values)[~empty].reset_index(drop=True)
+                             f"empty text, the first is {row_of(texts, empty.argmax())}"
+                             "; they are left out")
+    values = label_values(table["label"], labels, where)
+    texts["label"] = pd.Series(values, texts.index, dtype=object)
+    return texts[~empty].reset_index(drop=True)
 
 # %% ../../nbs/tasks/task.ipynb #a57b04e7
 _LABEL_TYPES = {"regression": Value("float32"),
@@ -254,14 +259,42 @@ def _place(text):
     return int.from_bytes(digest, "big") / 2**64
 
 # %% ../../nbs/tasks/task.ipynb #7bc1b672
-def _split_by_hash(rows, share):
+def _class_masks(labels, kind):
+    "For all rows, and for each class, which rows it has: [rows] of truths, by name."
+    masks = {None: np.ones(len(labels), bool)}
+    if kind.problem_type != "regression":
+        table = np.array(labels.tolist()) # [rows], or [rows, labels] of 0 and 1
+        for number, name in enumerate(kind.names):
+            masks[name] = table == number if table.ndim == 1 else table[:, number] > 0
+    return masks
+
+def _split_by_hash(rows, share, kind, where):
     "Training rows and rows for validation, by the words of their texts."
     pairs = rows.drop(columns="label").itertuples(index=False)
     places = np.array([_place("\t".join(pair)) for pair in pairs])
-    held_out = places < share
-    if held_out.all() == held_out.any(): # few rows, or one side of such a split
-        held_out = places <= np.quantile(places, share)
-    return {"train": rows[~held_out], "validation": rows[held_out]}
+    held_out = {*places[places < share]}
+    # by class, the places of its texts, from the lowest; equal texts have one place
+    of_class = {name: np.unique(places[mask]) for name, mask
+                in _class_masks(rows["label"], kind).items() if mask.any()}
+    lowest = {name: {*own[own <= np.quantile(own, share)]}
+              for name, own in of_class.items()}
+    for name, own in of_class.items():
+        if len(own) > 1 and not held_out & {*own}:
+            held_out |= lowest[name]
+    for name, own in of_class.items():
+        if held_out >= {*own}:
+            held_out -= {*own} - lowest[name] or {own[-1]}
+    if not held_out:
+        raise ValueError(f"{where}: no class has two texts, so no row can be held out "
+                         "for validation: add rows, give a folder with files train and "
+                         "validation, or validation=0")
+    if single := [name for name, own in of_class.items() if name and len(own) == 1]:
+        _logger.warning_once(
+            f"{where}: {len(single)} of {len(kind.names)} classes have one text each, "
+            f"such as {single[0]!r}: it is trained on, and the validation split has "
+            "none of the class")
+    chosen = np.isin(places, [*held_out])
+    return {"train": rows[~chosen], "validation": rows[chosen]}
 
 # %% ../../nbs/tasks/task.ipynb #a2d3bc1e
 _REVIEWS = { # task -> file in the package
@@ -321,6 +354,7 @@ def load_task(
     problem_type:str|None=None, # own rows: as in a model's config; None: found out
     validation:float=0.1, # share held out where there is no such split; 0: none
     encoding:str|None=None, # of your own files of text; None: UTF-8
+    header:bool=True, # own csv or tsv; False: its columns are column_1, column_2, ...
 ) -> Task:
     """Labelled sentences by name, from a table in a file, or a loaded data set.
 
@@ -331,10 +365,15 @@ def load_task(
     missing columns, a single class and a label outside the range, `FileNotFoundError`
     for no such task or file, `ConnectionError` if the hub or the index cannot be
     reached."""
+    if not 0 <= validation < 1:
+        raise ValueError(f"validation is {validation}: give the share of the rows to "
+                         "hold out, such as 0.1, or 0 for none")
     is_named, metrics = isinstance(name, str) and name in TASKS, None
     if is_named:
         labels, metrics, problem_type = TASKS[name].values()
-    splits, name, place = _find_splits(name, source, encoding=encoding or "utf-8-sig")
+    splits, name, place = _find_splits(
+        name, source, encoding=encoding or "utf-8-sig", header=header,
+        numbered=True)
     train, names = _table(splits["train"])
     texts, label_columns = find_columns(
         train, f"{name}, train", text_columns, label_column)
@@ -354,8 +393,8 @@ def load_task(
     tables = {split: _checked(table, kind, f"{name}, {split}")
               for split, table in tables.items()}
     if "validation" not in tables and validation:
-        tables = _split_by_hash(tables["train"], validation) | {
-            split: table for split, table in tables.items() if split != "train"}
+        where = f"{name}, train"
+        tables = _split_by_hash(tables.pop("train"), validation, kind, where) | tables
     data = DatasetDict({split: _dataset(table, kind, f"{name}, {split}")
                         for split, table in tables.items()})
     rows = tables["train"]["label"]

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['BudgetArguments', 'Seq2SeqTrainingArguments', 'TrainingArguments', 'ExactResumeMixin', 'Seq2SeqTrainer',
-           'TokenBudgetMixin', 'Trainer']
+           'TokenBudgetMixin', 'Trainer', 'measure_training']
 
 # %% ../../nbs/trainer/index.ipynb #bfd38537
+from .measure import measure_training
 from .resume import ExactResumeMixin
 from prompt_packing.trainer.trainer import (
     BudgetArguments, Seq2SeqTrainer, Seq2SeqTrainingArguments, TokenBudgetMixin,
@@ -14,4 +15,5 @@ from prompt_packing.trainer.trainer import (
 
 # %% ../../nbs/trainer/index.ipynb #6b169fab
 _all_ = ["BudgetArguments", "Seq2SeqTrainingArguments", "TrainingArguments",
-         "ExactResumeMixin", "Seq2SeqTrainer", "TokenBudgetMixin", "Trainer"]
+         "ExactResumeMixin", "Seq2SeqTrainer", "TokenBudgetMixin", "Trainer",
+         "measure_training"]

@@ -221,8 +221,9 @@ _fails_alone = (
     "without the others ({}). Gradients are exact.")
 
 _not_apart = (
-    "rows come packed from their collator, and this model does not keep their sequences "
-    "apart ({}): use pack= with a collator that pads, or another attn_implementation")
+    "The collator packs sequences, and this model attends across them ({}). Use a "
+    "collator that pads. If all layers of the model are attention, pack= or another "
+    "attn_implementation separates them too.")
 
 # %% ../../nbs/trainer/trainer.ipynb #49661e04
 class _SplitPredictionMixin:
@@ -337,6 +338,12 @@ class TokenBudgetMixin(_SplitPredictionMixin, _StepLoaderMixin):
         budget = getattr(self.args, "token_budget", None)
         return budget if isinstance(budget, int) else getattr(
             self._batcher, "token_budget", None)
+
+    @property
+    def micro_batch_overhead(self) -> int | None:
+        "Fixed cost of a micro-batch, in tokens; None where it was not measured."
+        return getattr(self._batcher, "micro_batch_overhead",
+                       getattr(self.args, "micro_batch_overhead", None))
 
     def _prepare_for_training(self, *args, **kwargs):
         "A model that cannot be trained on packed rows is refused before a step."
