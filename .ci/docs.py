@@ -131,6 +131,9 @@ def build():
     site.build()
     shutil.rmtree(docs, ignore_errors=True)
     shutil.move(proc / "_docs", docs)
+    missing = docs / "404.html" # is shown at any address, so its own links begin at the site's
+    missing.write_text(missing.read_text(encoding="utf-8").replace(
+        "<head>", f'<head><base href="{SITE}/">', 1), encoding="utf-8")
     for theme in (docs / "site_libs" / "themes").glob("*.css"):
         theme.write_text(FONT.sub("", theme.read_text(encoding="utf-8")), encoding="utf-8")
     return docs, [f"{page}: {link} leads nowhere" for page, link in site.broken]

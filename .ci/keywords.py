@@ -36,12 +36,12 @@ KEYWORDS = {
     "guides/coming_from": "packing=True, padding_free, bfd, flash attention, migrate",
     "trainer/index": (
         "TrainingArguments, options, custom collator, data_collator, MLM, masked language model, "
-        "Seq2Seq, T5, summarization, translation, predict, multi gpu, multiple GPUs, torch.compile, "
+        "Seq2Seq, T5, summarization, translation, predict, torch.compile, "
         "mixed precision, wandb, early stopping"),
     "cli/index": "command line, shell, terminal",
     "troubleshooting": (
         "NaN loss, CUDA out of memory, OOM, error, warning, hang, Windows, macOS, install fails"),
     "benchmarks/steps": "speed, throughput, seconds, tokens per second",
-    "benchmarks/gpu": "cuda, measure on a GPU",
+    "benchmarks/measure": "speed up, how much faster, my GPU, benchmark my model",
     "changelog": "renamed, breaking changes, versions",
 }

@@ -9,7 +9,7 @@ const PAGES = { // what is typed: pages that answer it
   "padding": "bucketing/index", "LSTM": "recurrent/index tutorials/recurrent_models",
   "gradient accumulation": "accumulation_loss/index", "prompt tuning": "prompt_tuning/index",
   "LoRA": "guides/peft", "SFTTrainer": "guides/trl",
-  "multiple GPUs": "trainer/index guides/multi_gpu", "multi gpu": "trainer/index guides/multi_gpu",
+  "multiple GPUs": "guides/multi_gpu", "multi gpu": "guides/multi_gpu",
   "resume": "guides/checkpoints", "out of memory": "bucketing/index trainer/index troubleshooting",
   "OOM": "bucketing/index troubleshooting", "speed up": "bucketing/index",
   "packing": "bucketing/index bucketing/packing",
