@@ -100,8 +100,12 @@ def verify_evaluation(dry_run: DryRun, few: StepRows, many: StepRows | None = No
     dry_run.micro_batch = lambda rows, indices: rows.to_batch(indices) # nothing is packed
     try:
         dry_run.run([dry_run.full_batch(few)])
-    except FAILURES: # without labels there is no loss that a split could change
-        return EvaluationFacts(normalizers=("rows",))
+    except FAILURES:
+        try:
+            dry_run.run([dry_run.full_batch(few)], by_value=True)
+        except FAILURES: # without labels there is no loss that a split could change
+            return EvaluationFacts(normalizers=("rows",))
+        return EvaluationFacts() # no gradient: in evaluation the model writes in place
     result = verify_loss(dry_run, dry_run.known_facts, few, many)
     if result is None or result.strategies and not result.is_conclusive:
         return None
