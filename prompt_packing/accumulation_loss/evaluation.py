@@ -102,8 +102,12 @@ def verify_evaluation(dry_run: DryRun, few: StepRows, many: StepRows | None = No
     try:
         dry_run.run([dry_run.full_batch(few)])
         dry_run.class_weights = dry_run.found_weights
-    except FAILURES: # without labels there is no loss that a split could change
-        return EvaluationFacts(normalizers=("rows",))
+    except FAILURES:
+        try:
+            dry_run.run([dry_run.full_batch(few)], by_value=True)
+        except FAILURES: # without labels there is no loss that a split could change
+            return EvaluationFacts(normalizers=("rows",))
+        return EvaluationFacts() # no gradient: in evaluation the model writes in place
     result = verify_loss(dry_run, dry_run.known_facts, few, many)
     if result is None or result.strategies and not result.is_conclusive:
         return None
