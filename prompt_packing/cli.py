@@ -465,25 +465,27 @@ def _csv(table, separator):
     return text.rstrip("\n")
 
 # %% ../nbs/cli/commands.ipynb #msr00002
-def training_rows(file: Path, model: str, column, label_column, encoding, max_length):
-    "Rows with token ids; the `Task` of their labels, or None; and their tokenizer, or None."
-    _, row = next(reader().table_rows(file, encoding=encoding))
+def training_rows(file: Path, model: str, column, label_column, max_length, **reading):
+    """Rows with token ids; the `Task` of their labels, or None; and their tokenizer, or None.
+
+    `reading` are options of `table_rows`."""
+    _, row = next(reader().table_rows(file, **reading))
     if "input_ids" in row:
         return reader().read_table(file)[["input_ids"]].to_dict("records"), None, None
-    encode = chapter("tasks").load_tokenizer(model)
-    if label_column or {*_labels} & {name.lower() for name in row}:
-        task = chapter("tasks").load_task(
-            file, text_columns=column, label_column=label_column, validation=0,
-            encoding=encoding)
+    encode = load_folder("tasks").load_tokenizer(model)
+    is_kind = any({*names} <= {*row} for names in sources().ROW_KINDS) # such as chats
+    has_label = {*reader().LABEL_COLUMNS} & {name.lower() for name in row}
+    if label_column or has_label and not is_kind:
+        task = load_folder("tasks").load_task(
+            file, text_columns=column, label_column=label_column, validation=0, **reading)
         return task.encode(encode, max_length)["train"], task, encode
-    rows = zip(range(20_000), reader().file_texts(file, column, encoding=encoding))
-    texts = [row["text"] for _, (_, row) in rows]
-    ids = encode(texts, truncation=True, max_length=max_length)["input_ids"]
-    return [{"input_ids": each} for each in ids], None, encode
+    ids = sources().file_token_ids(
+        [file], encode, column=column, max_length=max_length, **reading)
+    return [{"input_ids": each} for each in itertools.islice(ids, 20_000)], None, encode
 
 def training_model(name: str, task, transformers):
     "A model with the head that the rows need, in float32."
-    load_from, head = chapter("tasks.backbones").load_from, {}
+    load_from, head = load_folder("tasks.backbones").load_from, {}
     config = load_from(name, transformers.AutoConfig)
     auto = transformers.AutoModelForCausalLM
     if task:
@@ -520,18 +522,20 @@ def measure(
     column: Column = None,
     label_column: Annotated[str, Option(help="[default: found]")] = None,
     encoding: Encoding = UTF_8,
+    no_header: NoHeader = False,
     plot: Annotated[Path, Option(dir_okay=False, help="a bar chart, as png or svg")] = None,
 ):
     "Measure what a token budget and packing gain in training a model on a file."
-    check_columns(file, [name for name in (column, label_column) if name], encoding)
+    reading = {"encoding": encoding, "header": not no_header}
+    check_columns(file, [name for name in (column, label_column) if name], **reading)
     rows, task, encode = training_rows(
-        file, model, column, label_column, encoding, max_length)
+        file, model, column, label_column, max_length, **reading)
     network = training_model(model, task, import_module("transformers"))
     pad = encode.pad_token_id if encode else network.config.pad_token_id or 0
     network.config.pad_token_id = pad # by which a decoder finds the end of a text
-    collate = chapter("bucketing").PaddedCollator(
+    collate = load_folder("bucketing").PaddedCollator(
         encode, pad_token_id=pad, labels_from_ids=task is None)
-    trainer, flags = chapter("trainer.measure"), dict(
+    trainer, flags = load_folder("trainer.measure"), dict(
         bf16=bf16, gradient_checkpointing=gradient_checkpointing)
     table = trainer.measure_training(
         network, rows, collator=collate, batch_size=batch_size, token_budget=token_budget,
