@@ -23,7 +23,7 @@ from .target_logits import on_target_logits
 from ..foundation.private_apis import forward_without_autocast, override, set_sync
 
 # %% auto #0
-__all__ = ['TrainerAdapter', 'Collectives', 'add_up_in_float32', 'unsupported_reason']
+__all__ = ['Engine', 'TrainerAdapter', 'Collectives', 'add_up_in_float32', 'unsupported_reason']
 
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #exchg002
 @contextmanager
@@ -34,38 +34,20 @@ def exchanging_gradients(model: torch.nn.Module) -> Iterator[None]:
     with override(wrapper, require_backward_grad_sync=True) if is_wrapper else nullcontext():
         yield
 
-# %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #0fd428d1
-class TrainerAdapter:
-    "A Trainer as those see it who decide how steps are computed."
-    def __init__(self, trainer, training_step: Callable, overrides: set = frozenset()):
-        # with `ExactLossMixin`; transformers' step; and methods of the user's that see
-        # batches before us
-        self._trainer, self._training_step = trainer, training_step
-        self.prepare = trainer._prepare_inputs
-        # (rows, some of their indices) -> a micro-batch as it is computed: packed, say
-        self.micro_batch = getattr(
-            trainer, "make_micro_batch", lambda rows, indices: rows.to_batch(indices))
-        self.overrides, self.overrides_step = overrides, "training_step" in overrides
-        self._is_sharded = None # not known yet
-        self.packs = bool(getattr(trainer.args, "pack", None)) # rows into one
-        self.main_input = getattr(trainer.model, "main_input_name", "input_ids")
+# %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #eng1ne01
+class Engine:
+    "What runs the model of a Trainer: nothing, DDP, FSDP2, DeepSpeed, `torch.compile`."
+    def __init__(self, trainer):
+        self._trainer, self._is_sharded = trainer, None # not known yet
 
-    def splits_steps(self) -> bool: # with `TokenBudgetMixin`
-        "Whether a step may be computed in other parts than its micro-batches."
-        return getattr(self._trainer, "splits_steps", bool)()
+    def unwrap(self, model) -> torch.nn.Module: # without wrappers
+        # nor the compiled one, which is around the wrapper of several processes
+        return self._trainer.accelerator.unwrap_model(model, keep_torch_compile=False)
 
     @property
     def steps_in_backward(self) -> bool:
         "Whether an engine (DeepSpeed) keeps the gradients, and steps with the last ones."
         return self._trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
-
-    def runs_ahead(self, model) -> bool:
-        "Whether an override of `training_step` has gradients from its first call on."
-        return self.overrides_step and not self.needs_equal_counts(model) # of an engine
-
-    def has_gradients(self) -> bool:
-        gradients = (p.grad for p in self._trainer.model.parameters())
-        return any(each is not None and float(each.norm()) > 0 for each in gradients)
 
     @property
     def gathered_dtypes(self) -> set:
@@ -85,6 +67,34 @@ class TrainerAdapter:
         "Whether gradients are reduced, and stay sharded, after each: an option of accelerate."
         options = self._trainer.accelerator.gradient_state.plugin_kwargs
         return bool(options.get("sync_each_batch", False))
+
+# %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #0fd428d1
+class TrainerAdapter(Engine):
+    "A Trainer as those see it who decide how steps are computed."
+    def __init__(self, trainer, training_step: Callable, overrides: set = frozenset()):
+        # with `ExactLossMixin`; transformers' step; and methods of the user's that see
+        # batches before us
+        super().__init__(trainer)
+        self._training_step = training_step
+        self.prepare = trainer._prepare_inputs
+        # (rows, some of their indices) -> a micro-batch as it is computed: packed, say
+        self.micro_batch = getattr(
+            trainer, "make_micro_batch", lambda rows, indices: rows.to_batch(indices))
+        self.overrides, self.overrides_step = overrides, "training_step" in overrides
+        self.packs = bool(getattr(trainer.args, "pack", None)) # rows into one
+        self.main_input = getattr(trainer.model, "main_input_name", "input_ids")
+
+    def splits_steps(self) -> bool: # with `TokenBudgetMixin`
+        "Whether a step may be computed in other parts than its micro-batches."
+        return getattr(self._trainer, "splits_steps", bool)()
+
+    def runs_ahead(self, model) -> bool:
+        "Whether an override of `training_step` has gradients from its first call on."
+        return self.overrides_step and not self.needs_equal_counts(model) # of an engine
+
+    def has_gradients(self) -> bool:
+        gradients = (p.grad for p in self._trainer.model.parameters())
+        return any(each is not None and float(each.norm()) > 0 for each in gradients)
 
     @property
     def verify_every(self) -> int | None: # steps
@@ -115,10 +125,6 @@ class TrainerAdapter:
     def state_preserved(self):
         "Attributes of the Trainer are afterwards what they were."
         return trainer_state_preserved(self._trainer)
-
-    def unwrap(self, model) -> torch.nn.Module: # without wrappers
-        # nor the compiled one, which is around the wrapper of several processes
-        return self._trainer.accelerator.unwrap_model(model, keep_torch_compile=False)
 
     def count(self, batches: list): # `num_items_in_batch` of this process's batches
         with override(self._trainer.args, average_tokens_across_devices=False):
