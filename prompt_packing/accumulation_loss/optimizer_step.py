@@ -312,8 +312,6 @@ class StrategyChooser:
         self.findings, self.adapter, self.processes = findings, adapter, processes
         self.rows = StepRowsChooser(adapter, processes)
         self.recorder = VerificationRecorder(findings, adapter)
-        # whose micro-batches were all verified; whether others have been computed
-        self.verified_step, self.has_unverified_steps = None, False
 
     def dry_run(self, model, count) -> DryRun:
         return DryRun(self.adapter.unwrap(model), self.adapter, count, self.rows.lengths,
@@ -333,8 +331,6 @@ class StrategyChooser:
         is_first = not (facts.num_verifications or is_one_micro_batch)
         many = self.rows.many(step) if is_first and self.rows.can_join(step) else None
         result = verify_loss(dry_run, facts, rows, many, is_one_micro_batch)
-        if isinstance(many, WholeStep) and many.was_compared:
-            self.verified_step = step
         # 0 fits 0: as if nobody had verified
         is_vain = result is None or bool(result.strategies) and not result.is_conclusive
         if self.processes.sum(float(is_vain))[0]:
@@ -342,8 +338,7 @@ class StrategyChooser:
         self.recorder.record(result, dry_run, rows, step, is_one_micro_batch)
         self.findings.set(self.processes.of_first(self.findings.facts))
         is_contradicted = before.is_split and not self.findings.facts.is_split
-        was_whole = self.verified_step is not None and not self.has_unverified_steps
-        if is_contradicted and before.num_verifications and not was_whole:
+        if is_contradicted and before.num_verifications: # equal losses prove no gradient
             self.findings.report("contradicted")
 
     def why_no_full_batch(self, model, step: OptimizerStep) -> str: # '' if it can
@@ -368,7 +363,6 @@ class StrategyChooser:
 
     def choose(self, model, step: OptimizerStep) -> Strategy:
         "How a step is computed first: as a full batch while nothing is known."
-        self.has_unverified_steps |= step is not self.verified_step
         strategy = self.findings.facts.strategy
         if strategy not in (Strategy.UNKNOWN, Strategy.FULL_BATCH):
             return strategy

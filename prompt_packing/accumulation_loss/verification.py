@@ -291,7 +291,7 @@ class WholeStep(StepRows):
     "All rows of a step, and the micro-batches in which it will be computed."
     def __init__(self, rows: StepRows, micro_batches: list):
         super().__init__(rows.rows, rows.collate, rows.loader_batches)
-        self.micro_batches, self.was_compared = micro_batches, False
+        self.micro_batches = micro_batches
 
 def fits_at_once(lengths: np.ndarray, tokens: int) -> np.ndarray: # bool (rows,)
     "Whether the shortest rows, so many, are two micro-batches at most, or 1,024 tokens."
@@ -438,7 +438,6 @@ def _verify_by_value(dry_run: DryRun, many: StepRows, found: VerificationResult)
         if isinstance(many, WholeStep):
             prepared = [dry_run.adapter.prepare(copy(each)) for each in many.micro_batches]
             found.results = dry_run.run(prepared, True, dry_run.targets)
-            many.was_compared = True
         else:
             _run_micro_batches(dry_run, found, many, split, by_value=True)
     except FAILURES: # as of a loss that takes gradients by itself
