@@ -86,6 +86,9 @@ MESSAGES: dict[str, tuple[Exactness, str]] = { # code -> (exactness, text)
     "collectives_accumulated": (_I, "The loss calls torch.distributed itself and sees one "
         "loader batch per process at a time, not the full batch. Set "
         "gradient_accumulation_steps=1 and a larger per_device_train_batch_size."),
+    "gathers_metrics": (_E, "compute_loss gathers values of all processes "
+        "(accelerator.gather). A process sees its own alone while a step is computed, so "
+        "metrics that are made of them are those of the first process. Gradients are exact."),
     "not_split": (_E, "token_budget has no effect: micro-batches do not give the full-batch "
         "gradient of this loss, and smaller ones would be further from it."),
     "no_budget": (_E, "The dataloader returns pre-collated batches, so token_budget and "

@@ -144,14 +144,24 @@ class TrainerAdapter(Engine):
         if wrap is not None:
             attributes["compute_loss"] = wrap(
                 attributes.get("compute_loss", trainer.compute_loss))
+        # what a loss gathers: processes may make different numbers of micro-batches
+        gather = {"gather": self._noted(trainer.accelerator.gather)} if (
+            PartialState().num_processes > 1) else {}
         # with `average_tokens_across_devices` transformers multiplies a loss by the
         # number of processes; losses of object detection divide by that number
         with override(trainer.args, gradient_accumulation_steps=1,
                       average_tokens_across_devices=False), \
                 override(trainer, current_gradient_accumulation_steps=1, **attributes), \
+                override(trainer.accelerator, **gather), \
                 override(PartialState(), num_processes=1,
                          distributed_type=DistributedType.NO):
             yield
+
+    def _noted(self, gather: Callable) -> Callable:
+        def noted(*args, **kwargs):
+            self._trainer.findings.report("gathers_metrics")
+            return gather(*args, **kwargs)
+        return noted
 
     def loss(self, bare: torch.nn.Module, batch, count,
              targets: str | None = None) -> torch.Tensor:
