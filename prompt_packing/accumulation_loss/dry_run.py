@@ -28,6 +28,7 @@ __all__ = ['NoDropout', 'no_gradient_checkpointing', 'is_sharded', 'reshard', 'P
 # %% ../../nbs/accumulation_loss/dry_run.ipynb #f372316f
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
              "feature_dropout", "feature_alpha_dropout"}
+_RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"} # their one float is a rate of dropout
 
 _drops = WeakKeyDictionary() # model -> {in training mode: whether it may drop something}
 
@@ -46,6 +47,9 @@ class NoDropout(TorchFunctionMode):
         if name == "scaled_dot_product_attention":
             self.met |= kwargs.get("dropout_p", 0.0) > 0
             kwargs["dropout_p"] = 0.0
+        if name in _RECURRENT: # between their layers
+            self.met |= any(isinstance(each, float) and each > 0 for each in args)
+            args = [0.0 if isinstance(each, float) else each for each in args]
         return func(*args, **kwargs)
 
 # %% ../../nbs/accumulation_loss/dry_run.ipynb #9d298f71
