@@ -57,9 +57,10 @@ MESSAGES: dict[str, tuple[Exactness, str]] = { # code -> (exactness, text)
     "unverified_step": (_U, "{reason}. The full batch cannot be computed to verify it, "
         "since no module of the model can run in chunks. This step may be inexact. Define "
         "loss_normalizer(self, model, inputs)."),
-    "unverified_constant": (_U, "Every micro-batch is divided by the same number as the "
-        "full batch: by a constant, or by a bound of a count that larger steps would "
-        "exceed. Micro-batch losses are summed, and this could not be verified. Define "
+    "unverified_constant": (_U, "The loss of every micro-batch is divided by the same "
+        "number as that of the full batch: a constant, or a bound of a count that larger "
+        "steps would exceed. Micro-batch losses are summed, and this could not be "
+        "verified. Define "
         "loss_normalizer(self, model, inputs) to settle it."),
     "random_loss": (_U, "The loss draws random numbers, others for each micro-batch than "
         "for the full batch, so it could not be verified. Instead, {description}. To be "
@@ -89,17 +90,18 @@ MESSAGES: dict[str, tuple[Exactness, str]] = { # code -> (exactness, text)
     "gathers_metrics": (_E, "compute_loss gathers values of all processes "
         "(accelerator.gather). A process sees its own alone while a step is computed, so "
         "metrics that are made of them are those of the first process. Gradients are exact."),
-    "not_split": (_E, "token_budget has no effect: micro-batches do not give the full-batch "
-        "gradient of this loss, and smaller ones would be further from it."),
+    "not_split": (_E, "token_budget has no effect: with this loss smaller micro-batches "
+        "would be further from the full-batch gradient. Another message says whether the "
+        "gradients are exact."),
     "no_budget": (_E, "The dataloader returns pre-collated batches, so token_budget and "
         "pack have no effect. Gradients are exact. To use them, pass rows and a "
         "data_collator."),
     "unknown_lengths": (_E, "token_budget has no effect: the lengths of the rows are "
         "unknown ({reason}). Gradients are exact. To split steps, pass length_fn."),
-    "training_step": (_E, "A step is computed with the last loader batch that training_step "
-        "passes on, because it changes them or because an engine shards gradients. Code "
-        "that reads gradients earlier sees none. Change batches in _prepare_inputs or "
-        "compute_loss, or read gradients in on_pre_optimizer_step."),
+    "training_step": (_E, "All micro-batches of a step are computed when training_step has "
+        "passed on the last loader batch, because it changes batches or because an engine "
+        "shards gradients. Code that reads gradients earlier sees none. Change batches in "
+        "_prepare_inputs or compute_loss, or read gradients in on_pre_optimizer_step."),
     "no_super": (_I, "training_step does not call super().training_step, so gradients are "
         "not corrected for accumulation. Call it, or remove ExactLossMixin."),
     "second_pass": (_U, "training_step calls super().training_step more than once per "
