@@ -114,7 +114,7 @@ class OutputFolder:
         return staging_path(self.path(self.step), unique=self.run)
 
     @contextmanager
-    def writing(self, step: int) -> Iterator[Path]: # the checkpoint, aside
+    def writing(self, step: int) -> Iterator[Path]: # the checkpoint, in the staging folder
         """All processes write a checkpoint in the block, and `commit` at its end.
 
         Raises `OSError`, which says what is whole, where there is no room for it."""
@@ -125,28 +125,28 @@ class OutputFolder:
             raise self._not_written(error) from error
         except RuntimeError as error:
             # on a full disk torch names a position of a stream, and no file
-            words = ("PytorchStreamWriter", "inline_container", "iostream")
-            if not any(word in str(error) for word in words):
+            markers = ("PytorchStreamWriter", "inline_container", "iostream")
+            if not any(marker in str(error) for marker in markers):
                 raise
             raise self._not_written("a file could not be written to its end") from error
         finally:
-            # another process has put it in place, or there was an error: make room
+            # another process has committed it, or there was an error: make room
             if self.state is SaveState.STAGED:
                 self.state = SaveState.IDLE
                 shutil.rmtree(self.staging, ignore_errors=True)
 
     def _not_written(self, reason: Exception | str) -> OSError:
-        whole = [path.name for path in checkpoints_in(self.folder).values()]
+        complete = [path.name for path in checkpoints_in(self.folder).values()]
         return OSError(
             f"checkpoint-{self.step} could not be written to {self.folder} ({reason}); "
-            f"{', '.join(whole) or 'none'} is whole. Make room, and train again with "
+            f"{', '.join(complete) or 'none'} is whole. Make room, and train again with "
             "resume_from_checkpoint=True")
 
     def commit(self, state: TrainerState, place: str) -> None:
         "The end of `writing`, when all processes have written; `place` is of them all."
         best = self.best = state.best_global_step
         if best and (best == self.step or self.path(best).is_dir()):
-            state.best_model_checkpoint = str(self.path(best)) # transformers: aside
+            state.best_model_checkpoint = str(self.path(best)) # transformers: in the staging folder
         with self.accelerator.main_process_first():
             if self.accelerator.is_local_main_process:
                 self._publish(state, place)
@@ -154,28 +154,28 @@ class OutputFolder:
 
     def _publish(self, state: TrainerState, place: str) -> None:
         target = self.path(self.step)
-        part = self.staging / target.name
-        if not part.is_dir():
+        staged = self.staging / target.name
+        if not staged.is_dir():
             return # the hosts share a disk, and the main process has done it
-        (part / POSITION_FILE).write_text(place, encoding="utf-8")
-        if (part / STATE_FILE).is_file():
-            state.save_to_json(str(part / STATE_FILE)) # with the best one's path
+        (staged / POSITION_FILE).write_text(place, encoding="utf-8")
+        if (staged / STATE_FILE).is_file():
+            state.save_to_json(str(staged / STATE_FILE)) # with the best one's path
         if target.is_dir() and not (target / STATE_FILE).is_file():
             # a user's files are kept; transformers marks a checkpoint on SIGTERM so
-            marks = ("checkpoint-is-incomplete.txt", *os.listdir(part))
-            shutil.copytree(target, part, dirs_exist_ok=True,
+            marks = ("checkpoint-is-incomplete.txt", *os.listdir(staged))
+            shutil.copytree(target, staged, dirs_exist_ok=True,
                             ignore=shutil.ignore_patterns(*marks))
-        write_manifest(part, checksums=target.exists())
+        write_manifest(staged, checksums=target.exists())
         if target.exists():
-            publish(part, target)
+            publish(staged, target)
         else:
-            os.rename(part, target)
+            os.rename(staged, target)
         self.staging.rmdir()
         self.state = SaveState.COMMITTED
 
     def finish(self) -> None:
         """At the end of a step, when callbacks have changed what they want to change:
-        checksums of the checkpoint that this process has put in place; old ones go."""
+        checksums of the checkpoint that this process has committed; old ones go."""
         if self.state is SaveState.COMMITTED and self.path(self.step).is_dir():
             write_manifest(self.path(self.step))
             self.rotate()

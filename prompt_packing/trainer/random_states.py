@@ -23,7 +23,7 @@ from ..foundation.rows import (
 from .loaders import StepDataLoader
 
 # %% auto #0
-__all__ = ['get_random_state', 'set_random_state', 'RngRecordingCollator', 'RngRecordingSampler', 'record_rng', 'parts_of',
+__all__ = ['get_random_state', 'set_random_state', 'RngRecordingCollator', 'RngRecordingSampler', 'record_rng', 'members_of',
            'state_of', 'made_generator', 'set_state', 'OwnGenerators', 'own_generators', 'draws_in_workers']
 
 # %% ../../nbs/trainer/random_states.ipynb #cb798460
@@ -117,7 +117,7 @@ _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rand
 _CLOSED = (str, bytes, int, float, np.ndarray, torch.Tensor, torch.nn.Module, type,
            ModuleType, IOBase, PreTrainedTokenizerBase, SeedableRandomSampler)
 
-def parts_of(thing: Any) -> dict[str, Any]:
+def members_of(thing: Any) -> dict[str, Any]:
     "What an object holds, by name: attributes, entries, arguments, closure, globals."
     if isinstance(thing, _CLOSED):
         return {}
@@ -129,14 +129,14 @@ def parts_of(thing: Any) -> dict[str, Any]:
     if isinstance(thing, MethodType):
         return {"__self__": thing.__self__}
     if isinstance(thing, FunctionType):
-        return _parts_of_function(thing)
+        return _members_of_function(thing)
     called = [vars(cls).get(name) for cls in type(thing).__mro__
               for name in ("__call__", "__getitem__", "__iter__")]
     functions = [f for f in called if isinstance(f, FunctionType)]
     of_class = {name: value for f in functions for name, value in _globals_of(f).items()}
     return of_class | dict(getattr(thing, "__dict__", {}))
 
-def _parts_of_function(function: FunctionType) -> dict[str, Any]:
+def _members_of_function(function: FunctionType) -> dict[str, Any]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or ())
     closure = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
     return _globals_of(function) | closure | {
@@ -191,8 +191,8 @@ def set_state(generator: Any, saved: dict) -> None:
     if saved["kind"] == "torch":
         generator.set_state(torch.tensor([*bytes.fromhex(state)], dtype=torch.uint8))
     elif saved["kind"] == "random":
-        version, words, gauss = state
-        generator.setstate((version, tuple(words), gauss))
+        version, key, gauss = state
+        generator.setstate((version, tuple(key), gauss))
     elif saved["kind"] == "RandomState":
         generator.set_state(state)
     else:
@@ -227,8 +227,8 @@ class OwnGenerators:
                 elif isinstance(thing, _GENERATORS) or _is_iterator(thing):
                     unsaved.append(path)
                 else:
-                    deeper += [(f"{path}.{name}", part)
-                               for name, part in parts_of(thing).items()]
+                    deeper += [(f"{path}.{name}", member)
+                               for name, member in members_of(thing).items()]
             level = deeper
         return found, unsaved
 
@@ -250,7 +250,7 @@ class OwnGenerators:
         *names, last = path.split(".")
         holder = self.roots
         for name in names:
-            holder = holder[name] if holder is self.roots else parts_of(holder)[name]
+            holder = holder[name] if holder is self.roots else members_of(holder)[name]
         if vars(holder)[last] is not None:
             raise ValueError(f"{path} is no generator")
         setattr(holder, last, made_generator(saved))

@@ -98,7 +98,7 @@ class RunState:
     world_size: int = 1
 
     @property
-    def is_aside(self) -> bool: # a checkpoint is being written
+    def is_staging(self) -> bool: # a checkpoint is being written
         return self.output is not None and self.output.state is SaveState.STAGED
 
     def adopt(self, checkpoint: str | None, args: TrainingArguments) -> None:
@@ -212,12 +212,12 @@ _NOT_RESTORED = (
     "with dataloader_num_workers=0.")
 
 # %% ../../nbs/trainer/resume.ipynb #8ef634b6
-class _WholeCheckpointMixin:
+class _AtomicCheckpointMixin:
     "Once a checkpoint `_save_checkpoint`, which calls the others."
     def _save_checkpoint(self, model, trial):
-        "transformers writes it aside; then all processes put it in place."
+        "transformers writes it into a staging folder; then all processes commit it."
         run, step = self._run_state, self.state.global_step
-        if run.output is None: # by hand, outside of a training
+        if run.output is None: # called outside of a training
             return super()._save_checkpoint(model, trial)
         if run.open_step == step: # half a step cannot be resumed
             run.saves_after_step = True
@@ -232,12 +232,12 @@ class _WholeCheckpointMixin:
             super()._save_checkpoint(model, trial)
             run.output.commit(
                 self.state, run.position_json(self.accelerator, losses))
-        if self.args.push_to_hub: # it was aside when transformers did
+        if self.args.push_to_hub: # it was in the staging folder when transformers did
             super()._push_from_checkpoint(str(run.output.path(step)))
 
     def _get_output_dir(self, trial):
         "Where transformers writes a checkpoint."
-        if self._run_state.is_aside:
+        if self._run_state.is_staging:
             return str(self._run_state.output.staging)
         return super()._get_output_dir(trial)
 
@@ -252,12 +252,12 @@ class _WholeCheckpointMixin:
                     super()._save_rng_state(os.path.join(output_dir, folder))
 
     def _push_from_checkpoint(self, checkpoint_folder):
-        "What is pushed is the checkpoint in place."
-        if not self._run_state.is_aside:
+        "What is pushed is the committed checkpoint."
+        if not self._run_state.is_staging:
             super()._push_from_checkpoint(checkpoint_folder)
 
 # %% ../../nbs/trainer/resume.ipynb #922392a9
-class ExactResumeMixin(_WholeCheckpointMixin):
+class ExactResumeMixin(_AtomicCheckpointMixin):
     """Checkpoints whole or not at all; a resumed run ends like an uninterrupted one.
 
     Put it before a Trainer: `class T(ExactResumeMixin, transformers.Trainer)`. With

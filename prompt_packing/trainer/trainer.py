@@ -41,7 +41,7 @@ __all__ = ['parse_argument', 'BudgetArguments', 'TrainingArguments', 'Seq2SeqTra
            'Trainer', 'Seq2SeqTrainer']
 
 # %% ../../nbs/trainer/trainer.ipynb #7d6dc1d7
-_WORDS = {"true": True, "false": None, "none": None, "null": None}
+_LITERALS = {"true": True, "false": None, "none": None, "null": None}
 _ALLOWED = {"token_budget": "an integer or 'auto'", "pack": "an integer or True"}
 
 def parse_argument(
@@ -52,7 +52,7 @@ def parse_argument(
     "What an argument means. Raises `TypeError` or `ValueError`, which name it."
     if isinstance(value, str):
         text = value.strip()
-        value = _WORDS.get(text.lower(), text)
+        value = _LITERALS.get(text.lower(), text)
         if text.lstrip("+-").replace("_", "").isdecimal():
             value = int(text)
     if value is None or value is False:
@@ -84,7 +84,7 @@ class BudgetArguments:
         "Tokens of an optimizer step on all devices together, on average, without "
         "padding. Stratified like rows_per_step."})
     micro_batch_overhead: int | None = field(default=None, metadata={"help":
-        "Fixed cost of a micro-batch besides its tokens, in tokens. "
+        "Overhead of a micro-batch besides its tokens, in tokens. "
         "None: measured before the first step that is split."})
 
     def __post_init__(self):
@@ -119,10 +119,10 @@ class Seq2SeqTrainingArguments(BudgetArguments, transformers.Seq2SeqTrainingArgu
 
 # %% ../../nbs/trainer/trainer.ipynb #45c00b8d
 class _StepLoaderMixin:
-    """Once a loader `_get_dataloader`, once an epoch `split_in_worker`, once a part
+    """Once a loader `_get_dataloader`, once an epoch `split_in_worker`, once a micro-batch
     `training_step`."""
-    _layout_is_known = False # no batch of others' packing was looked at
-    _stratified_rows: int | None = None # of a planned step, on average
+    _layout_is_known = False # whether a collator of another library packs was checked
+    _stratified_rows: int | None = None # of a length-stratified step, on average
 
     def uses_stratified_steps(self) -> bool:
         sizes = "rows_per_step", "tokens_per_step"
@@ -169,9 +169,9 @@ class _StepLoaderMixin:
         return self._stratified_rows or super().get_total_train_batch_size(args)
 
     def split_in_worker(self, dataloader) -> Callable | None: # `StepRows` -> batches
-        "Where a loader's batch is the step, its workers cut and collate."
+        "Where a loader's batch is the step, its workers split and collate."
         micro_batcher, has_workers = self._micro_batcher(), getattr(dataloader, "num_workers", 0)
-        # sharded processes (`needs_equal_counts`) agree on a number of passes, which no worker can
+        # sharded processes (`needs_equal_counts`) agree on a number of micro-batches, as no worker can
         is_step = self.args.gradient_accumulation_steps == 1 and not micro_batcher.needs_equal_counts
         if self.args.pack or micro_batcher.token_budget is None or not has_workers or not is_step:
             return None
@@ -190,12 +190,12 @@ class _StepLoaderMixin:
             micro_batch_overhead=micro_batcher.micro_batch_overhead)
 
     def training_step(self, model, inputs, *args, **kwargs):
-        "Of a part; the first of a training shows whether others laid rows end to end."
+        "Of a micro-batch; the first of a training shows whether its collator packs rows."
         if not self._layout_is_known and not getattr(self.args, "pack", None):
             fault = cross_attention_fault(self._steps.adapter.unwrap(model),
                                  self._prepare_inputs(inputs), self._autocast)
             if fault:
-                self.findings.report(_not_apart.format(fault))
+                self.findings.report(_attends_across.format(fault))
         self._layout_is_known = True
         try:
             return super().training_step(model, inputs, *args, **kwargs)
@@ -220,7 +220,7 @@ _fails_alone = (
     "token_budget has no effect in some steps: the collator fails on some of their rows "
     "without the others ({}). Gradients are exact.")
 
-_not_apart = (
+_attends_across = (
     "The collator packs sequences, and this model attends across them ({}). Use a "
     "collator that pads. If all layers of the model are attention, pack= or another "
     "attn_implementation separates them too.")
@@ -229,7 +229,7 @@ _not_apart = (
 class _SplitPredictionMixin:
     "Once an evaluation batch `prediction_step`."
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
-        "In parts within the budget, where that changes nothing."
+        "In micro-batches within the budget, where that changes nothing."
         def predict(batch):
             return super(_SplitPredictionMixin, self).prediction_step(
                 model, batch, prediction_loss_only, *args, **kwargs)
@@ -244,8 +244,8 @@ class _SplitPredictionMixin:
         loader = evaluation.loader
         if loader.rows is None: # rows are batches themselves
             return noted(inputs.data)
-        parts = self._prediction_parts(loader)
-        if len(parts) == 1:
+        indices = self._prediction_indices(loader)
+        if len(indices) == 1:
             return noted(inputs.data)
         if evaluation.predictions is None:
             evaluation.predictions = SplitPrediction(
@@ -259,9 +259,9 @@ class _SplitPredictionMixin:
                 predictions.try_split(predict, few, lengths, evaluation.facts.can_split)
         if predictions.unsplit_reason:
             return noted(inputs.data)
-        return predictions(predict, loader.rows, parts, evaluation)
+        return predictions(predict, loader.rows, indices, evaluation)
 
-    def _prediction_parts(self, loader) -> list: # arrays of row indices
+    def _prediction_indices(self, loader) -> list: # arrays of row indices
         "How an evaluation batch is split; sharded processes make as many each."
         lengths = loader.lengths(loader.rows.rows)
         if lengths is None:
@@ -284,11 +284,11 @@ def on_device(batches: list, args, accelerator) -> list:
 
 # %% ../../nbs/trainer/trainer.ipynb #430fad6c
 class TokenBudgetMixin(_SplitPredictionMixin, _StepLoaderMixin):
-    """Steps by `args.rows_per_step` or `args.tokens_per_step`, cut by
+    """Steps by `args.rows_per_step` or `args.tokens_per_step`, split by
     `args.token_budget` and `args.pack`; streams of rows.
 
     List it before the Trainer class and after `ExactLossMixin`, which makes the
-    gradient of a cut step that of the uncut one:
+    gradient of a split step that of the full batch:
     `class T(ExactLossMixin, TokenBudgetMixin, Trainer)`.
     Raises `TypeError` for another order, `ValueError` for a model that cannot be
     trained on packed rows, and for arguments that contradict each other.
@@ -323,7 +323,7 @@ class TokenBudgetMixin(_SplitPredictionMixin, _StepLoaderMixin):
         before = cls.__mro__[:cls.__mro__.index(TokenBudgetMixin)]
         if issubclass(cls, transformers.Trainer) and ExactLossMixin not in before:
             raise TypeError(
-                f"{cls.__name__}: ExactLossMixin keeps the gradient of cut steps: "
+                f"{cls.__name__}: ExactLossMixin keeps the gradient of split steps: "
                 f"write class {cls.__name__}(ExactLossMixin, TokenBudgetMixin, ...)")
 
     def splits_steps(self) -> bool:
@@ -332,7 +332,7 @@ class TokenBudgetMixin(_SplitPredictionMixin, _StepLoaderMixin):
 
     @property
     def token_budget(self) -> int | None:
-        """Most tokens computed at once, padding included; None where nothing is cut.
+        """Most tokens computed at once, padding included; None where nothing is split.
 
         `"auto"`, or `pack` without a budget, is a number from the first step on."""
         budget = getattr(self.args, "token_budget", None)
@@ -341,7 +341,7 @@ class TokenBudgetMixin(_SplitPredictionMixin, _StepLoaderMixin):
 
     @property
     def micro_batch_overhead(self) -> int | None:
-        "Fixed cost of a micro-batch, in tokens; None where it was not measured."
+        "Overhead of a micro-batch, in tokens; None where it was not measured."
         return getattr(self._batcher, "micro_batch_overhead",
                        getattr(self.args, "micro_batch_overhead", None))
 
