@@ -246,7 +246,7 @@ class StreamPosition:
         else:
             raise ValueError(
                 f"the checkpoint was made by {len(places)} processes, and this stream "
-                f"has no load_state_dicts that redistributes it to {world_size}")
+                f"has no load_state_dicts that redistributes it to {world_size} processes")
         self.batches, self.next = None, None
 
 # %% ../../nbs/trainer/loaders.ipynb #6eda73b8
