@@ -104,7 +104,7 @@ def verify_evaluation(dry_run: DryRun, few: StepRows, many: StepRows | None = No
         dry_run.class_weights = dry_run.found_weights
     except FAILURES:
         try:
-            dry_run.run([dry_run.full_batch(few)], by_value=True)
+            dry_run.run([dry_run.full_batch(few)], loss_only=True)
         except FAILURES: # without labels there is no loss that a split could change
             return EvaluationFacts(normalizers=("rows",))
         return EvaluationFacts() # no gradient: in evaluation the model writes in place
@@ -119,7 +119,7 @@ def verify_evaluation(dry_run: DryRun, few: StepRows, many: StepRows | None = No
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #e64339f7
 class ExactEvaluation:
-    """The losses of one evaluation, and what each weighs in the loss of the data set.
+    """The losses of one evaluation, and the weight of each in the loss of the data set.
 
     Every batch is noted with its loss and all counts that a mean may be over. Only where
     these would give different means are a few rows verified, in each evaluation of each

@@ -225,7 +225,7 @@ class _AroundStepsMixin:
         "As transformers', with the loss of the whole data set as one batch."
         if self._exact_off:
             return super().evaluation_loop(dataloader, *args, **kwargs)
-        # transformers generates for a whole batch, and pads what comes out
+        # transformers generates for a loader batch, and pads what comes out
         generates = getattr(self.args, "predict_with_generate", False)
         steps, name = self._steps, kwargs.get("metric_key_prefix", "eval")
         loader = EvaluationLoader(dataloader, steps.adapter.splits_steps() and not generates,
@@ -282,9 +282,9 @@ class _AroundStepsMixin:
     def floating_point_ops(self, inputs):
         if not isinstance(inputs, LazyBatch) or inputs.rows.batch is not None:
             return super().floating_point_ops(inputs)
-        # of the parts of a step, with its last micro-batch; nobody collates for it
+        # of all micro-batches of a step, with its last one; nobody collates for it
         made, self._steps.last_micro_batches = self._steps.last_micro_batches, []
-        return sum(super(_AroundStepsMixin, self).floating_point_ops(part) for part in made)
+        return sum(super(_AroundStepsMixin, self).floating_point_ops(each) for each in made)
 
 # %% ../../nbs/accumulation_loss/exact_loss.ipynb #af84ef83
 # overrides of 0.2, which would have no effect; to be dropped in 0.4
@@ -299,8 +299,8 @@ class ExactLossMixin(_AroundStepsMixin):
     are one batch, made by your collator. Logged and evaluation losses are those of full
     batches, too. `loss_facts` is what was found out about the loss. Where it cannot be
     exact a message is logged once; with `strict_loss = True` in your class that is a
-    `ValueError`. Define `loss_normalizer(self, model, inputs)` to set what a batch
-    weighs, and `verify_every` (steps) for a loss that follows a schedule.
+    `ValueError`. Define `loss_normalizer(self, model, inputs)` to set the weight
+    of a batch, and `verify_every` (steps) for a loss that follows a schedule.
 
     In the order of a run: `_run_epoch` once an epoch (its loader gives rows),
     `get_batch_samples` once a step (rows become micro-batches), `training_step` once a

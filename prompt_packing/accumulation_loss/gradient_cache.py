@@ -23,9 +23,9 @@ from ..foundation.private_apis import (
 __all__ = ['find_chunkable_modules', 'gradient_caching', 'GatheredRows']
 
 # %% ../../nbs/accumulation_loss/gradient_cache.ipynb #056541af
-def _sizes(nest) -> list: # of each leaf its first size; None: it has none
+def _sizes(pytree) -> list: # of each leaf its first size; None: it has none
     return [len(leaf) if torch.is_tensor(leaf) and leaf.dim() else None
-            for leaf in tree_flatten(nest)[0]]
+            for leaf in tree_flatten(pytree)[0]]
 
 class _Calls:
     "First sizes of inputs and outputs of every module in one forward pass."
@@ -124,10 +124,10 @@ def _in_chunks(usual: Callable, row_inputs: list, rows_each: int, gather) -> Cal
         return gather.joined(joined, rows) if is_shared else joined
     return forward
 
-def _joined(*parts):
+def _joined(*outputs):
     "What all chunks gave in one place: a number or a flag is the same in all."
-    is_tensor = torch.is_tensor(parts[0]) and parts[0].dim()
-    return torch.cat(parts) if is_tensor else parts[0]
+    is_tensor = torch.is_tensor(outputs[0]) and outputs[0].dim()
+    return torch.cat(outputs) if is_tensor else outputs[0]
 
 def _same_dropout() -> tuple:
     "Contexts of the forward pass and of its repetition: dropout is off in both or none."
@@ -159,9 +159,9 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tensor, rows_of_all):
         ctx.rows_of_all = rows_of_all
-        parts = [torch.empty_like(tensor) for _ in range(rows_of_all.number)]
-        dist.all_gather(parts, tensor)
-        return torch.stack(parts)
+        gathered = [torch.empty_like(tensor) for _ in range(rows_of_all.number)]
+        dist.all_gather(gathered, tensor)
+        return torch.stack(gathered)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -188,15 +188,15 @@ class GatheredRows:
         return own + own[-1:] * (-(-rows // self.number) - len(own))
 
     def joined(self, outputs, rows: int):
-        "Outputs of this process's rows, in any nest; the same of all rows of the batch."
+        "Outputs of this process's rows, as any pytree; the same of all rows of the batch."
         most = -(-rows // self.number) # rows of each process
 
         def of(leaf):
             if not torch.is_tensor(leaf) or not leaf.dim():
                 return leaf
             each = len(leaf) // most # entries of a row
-            parts = _AllGather.apply(leaf, self)
+            gathered = _AllGather.apply(leaf, self)
             # the first row of each process, then the second of each ...
-            by_row = parts.unflatten(1, (most, each)).transpose(0, 1)
+            by_row = gathered.unflatten(1, (most, each)).transpose(0, 1)
             return by_row.flatten(0, 2)[:rows * each]
         return tree_map(of, outputs)

@@ -106,7 +106,7 @@ MESSAGES: dict[str, tuple[Exactness, str]] = { # code -> (exactness, text)
         "not corrected for accumulation. Call it, or remove ExactLossMixin."),
     "second_pass": (_U, "training_step calls super().training_step more than once per "
         "loader batch, with changed batches, or overwrites gradients in place. Each call "
-        "adds a whole step. Gradients could not be verified."),
+        "adds the gradient of a full batch. Gradients could not be verified."),
     "off": (_I, "Exact losses are off: {reason}. Steps are computed by transformers' "
         "Trainer, with its losses and without token_budget."),
     "engine_stepped": (_U, "{reason}, and the engine had stepped by then. This step may be "

@@ -18,14 +18,14 @@ from .loss_facts import Findings, LossFacts, Strategy, counted_targets, numbers
 from .normalizer import common_ratio, signature_of, silence, sums_rows
 from .trainer_adapter import Collectives, TrainerAdapter
 from .verification import (
-    FAILURES, DryRun, VerificationResult, WholeStep, few_rows, find_chunked_modules,
+    FAILURES, DryRun, VerificationResult, FullBatchRows, few_rows, find_chunked_modules,
     fits_at_once, many_rows, short_text, verification_is_due, verify_loss)
 from ..foundation.rows import CollatedRows, RowLengths, StepRows, as_dict, fork_rng, num_rows_of
 
 # %% auto #0
 __all__ = ['UNEQUAL_COUNTS', 'NEW_TERMS', 'NO_CHUNKS', 'PRE_COLLATED', 'CONSTANT_DIVISOR', 'next_strategy', 'OptimizerStep',
-           'Weights', 'weigh', 'Attempt', 'StepRowsChooser', 'VerificationRecorder', 'StrategyChooser', 'FullBatch',
-           'full_batch_of', 'VerificationSchedule', 'OptimizerStepComputer']
+           'Weights', 'compute_weights', 'Attempt', 'StepRowsChooser', 'VerificationRecorder', 'StrategyChooser',
+           'FullBatch', 'full_batch_of', 'VerificationSchedule', 'OptimizerStepComputer']
 
 # %% ../../nbs/accumulation_loss/optimizer_step.ipynb #a26b595a
 def next_strategy(strategy: Strategy, reason: str, can_full_batch: bool) -> Strategy:
@@ -62,8 +62,10 @@ class Weights:
     factors: list[float] # of its loss; they add up to 1 over all processes, or are 1
     reason: str = "" # why they may be wrong; '' if nothing speaks against them
 
-def weigh(micro_batches: list, facts: LossFacts, strategy: Strategy, processes: Collectives,
-          weight_of: Callable, prepare: Callable, has_rows: bool = True) -> Weights:
+def compute_weights(
+    micro_batches: list, facts: LossFacts, strategy: Strategy, processes: Collectives,
+    weight_of: Callable, prepare: Callable, has_rows: bool = True,
+) -> Weights:
     """Weights of the micro-batches of a step, known before any is computed.
 
     In a weighted mean each counts for its normalizer over the step's, of all processes.
@@ -82,13 +84,13 @@ def weigh(micro_batches: list, facts: LossFacts, strategy: Strategy, processes: 
     if not has_rows:
         counts = [[0.0] * len(each) for each in counts]
     totals = list(map(float, processes.sum(*map(sum, counts))))
-    is_apart = len(names) > 1 and any(
+    is_unequal = len(names) > 1 and any(
         common_ratio([*each, total], [*counts[0], totals[0]]) is None
         for each, total in zip(counts[1:], totals[1:]))
     if len(names) > 1:
-        is_apart, = processes.sum(float(is_apart))
+        is_unequal, = processes.sum(float(is_unequal))
     factors = [each / totals[0] if totals[0] else 0.0 for each in counts[0]]
-    return Weights(factors, UNEQUAL_COUNTS.format(" and ".join(names)) if is_apart else "")
+    return Weights(factors, UNEQUAL_COUNTS.format(" and ".join(names)) if is_unequal else "")
 
 def _counts_of(batch, names: tuple, prepare: Callable) -> dict:
     counts = counted_targets(batch)
@@ -194,7 +196,7 @@ class StepRowsChooser:
             mine = send_to_device(mine, "cpu") if self.processes.number > 1 else mine
             planned = self.processes.rows([[each] for each in mine])
             if len(planned) > 1:
-                return WholeStep(rows, planned)
+                return FullBatchRows(rows, planned)
         return many_rows(rows, lengths, tokens)
 
     def tokens_at_once(self, batches: list[list]) -> int: # rows of each loader batch
@@ -549,18 +551,18 @@ class OptimizerStepComputer:
         if step.micro_batches is not None and facts.keeps_loader_batches:
             self.findings.report("not_split")
             step.micro_batches = None
-        weights = self._weigh(step, strategy)
+        weights = self._weights(step, strategy)
         if weights.reason: # which rows of this step may settle
             self.chooser.verify(model, step)
             facts = self.findings.facts
-            weights = self._weigh(step, strategy) if facts.strategy is strategy else weights
+            weights = self._weights(step, strategy) if facts.strategy is strategy else weights
         attempt = Attempt(strategy, facts, weights.factors, number)
         attempt.reason = weights.reason
         return attempt, partial(self._run, model, attempt, step.planned, step.count)
 
-    def _weigh(self, step: OptimizerStep, strategy: Strategy) -> Weights:
-        return weigh(step.planned, self.findings.facts, strategy, self.processes,
-                     self.adapter.weight_of, self.adapter.prepare, step.has_rows)
+    def _weights(self, step: OptimizerStep, strategy: Strategy) -> Weights:
+        return compute_weights(step.planned, self.findings.facts, strategy, self.processes,
+                               self.adapter.weight_of, self.adapter.prepare, step.has_rows)
 
     def _run(self, model, attempt: Attempt, micro_batches: list, count):
         self.last_micro_batches = micro_batches

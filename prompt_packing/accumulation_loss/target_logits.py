@@ -25,7 +25,7 @@ def target_states(
     targets: str, # of a state: the "next" token, or the "same"
     most: float = MOST, # of the tokens
 ) -> tuple | None: # None: more of them have one, or these are no labels of tokens
-    """Numbers of the states that have a target, in all rows laid end to end, int64 with
+    """Indices of the states that have a target, in all rows flattened into one, int64 with
     the shape (states + 1); and their labels, of the shape (1, states + 1)."""
     if not torch.is_tensor(labels) or labels.dim() != 2 or labels.is_floating_point():
         return None
@@ -51,14 +51,14 @@ def on_target_logits(
     trainer: Trainer,
     targets: str, # of a state: the "next" token, or the "same"
 ) -> Callable:
-    """`compute_loss` of a Trainer whose output layer sees states with a target alone.
+    """`compute_loss` of a Trainer whose output layer sees only states that have a target.
 
     A loss is computed as usual where the layer is not called with the states of the
-    batch; in a look (`is_dry_run`) that is a `RuntimeError`."""
+    batch; in a dry run (`is_dry_run`) that is a `RuntimeError`."""
     usual = trainer.compute_loss
     def compute_loss(model, inputs, *args, **kwargs):
         labels, layer = as_dict(inputs).get("labels"), output_embeddings(trainer)
-        # in a look, whatever can be left out
+        # in a dry run, whatever can be left out
         kept = target_states(labels, targets, 1.0 if trainer.is_dry_run else MOST)
         if layer is None or kept is None:
             if trainer.is_dry_run:

@@ -85,7 +85,7 @@ class TrainerAdapter(Engine):
         self.main_input = getattr(trainer.model, "main_input_name", "input_ids")
 
     def splits_steps(self) -> bool: # with `TokenBudgetMixin`
-        "Whether a step may be computed in other parts than its micro-batches."
+        "Whether a step may be computed in other micro-batches than the loader's."
         return getattr(self._trainer, "splits_steps", bool)()
 
     def runs_ahead(self, model) -> bool:
@@ -165,7 +165,7 @@ class TrainerAdapter(Engine):
 
     def loss(self, bare: torch.nn.Module, batch, count,
              targets: str | None = None) -> torch.Tensor:
-        "Of a batch that is a whole step of `count` items, by a model without wrappers."
+        "Of a batch that is the full batch of `count` items, by a model without wrappers."
         # without autocast, which accelerate puts around `forward`: comparisons are exact
         plain = forward_without_autocast(bare)
         forward = {} if plain is None else {"forward": plain}
@@ -210,18 +210,18 @@ class Collectives:
             return list(numbers)
         device = self.accelerator.device
         exact = torch.float32 if device.type == "mps" else torch.float64
-        parts = [torch.as_tensor(n, dtype=exact, device=device).reshape(()) for n in numbers]
-        return list(self.accelerator.reduce(torch.stack(parts), "sum"))
+        terms = [torch.as_tensor(n, dtype=exact, device=device).reshape(()) for n in numbers]
+        return list(self.accelerator.reduce(torch.stack(terms), "sum"))
 
     def of_first(self, value): # any plain object
         "What the first process has found: kernels of devices may round differently."
         return broadcast_object_list([value])[0] if self.number > 1 else value
 
     def rows(self, loader_batches: list[list]) -> list: # rows of each micro-batch of this process
-        """The rows of all, or whatever is in their place, in the order of an uncut batch.
+        """The rows of all, or whatever is in their place, in the order of the full batch.
 
         The first micro-batch of each process comes first, then the second, as accelerate
-        deals them."""
+        distributes them."""
         everyones = gather_object([loader_batches]) if self.number > 1 else [loader_batches]
         turns = zip_longest(*everyones, fillvalue=())
         return [row for turn in turns for rows in turn for row in rows]
@@ -272,8 +272,8 @@ def unsupported_reason(accelerator: Accelerator, args) -> str:
     plugin = getattr(accelerator.state, "deepspeed_plugin", None)
     if plugin is not None and plugin.zero_stage == 0:
         return "DeepSpeed without ZeRO is not supported (set stage 1, 2 or 3)"
-    cut = getattr(accelerator, "parallelism_config", None)
-    if cut is not None and (cut.cp_enabled or cut.sp_enabled):
+    config = getattr(accelerator, "parallelism_config", None)
+    if config is not None and (config.cp_enabled or config.sp_enabled):
         return "context or sequence parallelism gives each process a part of every row"
     if args.n_gpu > 1:
         return "torch.nn.DataParallel gives a loss for each GPU; start one process for " \

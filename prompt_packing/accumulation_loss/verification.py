@@ -28,7 +28,7 @@ from ..foundation.rows import (
 
 # %% auto #0
 __all__ = ['FAILURES', 'SEEDS', 'short_text', 'BatchResult', 'combine', 'Comparison', 'DryRun', 'shuffled', 'few_rows',
-           'random_splits', 'WholeStep', 'fits_at_once', 'many_rows', 'verification_is_due', 'VerificationResult',
+           'random_splits', 'FullBatchRows', 'fits_at_once', 'many_rows', 'verification_is_due', 'VerificationResult',
            'fitting_strategies', 'collates_rows', 'without_padding_of_others', 'alignments_to_try', 'differing',
            'verify_loss', 'find_chunked_modules']
 
@@ -116,7 +116,7 @@ class Comparison:
         tolerance = self.tolerance(epsilon)
         distance = self.length(gradient - full.gradient)
         # rounding adds up through the layers of a backward pass, so gradients may be 20
-        # times as far apart as losses; never so far that a missing micro-batch would pass
+        # times as different as losses; never so much that a missing micro-batch would pass
         most = min(max(20 * tolerance, 1e-6), 0.15)
         # where the summands nearly cancel
         added = summands if strategy is Strategy.SUM else self.length(gradient)
@@ -196,15 +196,15 @@ class DryRun(Comparison):
         if self.writes is None:
             self.writes, self.collectives = bool(watch.written), watch.collectives
 
-    def run(self, batches: list, by_value: bool = False,
+    def run(self, batches: list, loss_only: bool = False,
             targets: str | None = None) -> list[BatchResult]:
         """Buffers and random numbers go on from batch to batch, as they do in a step.
 
-        By value: without gradients, and without the memory that a graph takes. With
+        With `loss_only` without gradients, and without the memory that a graph takes. With
         `targets` logits are computed for these tokens only."""
-        graph = graph_without_activations(self.model) if by_value else nullcontext()
+        graph = graph_without_activations(self.model) if loss_only else nullcontext()
         with self._watched() as watch, graph:
-            return [self._result(batch, watch, by_value, targets) for batch in batches]
+            return [self._result(batch, watch, loss_only, targets) for batch in batches]
 
     def loss_value(self, batch, count=None, seed: int = 0) -> float:
         # with a graph: some losses compute gradients themselves, or are others without
@@ -215,7 +215,7 @@ class DryRun(Comparison):
             self.drew = rng_state() != before
         return float(loss.detach())
 
-    def _result(self, batch, watch, by_value: bool, targets) -> BatchResult:
+    def _result(self, batch, watch, loss_only: bool, targets) -> BatchResult:
         given = self.adapter.weight_of(batch)
         counts = {"given": given} if given is not None else counted_targets(
             batch, self.class_weights)
@@ -224,9 +224,9 @@ class DryRun(Comparison):
             loss = self.adapter.loss(self.model, batch, self.count, targets)
         value, signature = float(loss.detach()), signature_of(loss)
         is_sum = sums_rows(loss) # all before the graph is gone
-        if not by_value:
+        if not loss_only:
             self.found_weights = class_weights_of(loss)
-        gradient = torch.zeros(()) if by_value else self._gradient_of(loss)
+        gradient = torch.zeros(()) if loss_only else self._gradient_of(loss)
         is_empty = isnan(value) and 0 in counts.values()
         if is_empty:
             value, gradient = 0.0, torch.zeros(())
@@ -287,7 +287,7 @@ def random_splits(rows: int, index: int) -> list: # each two lists of row indice
     return splits
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #c30dd248
-class WholeStep(StepRows):
+class FullBatchRows(StepRows):
     "All rows of a step, and the micro-batches in which it will be computed."
     def __init__(self, rows: StepRows, micro_batches: list):
         super().__init__(rows.rows, rows.collate, rows.loader_batches)
@@ -373,7 +373,7 @@ def fitting_strategies(
         each.weight for each in found.results) and all(
         dry_run.is_conclusive(each) or each.loss == 0 for each in found.results)
     if many is not None:
-        _verify_by_value(dry_run, many, found)
+        _verify_loss_only(dry_run, many, found)
     return found
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #ee347463
@@ -394,14 +394,14 @@ def _splits_and_one_that_separates(dry_run: DryRun, found: VerificationResult,
             yield split
             return
 
-def _run_micro_batches(dry_run: DryRun, found: VerificationResult, rows, split, by_value=False):
+def _run_micro_batches(dry_run: DryRun, found: VerificationResult, rows, split, loss_only=False):
     with fork_rng():
         batches = dry_run.collated(
             lambda: [dry_run.micro_batch(rows, indices) for indices in split])
-        if dry_run.trims and not by_value:
+        if dry_run.trims and not loss_only:
             batches = [without_padding_of_others(each) for each in batches]
         batches = list(map(dry_run.adapter.prepare, batches))
-    found.results = dry_run.run(batches, by_value, dry_run.targets)
+    found.results = dry_run.run(batches, loss_only, dry_run.targets)
 
 def _weighted_by(results: list[BatchResult], name: str) -> list[BatchResult]:
     return [replace(each, weight=each.counts.get(name, 0.0)) for each in results]
@@ -428,18 +428,18 @@ def _keep_fitting(dry_run: DryRun, found: VerificationResult, full: BatchResult,
         found.reason = (f"the full batch has the loss {full.loss:.6g}{gradient}, and "
                         "micro-batches give neither as a sum nor as a weighted mean")
 
-def _verify_by_value(dry_run: DryRun, many: StepRows, found: VerificationResult):
+def _verify_loss_only(dry_run: DryRun, many: StepRows, found: VerificationResult):
     "The same of more rows, by the values of their losses alone."
     indices = iter(range(len(many)))
     split = [list(islice(indices, len(each))) for each in many.loader_batches]
     few, results = found.full, found.results
     try:
-        full, = dry_run.run([dry_run.full_batch(many)], by_value=True)
-        if isinstance(many, WholeStep):
+        full, = dry_run.run([dry_run.full_batch(many)], loss_only=True)
+        if isinstance(many, FullBatchRows):
             prepared = [dry_run.adapter.prepare(copy(each)) for each in many.micro_batches]
             found.results = dry_run.run(prepared, True, dry_run.targets)
         else:
-            _run_micro_batches(dry_run, found, many, split, by_value=True)
+            _run_micro_batches(dry_run, found, many, split, loss_only=True)
     except FAILURES: # as of a loss that takes gradients by itself
         found.results = results
         return
@@ -513,7 +513,7 @@ def alignments_to_try(dry_run: DryRun, known: str | None, rows: StepRows, batch)
     return ["next", "same"] if known is None else [known]
 
 def differing(buffers: dict, others: dict) -> list[str]: # names
-    "Buffers that two passes have moved differently."
+    "Buffers that two forward passes have changed differently."
     return [name for name in {**buffers, **others} if name not in buffers
             or name not in others or not torch.equal(buffers[name], others[name])]
 

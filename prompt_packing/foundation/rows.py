@@ -52,7 +52,7 @@ class RowBatch:
 class RowPassthrough:
     "Takes the place of a loader's `collate_fn`, and hands over the rows that it gets."
     collates = False # besides: the same calls, in the same order, as without us
-    split: Callable | None = None # `StepRows` -> parts, in the process that reads the rows
+    split: Callable | None = None # into micro-batches, in the process that reads the rows
 
     def __init__(self, collate: Callable):
         self.collate = collate
@@ -93,8 +93,8 @@ def _copied(value):
 def pass_rows_through(
     dataloader, # torch's, or accelerate's around one
     collates: bool, # the loader, or its workers, collate as they would without us
-    split: Callable | None = None, # `StepRows` -> parts, where each of its batches is a step
-) -> Callable | None: # the user's collator; None: a loader of ready-made batches
+    split: Callable | None = None, # into micro-batches, where each batch is a step
+) -> Callable | None: # the user's collator; None: a loader of pre-collated batches
     "Let a loader hand over `RowBatch` from its next iteration on."
     loader = getattr(dataloader, "base_dataloader", dataloader)
     if not isinstance(loader, DataLoader) or loader.collate_fn is None:
@@ -128,10 +128,10 @@ def _holder(dataloader) -> tuple: # an object, and the attribute that holds the 
 
 # %% ../../nbs/foundation/rows.ipynb #c97acf27
 class LazyBatch(UserDict):
-    """A micro-batch of a step that is cut: collated only if somebody reads it.
+    """A micro-batch of a step that is split: collated only if somebody reads it.
 
     The Trainer's loop passes it to `training_step`. What is put into it or taken out
-    has no effect on the parts, and `was_changed` says so."""
+    has no effect on what is computed; `was_changed` is then True."""
     def __new__(cls, rows: RowBatch | Mapping | None = None, collate: Callable | None = None):
         # transformers moves values to the device, and makes `type(batch)(values)` of them
         return dict(rows) if isinstance(rows, Mapping) else super().__new__(cls)
@@ -191,7 +191,7 @@ class StepRows:
 
 # %% ../../nbs/foundation/rows.ipynb #9526b3d4
 class CollatedRows(StepRows):
-    "The same for a batch that came ready-made: rows are entries of its first dimension."
+    "The same for a pre-collated batch: rows are entries of its first dimension."
     def __init__(self, batch: Mapping, number: int):
         self.batch, self.rows = batch, range(number)
 
@@ -302,8 +302,8 @@ class RowLengths:
         try:
             return np.array(self._known(rows), np.int64)
         except COLLATOR_ERRORS as error:
-            words = next(iter(str(error).splitlines()), "")[:100]
-            self.unknown_reason = f"of a row alone, {type(error).__name__}: {words}"
+            text = next(iter(str(error).splitlines()), "")[:100]
+            self.unknown_reason = f"of a row alone, {type(error).__name__}: {text}"
             return None
 
     def or_ones(self, rows: list) -> np.ndarray: # int64 (rows,)
@@ -366,7 +366,7 @@ def num_tokens(ids) -> int:
     return len(ids)
 
 def named_leaves(batch, name="") -> Iterator[tuple]: # (name, leaf)
-    "What a nest of mappings, lists and tuples holds, by the nearest name above it."
+    "The leaves of a pytree of mappings, lists and tuples, by the nearest name above it."
     if isinstance(batch, Mapping):
         for key, value in batch.items():
             yield from named_leaves(value, key)
