@@ -164,10 +164,10 @@ _site = "Documentation: {doc_host}{doc_baseurl}".format(**index["settings"])
 app = typer.Typer(rich_markup_mode=None, epilog=_site,
                   context_settings={"help_option_names": ["-h", "--help"]})
 
-def command(example: str, name: str | None = None):
-    "Makes a function a command, under its own name or another."
+def command(example: str, name: str | None = None, help: str | None = None):
+    "Makes a function a command, under its own name and docstring or others."
     epilog = f"\b\n--json prints JSON.\nExample: prompt-packing {example}\n{_site}"
-    return app.command(name, cls=Command, epilog=epilog)
+    return app.command(name, cls=Command, epilog=epilog, help=help)
 
 def _print_version(wanted):
     if wanted:
@@ -318,7 +318,8 @@ _problems = Literal["single_label_classification", "multi_label_classification",
                     "regression"]
 
 @command("compare --model smollm2-135m --task my.csv --methods head,prompt")
-@command("sweep --models minilm-l6,bert-base-uncased --tasks my.csv,sst2", name="sweep")
+@command("sweep --models minilm-l6,bert-base-uncased --tasks my.csv,sst2", name="sweep",
+         help="Compare methods on several models and tasks.")
 def compare(
     models: repeated("names on the hub, or folders", "--model", "--models", read=model_name),
     tasks: repeated(_tasks_help, "--task", "--tasks", read=task_name),
@@ -525,7 +526,7 @@ def measure(
     no_header: NoHeader = False,
     plot: Annotated[Path, Option(dir_okay=False, help="a bar chart, as png or svg")] = None,
 ):
-    "Measure what a token budget and packing gain in training a model on a file."
+    "Measure what a token budget and packing gain."
     reading = {"encoding": encoding, "header": not no_header}
     check_columns(file, [name for name in (column, label_column) if name], **reading)
     rows, task, encode = training_rows(
