@@ -10,6 +10,7 @@ __all__ = ['PackedSequenceMixin', 'PackedSequenceCollator', 'ExactLossMixin', 'a
            'measure_training']
 
 # %% ../nbs/architecture.ipynb #46950e8e
+import sys
 from importlib import import_module
 
 # %% ../nbs/architecture.ipynb #5037d2d0
@@ -77,3 +78,15 @@ def __getattr__(name, module=__name__): # `module`: a folder that does not have 
 
 def __dir__():
     return sorted([*globals(), *_all_])
+
+# %% ../nbs/architecture.ipynb #1azy0use
+def import_on_first_use(folder: str, homes: dict) -> tuple: # its `__getattr__`, `__dir__`
+    "Of a folder some of whose names need heavy imports; `homes`: name -> its module."
+    module = sys.modules[folder]
+    def get(name):
+        if name not in homes:
+            return __getattr__(name, folder) # an error; names the new name
+        value = getattr(import_module(f"prompt_packing.{homes[name]}"), name)
+        setattr(module, name, value)
+        return value
+    return get, lambda: sorted([*vars(module), *homes])

@@ -8,8 +8,6 @@ __all__ = ['PaddedCollator', 'PackedCollator', 'PlannedBatchSampler', 'Streaming
            'plan_steps', 'tokenize_corpus']
 
 # %% ../../nbs/bucketing/index.ipynb #e64212e7
-from importlib import import_module
-
 import prompt_packing
 
 # %% ../../nbs/bucketing/index.ipynb #b7337337
@@ -23,21 +21,12 @@ from .stratified_steps import plan_steps
 
 # %% ../../nbs/bucketing/index.ipynb #c7337338
 # imported on first use, since they need torch: planning needs numpy alone
-_homes = {
-    "PaddedCollator": "collators", "PackedCollator": "collators",
-    "collator_for_packing": "packing", "StreamingBatches": "stream",
-    "file_lengths": "sources", "tokenize_corpus": "corpus", "load_corpus": "corpus",
-}
-
-def __getattr__(name):
-    if name not in _homes:
-        return prompt_packing.__getattr__(name, __name__) # an error; names the new name
-    value = getattr(import_module(f"prompt_packing.bucketing.{_homes[name]}"), name)
-    globals()[name] = value
-    return value
-
-def __dir__():
-    return sorted([*globals(), *_homes])
+__getattr__, __dir__ = prompt_packing.import_on_first_use(__name__, {
+    "PaddedCollator": "bucketing.collators", "PackedCollator": "bucketing.collators",
+    "collator_for_packing": "bucketing.packing", "StreamingBatches": "bucketing.stream",
+    "file_lengths": "bucketing.sources", "tokenize_corpus": "bucketing.corpus",
+    "load_corpus": "bucketing.corpus",
+})
 
 # %% ../../nbs/bucketing/index.ipynb #58330366
 _all_ = ["PaddedCollator", "PackedCollator", "PlannedBatchSampler",

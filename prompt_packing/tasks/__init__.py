@@ -6,27 +6,15 @@
 __all__ = ['BACKBONES', 'TASKS', 'load_backbone', 'load_task', 'load_tokenizer']
 
 # %% ../../nbs/tasks/index.ipynb #e3f58cb9
-from importlib import import_module
-
 import prompt_packing
 
 # %% ../../nbs/tasks/index.ipynb #1azyh0me
 # imported on first use: who loads a tokenizer needs no scikit-learn and no models
-_homes = {
+__getattr__, __dir__ = prompt_packing.import_on_first_use(__name__, {
     "BACKBONES": "tasks.backbones", "load_backbone": "tasks.backbones",
     "load_tokenizer": "tasks.backbones", "TASKS": "tasks.task", "Task": "tasks.task",
     "load_task": "tasks.task", "read_table": "foundation.text_files",
-}
-
-def __getattr__(name):
-    if name not in _homes:
-        return prompt_packing.__getattr__(name, __name__) # an error; names the new name
-    value = getattr(import_module(f"prompt_packing.{_homes[name]}"), name)
-    globals()[name] = value
-    return value
-
-def __dir__():
-    return sorted([*globals(), *_homes])
+})
 
 # %% ../../nbs/tasks/index.ipynb #bb8bea2c
 _all_ = ["BACKBONES", "TASKS", "load_backbone", "load_task", "load_tokenizer"]
