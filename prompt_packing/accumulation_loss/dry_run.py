@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from weakref import WeakKeyDictionary
 
 import torch
@@ -215,20 +215,16 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (dict, list, set, deque)
 
 def _copied_state(value):
-    "A copy of numbers, texts and the containers of them; None: something else is in it."
+    "A copy of numbers, texts and containers of them; `TypeError` if it holds anything else."
     if isinstance(value, _PLAIN):
         return value
     if torch.is_tensor(value): # running means, counts
         return value.detach().clone()
     if isinstance(value, dict):
-        copied = {key: _copied_state(each) for key, each in value.items()}
-        is_known = all(each is not None or value[key] is None for key, each in copied.items())
-        return copied if is_known else None
-    if isinstance(value, (list, tuple, set, deque)):
-        items = [_copied_state(each) for each in value]
-        is_known = all(each is not None or old is None for each, old in zip(items, value))
-        return type(value)(items) if is_known else None
-    return None
+        return {key: _copied_state(each) for key, each in value.items()}
+    if isinstance(value, (tuple, *_CONTAINERS)):
+        return type(value)(map(_copied_state, value))
+    raise TypeError(type(value))
 
 def _restore(holder: dict, name, kept):
     "Put a value back; a container keeps its identity, since others may hold it."
@@ -250,16 +246,18 @@ def _restore(holder: dict, name, kept):
 def trainer_state_preserved(trainer) -> Iterator[None]:
     """Numbers, tensors, and containers of them that are attributes of a Trainer are
     afterwards what they were: metrics that its `compute_loss` collects, counters."""
-    kept = {name: _copied_state(value) for name, value in vars(trainer).items()
-            if isinstance(value, (*_PLAIN, *_CONTAINERS, tuple, torch.Tensor))}
+    before, kept = {*vars(trainer)}, {}
+    for name, value in vars(trainer).items():
+        with suppress(TypeError): # a model, a list of callbacks: left alone
+            kept[name] = _copied_state(value)
     try:
         yield
     finally:
         for name, value in kept.items():
-            if value is not None or vars(trainer).get(name) is None:
+            if value is not None: # what is made where it is first needed stays
                 _restore(vars(trainer), name, value)
         for name, value in list(vars(trainer).items()):
-            if name not in kept and isinstance(value, (*_PLAIN, *_CONTAINERS)):
+            if name not in before and isinstance(value, (*_PLAIN, *_CONTAINERS)):
                 del vars(trainer)[name] # made meanwhile
 
 # %% ../../nbs/accumulation_loss/dry_run.ipynb #54445500
