@@ -9,7 +9,7 @@ from copy import copy
 from dataclasses import dataclass
 import torch
 from accelerate import Accelerator
-from .loss_facts import Findings, Strategy, counted_targets, numbers
+from .loss_facts import Findings, LossFacts, Strategy, counted_targets, numbers
 from .trainer_adapter import Collectives
 from .verification import FAILURES, DryRun, collates_rows, few_rows, many_rows, verify_loss
 from ..foundation.rows import (
@@ -53,8 +53,7 @@ class EvaluationLoader:
 
     def lengths_of(self, rows: list):
         "Tokens of each row; ones where they are unknown."
-        lengths = self.lengths(rows)
-        return torch.ones(len(rows), dtype=torch.int64).numpy() if lengths is None else lengths
+        return self.lengths.or_ones(rows)
 
     def few(self, rows: list | None = None, index: int = 0) -> StepRows:
         "Rows to verify, of different lengths, of those that have been seen."
@@ -100,15 +99,15 @@ def verify_evaluation(dry_run: DryRun, few: StepRows, many: StepRows | None = No
     "`EvaluationFacts` by a verification on rows of the set itself; None: inconclusive."
     dry_run.micro_batch = lambda rows, indices: rows.to_batch(indices) # nothing is packed
     try:
-        dry_run.run([dry_run.full_batch(few)])
-        dry_run.class_weights = dry_run.found_weights
+        full, = dry_run.run([dry_run.full_batch(few)])
+        dry_run.class_weights = full.class_weights
     except FAILURES:
         try:
             dry_run.run([dry_run.full_batch(few)], loss_only=True)
         except FAILURES: # without labels there is no loss that a split could change
             return EvaluationFacts(normalizers=("rows",))
         return EvaluationFacts() # no gradient: in evaluation the model writes in place
-    result = verify_loss(dry_run, dry_run.known_facts, few, many)
+    result = verify_loss(dry_run, LossFacts(), few, many)
     if result is None or result.strategies and not result.is_conclusive:
         return None
     if result.facts.get("is_random"):

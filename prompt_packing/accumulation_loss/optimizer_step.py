@@ -153,7 +153,6 @@ class Attempt:
         loss, failed, new = processes.sum(
             self.loss, float(self.error is not None), float(is_new))
         self.loss = loss / processes.number if self.strategy is Strategy.FULL_BATCH else loss
-        self.has_new_terms = bool(new)
         if failed:
             self.reason = self.reason or "It failed on another process"
         elif not torch.isfinite(torch.as_tensor(self.loss)):
@@ -166,7 +165,7 @@ class StepRowsChooser:
     "Rows of a step that are verified, the same on all processes."
     def __init__(self, adapter: TrainerAdapter, processes: Collectives):
         self.adapter, self.processes = adapter, processes
-        self.lengths: RowLengths | None = None # of the rows of the training loader
+        self.lengths: RowLengths | None = None # of the training loader; None: it has no rows
 
     def can_join(self, step: OptimizerStep) -> bool:
         "Whether one batch can be made of the step, the same on all processes."
@@ -177,7 +176,7 @@ class StepRowsChooser:
         if not self.can_join(step):
             return self._rows_of_a_batch(step, index)
         def chosen(rows: list) -> list:
-            return [rows[i] for i in few_rows(self.lengths_of(rows), index)]
+            return [rows[i] for i in few_rows(self.lengths.or_ones(rows), index)]
         rows = chosen(step.rows.rows)
         # all verify the same ones: of the few of all as many as one process had chosen
         if self.processes.number > 1:
@@ -190,7 +189,7 @@ class StepRowsChooser:
         batches = self.processes.rows([step.rows.loader_batches])
         rows = StepRows([row for each in batches for row in each], step.rows.collate, batches)
         # without a graph two at once take less memory than one with its gradients
-        lengths, tokens = self.lengths_of(rows.rows), self.tokens_at_once(batches)
+        lengths, tokens = self.lengths.or_ones(rows.rows), self.tokens_at_once(batches)
         if fits_at_once(lengths, tokens).all():
             mine = list(map(copy, step.planned))
             mine = send_to_device(mine, "cpu") if self.processes.number > 1 else mine
@@ -202,12 +201,7 @@ class StepRowsChooser:
     def tokens_at_once(self, batches: list[list]) -> int: # rows of each loader batch
         "The budget, or the tokens of the largest loader batch."
         return self.adapter.token_budget or max(
-            len(rows) * int(self.lengths_of(rows).max(initial=1)) for rows in batches)
-
-    def lengths_of(self, rows: list):
-        "Tokens of each row; ones where they are unknown."
-        lengths = self.lengths(rows) if self.lengths is not None else None
-        return torch.ones(len(rows), dtype=torch.int64).numpy() if lengths is None else lengths
+            len(rows) * int(self.lengths.or_ones(rows).max(initial=1)) for rows in batches)
 
     def _rows_of_a_batch(self, step: OptimizerStep, index: int) -> CollatedRows | None:
         "Of one pre-collated batch, whose rows are entries of its tensors."
@@ -426,7 +420,8 @@ def full_batch_of(step: OptimizerStep, index: int, chooser: StepRowsChooser) -> 
     # as many rows as the budget, or the largest loader batch, has tokens; each counts as
     # the longest of all, and chunks of sharded modules meet
     tokens = max(processes.rows([[chooser.tokens_at_once(step.rows.loader_batches)]]))
-    return FullBatch(batch, count, max(1, tokens // int(chooser.lengths_of(rows).max())))
+    longest = int(chooser.lengths.or_ones(rows).max())
+    return FullBatch(batch, count, max(1, tokens // longest))
 
 # %% ../../nbs/accumulation_loss/optimizer_step.ipynb #d87cac74
 @dataclass

@@ -52,6 +52,7 @@ class BatchResult:
     counts: dict # of the batch: what a mean may be over
     is_sum: bool = False # a bare one: divided by nothing
     is_empty: bool = False # a mean over nothing
+    class_weights: torch.Tensor | None = None # of its cross-entropies, float (classes,)
 
 def combine(results: list[BatchResult], strategy: Strategy) -> tuple: # loss, gradient
     "What micro-batches give if they are summed, or averaged by their weights."
@@ -144,9 +145,7 @@ class DryRun(Comparison):
         self.drew = False # random numbers on the CPU, when a value was computed last
         self.moved_in_chunks = [] # buffers that move differently there
         self.buffers = {} # that the last pass moved: name -> its values afterwards
-        self.known_facts = LossFacts() # nothing
-        # of the last loss that had a gradient; and those that batches are counted by
-        self.found_weights = self.class_weights = None
+        self.class_weights = None # by which batches are counted, too
         self.processes = None # `Collectives`, where all processes verify the same rows
         self.trims = False # micro-batches are rows of a full batch, and will be shorter
         self.targets = None # of which logits are computed only, in micro-batches
@@ -224,14 +223,13 @@ class DryRun(Comparison):
             loss = self.adapter.loss(self.model, batch, self.count, targets)
         value, signature = float(loss.detach()), signature_of(loss)
         is_sum = sums_rows(loss) # all before the graph is gone
-        if not loss_only:
-            self.found_weights = class_weights_of(loss)
+        class_weights = None if loss_only else class_weights_of(loss)
         gradient = torch.zeros(()) if loss_only else self._gradient_of(loss)
         is_empty = isnan(value) and 0 in counts.values()
         if is_empty:
             value, gradient = 0.0, torch.zeros(())
-        return BatchResult(value, gradient, next(iter(counts.values())),
-                           torch.finfo(loss.dtype).eps, signature, counts, is_sum, is_empty)
+        return BatchResult(value, gradient, next(iter(counts.values())), torch.finfo(
+            loss.dtype).eps, signature, counts, is_sum, is_empty, class_weights)
 
     def _gradient_of(self, loss: torch.Tensor) -> torch.Tensor:
         parameters = self.adapter.parameters(self.model)
