@@ -184,6 +184,11 @@ class LossFacts:
         return all(message.kind is Exactness.EXACT for message in self.messages)
 
     @property
+    def is_final(self) -> bool: # exact for every loss, or nothing is: not verified again
+        return self.keeps_loader_batches or self.strategy in (
+            Strategy.FULL_BATCH, Strategy.ROW_WEIGHTED)
+
+    @property
     def is_split(self) -> bool: # verified: micro-batches give the full-batch gradient
         return self.strategy in (Strategy.SUM, Strategy.WEIGHTED_MEAN)
 

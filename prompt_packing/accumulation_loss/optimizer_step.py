@@ -23,9 +23,9 @@ from .verification import (
 from ..foundation.rows import CollatedRows, RowLengths, StepRows, as_dict, fork_rng, num_rows_of
 
 # %% auto #0
-__all__ = ['UNEQUAL_COUNTS', 'NEW_TERMS', 'NO_CHUNKS', 'PRE_COLLATED', 'CONSTANT_DIVISOR', 'next_strategy', 'OptimizerStep',
-           'Weights', 'compute_weights', 'Attempt', 'StepRowsChooser', 'VerificationRecorder', 'StrategyChooser',
-           'FullBatch', 'full_batch_of', 'VerificationSchedule', 'OptimizerStepComputer']
+__all__ = ['UNEQUAL_COUNTS', 'NEW_TERMS', 'NO_CHUNKS', 'PRE_COLLATED', 'RANDOM_LOSS', 'CONSTANT_DIVISOR', 'next_strategy',
+           'OptimizerStep', 'Weights', 'compute_weights', 'Attempt', 'StepRowsChooser', 'VerificationRecorder',
+           'StrategyChooser', 'FullBatch', 'full_batch_of', 'VerificationSchedule', 'OptimizerStepComputer']
 
 # %% ../../nbs/accumulation_loss/optimizer_step.ipynb #a26b595a
 def next_strategy(strategy: Strategy, reason: str, can_full_batch: bool) -> Strategy:
@@ -230,53 +230,48 @@ class VerificationRecorder:
             findings.report("target_only_logits")
         for what in result.stateful:
             findings.report("stateful", what=what)
+        fall_back = partial(self._fall_back, dry_run, result.batch, rows, step)
         if findings.facts.is_random and not is_one_micro_batch:
-            self._record_random(dry_run, result.batch, rows, step)
+            fall_back(RANDOM_LOSS, "random_loss") # exact if what runs in chunks draws nothing
         elif not result.strategies:
-            self._fall_back(result.reason, dry_run, result.batch, rows)
+            fall_back(result.reason)
         elif not is_one_micro_batch:
-            self._record_split(result, dry_run, rows)
+            self._record_split(result)
+            if self._divides_by_constant(result): # as in `total / count.clamp(min=40)`
+                fall_back(CONSTANT_DIVISOR, "unverified_constant")
         is_full = findings.facts.strategy is Strategy.FULL_BATCH
         for name in dry_run.moved_in_chunks if is_full else result.moved_buffers:
             findings.report("writes_buffers", name=name)
         if dry_run.writes and findings.facts.strategy is not Strategy.FULL_BATCH:
             findings.report("writes_parameters") # in chunks it writes as often
 
-    def _record_split(self, result: VerificationResult, dry_run: DryRun, rows: StepRows):
+    def _record_split(self, result: VerificationResult):
         "Steps are split: by which strategy, and which terms were verified."
-        findings, facts = self.findings, self.findings.facts
+        facts = self.findings.facts
         fits = facts.strategy in result.strategies
         strategy = facts.strategy if fits else result.strategies[0]
         terms = tuple(sorted({*facts.verified_terms, *result.terms}))
         # of those that fitted so far; if none of them is left, it begins anew
         both = [name for name in result.normalizers if name in facts.normalizers]
-        findings.set(strategy=strategy, verified_terms=terms,
-                     normalizers=tuple(both or result.normalizers))
-        if strategy is Strategy.SUM and not facts.uses_num_items_in_batch and (
-                "given" not in result.full.counts) and not result.full.is_sum:
-            # as in `total / count.clamp(min=40)`
-            self._fall_back(CONSTANT_DIVISOR, dry_run, result.batch, rows, "unverified_constant")
+        self.findings.set(strategy=strategy, verified_terms=terms,
+                          normalizers=tuple(both or result.normalizers))
 
-    def _record_random(self, dry_run: DryRun, batch, rows: StepRows, step: OptimizerStep):
-        "A loss that draws random numbers: exact if only what is not split draws them."
-        if not isinstance(rows, CollatedRows):
-            modules = find_chunked_modules(dry_run, batch, rows)
-            self.findings.set(chunked_modules=modules)
-        if self.findings.facts.chunked_modules:
-            self.findings.fall_back("The loss draws random numbers, others for each "
-                                    "micro-batch than for the full batch")
-        else:
-            self.accept_unverified("random_loss", dry_run, step)
+    def _divides_by_constant(self, result: VerificationResult) -> bool:
+        facts, full = self.findings.facts, result.full
+        is_explained = facts.uses_num_items_in_batch or "given" in full.counts or full.is_sum
+        return facts.strategy is Strategy.SUM and not is_explained
 
-    def _fall_back(self, reason: str, dry_run: DryRun, batch, rows: StepRows, code: str = ""):
-        "From this step on the loss sees all rows, where that is possible."
-        if self.findings.facts.chunked_modules is None and not isinstance(rows, CollatedRows):
+    def _fall_back(self, dry_run: DryRun, batch, rows: StepRows, step: OptimizerStep,
+                   reason: str, code: str = ""):
+        """From this step on the loss sees all rows, where that is possible; else `code`
+        is logged, or that no strategy is exact."""
+        is_collated = isinstance(rows, CollatedRows)
+        if self.findings.facts.chunked_modules is None and not is_collated:
             modules = find_chunked_modules(dry_run, batch, rows)
             self.findings.set(chunked_modules=modules)
         if code and not self.findings.facts.chunked_modules:
-            return self.findings.report(code)
-        self.findings.fall_back(reason, NO_CHUNKS if not isinstance(rows, CollatedRows)
-                                else PRE_COLLATED)
+            return self.accept_unverified(code, dry_run, step)
+        self.findings.fall_back(reason, PRE_COLLATED if is_collated else NO_CHUNKS)
 
     def accept_unverified(self, code: str, dry_run: DryRun, step: OptimizerStep):
         "What cannot be compared with a full batch is a full batch, or computed as it reads."
@@ -295,6 +290,9 @@ class VerificationRecorder:
 NO_CHUNKS = ", and no module of the model can run in chunks"
 
 PRE_COLLATED = ", and pre-collated batches are computed as the loader made them"
+
+RANDOM_LOSS = ("The loss draws random numbers, others for each micro-batch than for the "
+               "full batch")
 
 CONSTANT_DIVISOR = ("Every micro-batch is divided by the same number as the full batch: by "
                     "a constant, or by a bound of a count, which other rows would exceed")
@@ -316,9 +314,8 @@ class StrategyChooser:
     def verify(self, model, step: OptimizerStep, is_one_micro_batch: bool = False):
         "Verify the loss on a few rows of this step, and write down what came out."
         facts, before = self.findings.facts, self.findings.facts
-        if facts.keeps_loader_batches or facts.strategy in (
-                Strategy.FULL_BATCH, Strategy.ROW_WEIGHTED):
-            return # exact for every loss, or nothing is
+        if facts.is_final:
+            return
         rows = self.rows.few(step, facts.num_verifications)
         dry_run = self.dry_run(model, step.count)
         dry_run.processes = self.processes
@@ -434,8 +431,7 @@ class VerificationSchedule:
 
     def is_due(self, step: OptimizerStep, facts: LossFacts, every: int | None,
                is_one_micro_batch: bool) -> bool:
-        if facts.keeps_loader_batches or facts.strategy in (
-                Strategy.FULL_BATCH, Strategy.ROW_WEIGHTED):
+        if facts.is_final:
             return False # and a batch that nobody needs is not collated
         columns = frozenset(map(str, as_dict(step.planned[0])))
         is_new = self.is_new_epoch or columns not in self.columns
