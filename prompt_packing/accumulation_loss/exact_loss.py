@@ -240,7 +240,7 @@ class _AroundStepsMixin:
             restore_collator(dataloader)
         name = name + "_loss"
         if name in output.metrics:
-            loss = evaluation.loss(steps.processes)
+            loss = evaluation.loss()
             output.metrics[name] = output.metrics[name] if loss is None else loss
         return output
 
