@@ -302,7 +302,8 @@ class _AroundStepsMixin:
         if not isinstance(inputs, LazyBatch) or inputs.rows.batch is not None:
             return super().floating_point_ops(inputs)
         # of all micro-batches of a step, with its last one; nobody collates for it
-        made, self._steps.last_micro_batches = self._steps.last_micro_batches, []
+        attempts = self._steps.attempts
+        made, attempts.last_micro_batches = attempts.last_micro_batches, []
         return sum(super(_AroundStepsMixin, self).floating_point_ops(each) for each in made)
 
 # %% ../../nbs/accumulation_loss/exact_loss.ipynb #renm0002

@@ -25,7 +25,8 @@ from ..foundation.rows import CollatedRows, RowLengths, StepRows, as_dict, fork_
 # %% auto #0
 __all__ = ['UNEQUAL_COUNTS', 'NEW_TERMS', 'NO_CHUNKS', 'PRE_COLLATED', 'RANDOM_LOSS', 'CONSTANT_DIVISOR', 'next_strategy',
            'OptimizerStep', 'Weights', 'compute_weights', 'Attempt', 'StepRowsChooser', 'VerificationRecorder',
-           'StrategyChooser', 'FullBatch', 'full_batch_of', 'VerificationSchedule', 'OptimizerStepComputer']
+           'StrategyChooser', 'FullBatch', 'full_batch_of', 'AttemptComputer', 'VerificationSchedule',
+           'OptimizerStepComputer']
 
 # %% ../../nbs/accumulation_loss/optimizer_step.ipynb #a26b595a
 def next_strategy(strategy: Strategy, reason: str, can_full_batch: bool) -> Strategy:
@@ -420,6 +421,72 @@ def full_batch_of(step: OptimizerStep, index: int, chooser: StepRowsChooser) -> 
     longest = int(chooser.lengths.or_ones(rows).max())
     return FullBatch(batch, count, max(1, tokens // longest))
 
+# %% ../../nbs/accumulation_loss/optimizer_step.ipynb #attc0002
+class AttemptComputer:
+    "Computes steps by a given strategy; `index` is the number of the step."
+    def __init__(self, findings: Findings, adapter: TrainerAdapter, processes: Collectives,
+                 chooser: StrategyChooser):
+        self.findings, self.adapter, self.processes = findings, adapter, processes
+        self.chooser = chooser
+        self.last_micro_batches = [] # to count their floating point operations
+
+    def compute(self, model, step: OptimizerStep, strategy: Strategy, index: int) -> Attempt:
+        attempt, run = self._prepared(model, step, strategy, index)
+        if attempt.reason:
+            return attempt # known beforehand: nothing is computed in vain
+        try:
+            run()
+        except torch.OutOfMemoryError: # no fault of the strategy
+            raise
+        except FAILURES as error:
+            if self.processes.number > 1: # which others would wait for
+                raise
+            attempt.error = error
+            what = "full batch" if strategy is Strategy.FULL_BATCH else "micro-batch"
+            attempt.reason = f"A {what} cannot be computed ({short_text(error)})"
+        attempt.settle(self.processes)
+        return attempt
+
+    def _prepared(self, model, step: OptimizerStep, strategy: Strategy, index: int) -> tuple:
+        "An attempt, and what computes it."
+        facts, number = self.findings.facts, self.processes.number
+        if strategy is Strategy.FULL_BATCH:
+            attempt = Attempt(strategy, facts, [1.0], number)
+            return attempt, partial(self._full_batch, model, step, attempt, index)
+        # it was split before an attempt showed that no strategy is exact
+        if step.micro_batches is not None and facts.keeps_loader_batches:
+            self.findings.report("not_split")
+            step.micro_batches = None
+        weights = self._weights(step, strategy)
+        if weights.reason: # which rows of this step may settle
+            self.chooser.verify(model, step)
+            facts = self.findings.facts
+            weights = self._weights(step, strategy) if facts.strategy is strategy else weights
+        attempt = Attempt(strategy, facts, weights.factors, number)
+        attempt.reason = weights.reason
+        return attempt, partial(self._run, model, attempt, step.planned, step.count)
+
+    def _weights(self, step: OptimizerStep, strategy: Strategy) -> Weights:
+        return compute_weights(step.planned, self.findings.facts, strategy, self.processes,
+                               self.adapter.weight_of, self.adapter.prepare, step.has_rows)
+
+    def _run(self, model, attempt: Attempt, micro_batches: list, count):
+        self.last_micro_batches = micro_batches
+        if self.adapter.needs_equal_counts(model):
+            micro_batches = attempt.as_many_as_others(micro_batches, self.processes)
+        self.adapter.backward(model, micro_batches, count, partial(
+            self.adapter.as_single_micro_batch, attempt.wrap_compute_loss, attempt.targets))
+
+    def _full_batch(self, model, step: OptimizerStep, attempt: Attempt, index: int):
+        "The backbone in chunks of the rows of this process, the loss over the rows of all."
+        number, rank = self.processes.number, self.processes.rank
+        attempt.gather = GatheredRows(number, rank) if number > 1 else None
+        full = full_batch_of(step, index, self.chooser.rows)
+        with gradient_caching(self.adapter.unwrap(model), attempt.facts.chunked_modules,
+                              full.rows_each, attempt.gather):
+            self._run(model, attempt, [full.batch], full.count)
+
+
 # %% ../../nbs/accumulation_loss/optimizer_step.ipynb #d87cac74
 @dataclass
 class VerificationSchedule:
@@ -453,12 +520,12 @@ class OptimizerStepComputer:
     def __init__(self, findings: Findings, adapter: TrainerAdapter, processes: Collectives):
         self.findings, self.adapter, self.processes = findings, adapter, processes
         self.chooser = StrategyChooser(findings, adapter, processes)
+        self.attempts = AttemptComputer(findings, adapter, processes, self.chooser)
         self.schedule, self.verification_seconds = VerificationSchedule(), 0.0
-        self.last_micro_batches = [] # to count their floating point operations
 
     def compute(self, model, step: OptimizerStep) -> torch.Tensor:
         "The loss of a step, whose gradient is added to what the model has."
-        self.last_micro_batches = step.planned
+        self.attempts.last_micro_batches = step.planned
         self.schedule.begun += 1
         is_alone = self.processes.number == 1 and len(step.planned) == 1
         if is_alone and self.adapter.packs and step.micro_batches is not None:
@@ -479,13 +546,13 @@ class OptimizerStepComputer:
     def _by_attempts(self, model, step: OptimizerStep) -> torch.Tensor:
         parameters = self.adapter.parameters(model)
         strategy, kept = self.chooser.choose(model, step), detach_gradients(parameters)
-        attempt = self._attempt(model, step, strategy)
+        attempt = self.attempts.compute(model, step, strategy, self.schedule.begun)
         # this ends: what is split can become a full batch, and that can only be given up
         while (other := self._other(model, step, attempt)) is not attempt.strategy:
             detach_gradients(parameters) # of this attempt, for good
             # random numbers go on as if nothing were computed twice
             with fork_rng() if attempt.done else nullcontext():
-                attempt = self._attempt(model, step, other)
+                attempt = self.attempts.compute(model, step, other, self.schedule.begun)
         if attempt.error is not None: # as without us
             raise attempt.error
         restore_gradients(kept)
@@ -514,62 +581,6 @@ class OptimizerStepComputer:
                 self.findings.facts.strategy == before.strategy):
             self.findings.set(before)
         schedule.is_resumed = schedule.is_new_epoch = False
-
-    def _attempt(self, model, step: OptimizerStep, strategy: Strategy) -> Attempt:
-        attempt, run = self._prepared(model, step, strategy)
-        if attempt.reason:
-            return attempt # known beforehand: nothing is computed in vain
-        try:
-            run()
-        except torch.OutOfMemoryError: # no fault of the strategy
-            raise
-        except FAILURES as error:
-            if self.processes.number > 1: # which others would wait for
-                raise
-            attempt.error = error
-            what = "full batch" if strategy is Strategy.FULL_BATCH else "micro-batch"
-            attempt.reason = f"A {what} cannot be computed ({short_text(error)})"
-        attempt.settle(self.processes)
-        return attempt
-
-    def _prepared(self, model, step: OptimizerStep, strategy: Strategy) -> tuple:
-        "An attempt, and what computes it."
-        facts, number = self.findings.facts, self.processes.number
-        if strategy is Strategy.FULL_BATCH:
-            attempt = Attempt(strategy, facts, [1.0], number)
-            return attempt, partial(self._full_batch, model, step, attempt)
-        # it was split before an attempt showed that no strategy is exact
-        if step.micro_batches is not None and facts.keeps_loader_batches:
-            self.findings.report("not_split")
-            step.micro_batches = None
-        weights = self._weights(step, strategy)
-        if weights.reason: # which rows of this step may settle
-            self.chooser.verify(model, step)
-            facts = self.findings.facts
-            weights = self._weights(step, strategy) if facts.strategy is strategy else weights
-        attempt = Attempt(strategy, facts, weights.factors, number)
-        attempt.reason = weights.reason
-        return attempt, partial(self._run, model, attempt, step.planned, step.count)
-
-    def _weights(self, step: OptimizerStep, strategy: Strategy) -> Weights:
-        return compute_weights(step.planned, self.findings.facts, strategy, self.processes,
-                               self.adapter.weight_of, self.adapter.prepare, step.has_rows)
-
-    def _run(self, model, attempt: Attempt, micro_batches: list, count):
-        self.last_micro_batches = micro_batches
-        if self.adapter.needs_equal_counts(model):
-            micro_batches = attempt.as_many_as_others(micro_batches, self.processes)
-        self.adapter.backward(model, micro_batches, count, partial(
-            self.adapter.as_single_micro_batch, attempt.wrap_compute_loss, attempt.targets))
-
-    def _full_batch(self, model, step: OptimizerStep, attempt: Attempt):
-        "The backbone in chunks of the rows of this process, the loss over the rows of all."
-        number, rank = self.processes.number, self.processes.rank
-        attempt.gather = GatheredRows(number, rank) if number > 1 else None
-        full = full_batch_of(step, self.schedule.begun, self.chooser.rows)
-        with gradient_caching(self.adapter.unwrap(model), attempt.facts.chunked_modules,
-                              full.rows_each, attempt.gather):
-            self._run(model, attempt, [full.batch], full.count)
 
     def state_dict(self) -> dict: # JSON-safe
         return {"facts": self.findings.facts.state_dict(), "steps": self.schedule.begun}
