@@ -57,12 +57,9 @@ def no_gradient_checkpointing(model: nn.Module) -> Iterator[None]:
 # %% ../../nbs/accumulation_loss/dry_run.ipynb #911059ce
 def is_sharded(model: nn.Module) -> bool:
     "Whether parameters lie in shards on several processes, gathered now or not."
-    return any(map(_is_gathered, model.modules())) or any(
-        isinstance(parameter, DTensor) for parameter in model.parameters())
-
-def _is_gathered(module: nn.Module) -> bool: # before its forward pass, by hooks
-    return isinstance(module, FSDPModule) or any(
-        hasattr(parameter, "ds_id") for parameter in module.parameters(recurse=False))
+    return any(isinstance(module, FSDPModule) for module in model.modules()) or any(
+        isinstance(parameter, DTensor) or hasattr(parameter, "ds_id") # of ZeRO 3
+        for parameter in model.parameters())
 
 def reshard(model: nn.Module):
     """Parameters of FSDP2 are its shards, and these have the gradients.

@@ -286,7 +286,7 @@ class VerificationRecorder:
             strategy = Strategy.SUM if is_sum else Strategy.WEIGHTED_MEAN
             findings.set(strategy=strategy, normalizers=names[:1])
         findings.set(chunked_modules={})
-        findings.report(code, description=findings.describe())
+        findings.report(code)
 
 NO_CHUNKS = ", and no module of the model can run in chunks"
 
