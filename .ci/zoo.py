@@ -35,7 +35,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", help="default: all losses")
-    parser.add_argument("--way", default="accumulated", help="of measure_batches.WAYS")
+    parser.add_argument("--way", default="accumulated", help="of measure_batches.SETTINGS")
     args = parser.parse_args()
     sys.path[:0] = [str(root), str(pages)]
     os.chdir(pages)
@@ -43,7 +43,7 @@ def main():
     from prompt_packing.accumulation_loss.exact_loss import ExactLossMixin
     measure_batches.setup()
     last, begin = facts_of_runs(ExactLossMixin), time.time()
-    ways = measure_batches.WAYS["loss"]
+    ways = measure_batches.SETTINGS["loss"]
     table = {name: ways[name] for name in ("stock", args.way)}
     cases = [name for name, case in measure_batches.CASES.items() if case.kind == "loss"]
     outcomes = collections.Counter()

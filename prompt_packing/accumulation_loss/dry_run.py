@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from weakref import WeakKeyDictionary
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 
 import torch
 from torch import nn
@@ -19,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..foundation.private_apis import override, tree_map
-from ..foundation.rows import rng_state, fork_rng
+from ..foundation.rows import fork_rng
 
 # %% auto #0
 __all__ = ['NoDropout', 'no_gradient_checkpointing', 'is_sharded', 'reshard', 'ParameterWriteMonitor', 'detach_gradients',
@@ -30,25 +29,18 @@ _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
              "feature_dropout", "feature_alpha_dropout"}
 _RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"} # their one float is a rate of dropout
 
-_drops = WeakKeyDictionary() # model -> {in training mode: whether it may drop something}
-
 class NoDropout(TorchFunctionMode):
     """While it lasts, dropout gives its input back, wherever it is called.
 
     No module's `training` is touched, since losses may look at it."""
-    met = False # one with a rate above 0 has been called
-
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if name in _DROPOUTS:
-            self.met |= (args[1] if len(args) > 1 else kwargs.get("p", 0.5)) > 0
             return args[0] if args else kwargs["input"]
         if name == "scaled_dot_product_attention":
-            self.met |= kwargs.get("dropout_p", 0.0) > 0
             kwargs["dropout_p"] = 0.0
         if name in _RECURRENT: # between their layers
-            self.met |= any(isinstance(each, float) and each > 0 for each in args)
             args = [0.0 if isinstance(each, float) else each for each in args]
         return func(*args, **kwargs)
 
@@ -65,12 +57,9 @@ def no_gradient_checkpointing(model: nn.Module) -> Iterator[None]:
 # %% ../../nbs/accumulation_loss/dry_run.ipynb #911059ce
 def is_sharded(model: nn.Module) -> bool:
     "Whether parameters lie in shards on several processes, gathered now or not."
-    return any(map(_is_gathered, model.modules())) or any(
-        isinstance(parameter, DTensor) for parameter in model.parameters())
-
-def _is_gathered(module: nn.Module) -> bool: # before its forward pass, by hooks
-    return isinstance(module, FSDPModule) or any(
-        hasattr(parameter, "ds_id") for parameter in module.parameters(recurse=False))
+    return any(isinstance(module, FSDPModule) for module in model.modules()) or any(
+        isinstance(parameter, DTensor) or hasattr(parameter, "ds_id") # of ZeRO 3
+        for parameter in model.parameters())
 
 def reshard(model: nn.Module):
     """Parameters of FSDP2 are its shards, and these have the gradients.
@@ -171,6 +160,7 @@ def side_effect_free(
     seed: int = 0, # of all random numbers meanwhile
     watch: ParameterWriteMonitor | None = None, # of forward passes, whose writes are undone
     parameters: Iterable | None = None, # whose gradients are kept; None: the model's
+    drops: bool = False, # with dropout: what is measured should cost what training costs
 ) -> Iterator[None]:
     "Without dropout; random states, buffers, gradients are afterwards what they were."
     reshard(model)
@@ -179,16 +169,11 @@ def side_effect_free(
     gradients = detach_gradients(parameters)
     device = next(model.parameters(), torch.empty(0)).device
     devices = [] if device.type == "cpu" else [device.index or 0]
-    # under the mode each function of torch passes through Python: without it where the
-    # model met no dropout before and drew no number, and then that is verified again
-    drops = _drops.setdefault(model, {})
-    mode = NoDropout() if drops.get(model.training, True) else nullcontext()
+    mode = nullcontext() if drops else NoDropout()
     try:
         with fork_rng(seed), torch.random.fork_rng(devices, device_type=device.type), mode:
             torch.manual_seed(seed) # of the device, too, which `fork_rng` leaves alone
-            before = _numbers(device)
             yield
-            drops[model.training] = getattr(mode, "met", False) or _numbers(device) != before
     except Exception: # in the middle of a pass, in which FSDP2 would believe to be still
         topmost = next((m for m in model.modules() if isinstance(m, FSDPModule)), None)
         getattr(topmost, "reset_iter_state", bool)() # since torch 2.13
@@ -205,30 +190,21 @@ def side_effect_free(
         detach_gradients(parameters)
         restore_gradients(gradients)
 
-def _numbers(device: torch.device) -> tuple: # another one after any was drawn
-    if device.type == "cpu":
-        return rng_state()
-    return *rng_state(), torch.get_device_module(device).get_rng_state().tolist()
-
 # %% ../../nbs/accumulation_loss/dry_run.ipynb #7a9e2002
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (dict, list, set, deque)
 
 def _copied_state(value):
-    "A copy of numbers, texts and the containers of them; None: something else is in it."
+    "A copy of numbers, texts and containers of them; `TypeError` if it holds anything else."
     if isinstance(value, _PLAIN):
         return value
     if torch.is_tensor(value): # running means, counts
         return value.detach().clone()
     if isinstance(value, dict):
-        copied = {key: _copied_state(each) for key, each in value.items()}
-        is_known = all(each is not None or value[key] is None for key, each in copied.items())
-        return copied if is_known else None
-    if isinstance(value, (list, tuple, set, deque)):
-        items = [_copied_state(each) for each in value]
-        is_known = all(each is not None or old is None for each, old in zip(items, value))
-        return type(value)(items) if is_known else None
-    return None
+        return {key: _copied_state(each) for key, each in value.items()}
+    if isinstance(value, (tuple, *_CONTAINERS)):
+        return type(value)(map(_copied_state, value))
+    raise TypeError(type(value))
 
 def _restore(holder: dict, name, kept):
     "Put a value back; a container keeps its identity, since others may hold it."
@@ -250,16 +226,18 @@ def _restore(holder: dict, name, kept):
 def trainer_state_preserved(trainer) -> Iterator[None]:
     """Numbers, tensors, and containers of them that are attributes of a Trainer are
     afterwards what they were: metrics that its `compute_loss` collects, counters."""
-    kept = {name: _copied_state(value) for name, value in vars(trainer).items()
-            if isinstance(value, (*_PLAIN, *_CONTAINERS, tuple, torch.Tensor))}
+    before, kept = {*vars(trainer)}, {}
+    for name, value in vars(trainer).items():
+        with suppress(TypeError): # a model, a list of callbacks: left alone
+            kept[name] = _copied_state(value)
     try:
         yield
     finally:
         for name, value in kept.items():
-            if value is not None or vars(trainer).get(name) is None:
+            if value is not None: # what is made where it is first needed stays
                 _restore(vars(trainer), name, value)
         for name, value in list(vars(trainer).items()):
-            if name not in kept and isinstance(value, (*_PLAIN, *_CONTAINERS)):
+            if name not in before and isinstance(value, (*_PLAIN, *_CONTAINERS)):
                 del vars(trainer)[name] # made meanwhile
 
 # %% ../../nbs/accumulation_loss/dry_run.ipynb #54445500

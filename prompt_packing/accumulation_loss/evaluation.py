@@ -9,7 +9,7 @@ from copy import copy
 from dataclasses import dataclass
 import torch
 from accelerate import Accelerator
-from .loss_facts import Findings, Strategy, counted_targets, numbers
+from .loss_facts import Findings, LossFacts, Strategy, counted_targets, numbers
 from .trainer_adapter import Collectives
 from .verification import FAILURES, DryRun, collates_rows, few_rows, many_rows, verify_loss
 from ..foundation.rows import (
@@ -17,7 +17,7 @@ from ..foundation.rows import (
     pass_rows_through, select_rows)
 
 # %% auto #0
-__all__ = ['EvaluationLoader', 'EvaluationFacts', 'verify_evaluation', 'ExactEvaluation']
+__all__ = ['EvaluationLoader', 'EvaluationFacts', 'verify_evaluation', 'means_of_losses', 'ExactEvaluation']
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #2edd8f49
 @dataclass
@@ -53,8 +53,7 @@ class EvaluationLoader:
 
     def lengths_of(self, rows: list):
         "Tokens of each row; ones where they are unknown."
-        lengths = self.lengths(rows)
-        return torch.ones(len(rows), dtype=torch.int64).numpy() if lengths is None else lengths
+        return self.lengths.or_ones(rows)
 
     def few(self, rows: list | None = None, index: int = 0) -> StepRows:
         "Rows to verify, of different lengths, of those that have been seen."
@@ -100,15 +99,15 @@ def verify_evaluation(dry_run: DryRun, few: StepRows, many: StepRows | None = No
     "`EvaluationFacts` by a verification on rows of the set itself; None: inconclusive."
     dry_run.micro_batch = lambda rows, indices: rows.to_batch(indices) # nothing is packed
     try:
-        dry_run.run([dry_run.full_batch(few)])
-        dry_run.class_weights = dry_run.found_weights
+        full, = dry_run.run([dry_run.full_batch(few)])
+        dry_run.class_weights = full.class_weights
     except FAILURES:
         try:
             dry_run.run([dry_run.full_batch(few)], loss_only=True)
         except FAILURES: # without labels there is no loss that a split could change
             return EvaluationFacts(normalizers=("rows",))
         return EvaluationFacts() # no gradient: in evaluation the model writes in place
-    result = verify_loss(dry_run, dry_run.known_facts, few, many)
+    result = verify_loss(dry_run, LossFacts(), few, many)
     if result is None or result.strategies and not result.is_conclusive:
         return None
     if result.facts.get("is_random"):
@@ -116,6 +115,34 @@ def verify_evaluation(dry_run: DryRun, few: StepRows, many: StepRows | None = No
     # a sum over a constant may be one over a bound, as in `total / count.clamp(min=40)`
     is_sum = Strategy.SUM in result.strategies and result.full.is_sum
     return EvaluationFacts(is_sum, tuple(result.normalizers or ()))
+
+# %% ../../nbs/accumulation_loss/evaluation.ipynb #mean0002
+_BATCHES = "batches" # of which each counts the same, in transformers
+
+_SUM = "sum" # of all losses
+
+def means_of_losses(
+    noted: list[tuple], # (loss, counts) of batches
+    processes: Collectives,
+    drops_infinite: bool = True, # losses that are not finite, as `logging_nan_inf_filter` says
+) -> dict[str, float]: # count -> mean of the losses weighted by it
+    "What all counts that all batches have make of their losses; and the sum of them."
+    kinds = processes.rows([sorted({tuple(counts) for _, counts in noted})])
+    names = [name for name in kinds[0] if all(name in each for each in kinds)] if kinds else []
+    flat = numbers(value for loss, counts in noted
+                   for value in (loss, *(counts[name] for name in names)))
+    table = torch.tensor(flat, dtype=torch.float64).view(len(noted), len(names) + 1)
+    losses, means = table[:, 0], {}
+    ones = torch.ones_like(losses)
+    is_used = torch.isfinite(losses) if drops_infinite else ones > 0
+    for name, weights in [(_BATCHES, ones), *zip(names, table[:, 1:].T)]:
+        used = is_used & (weights != 0)
+        total, weight = map(float, processes.sum(
+            float((losses * weights)[used].sum()), float(weights[used].sum())))
+        if weight:
+            means[name] = total / weight
+    means[_SUM], = map(float, processes.sum(float(losses[is_used].sum())))
+    return means
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #e64339f7
 class ExactEvaluation:
@@ -126,7 +153,7 @@ class ExactEvaluation:
     set by itself, since its loss may be another one. Where training has found no count
     that fits, it is before the first batch: the classes of a loss may have weights."""
     def __init__(self, findings: Findings, loader: EvaluationLoader, dry_run: DryRun,
-                 processes: Collectives | None = None):
+                 processes: Collectives):
         self.findings, self.loader, self.dry_run = findings, loader, dry_run
         self.processes = processes
         self._facts, self._verified_rows = None, 0 # not verified so far
@@ -145,18 +172,10 @@ class ExactEvaluation:
             self.verify()
         return self._facts
 
-    @property
-    def _is_alone(self) -> bool:
-        return self.processes is None or self.processes.number == 1
-
-    @property
-    def _is_even(self) -> bool: # each process has as many batches, and so a first one
-        return self._is_alone or self.processes.accelerator.even_batches
-
     def verify(self):
-        rows = self.loader.seen.rows
+        rows, is_alone = self.loader.seen.rows, self.processes.number == 1
         self._verified_rows = len(rows)
-        if not self._is_alone: # the same on all
+        if not is_alone: # the same on all
             rows = self.processes.rows([rows[:16]])
         facts = EvaluationFacts()
         has_rows = self.loader.collate is not None and len(rows) > 1
@@ -165,18 +184,18 @@ class ExactEvaluation:
             tries = (verify_evaluation(self.dry_run, self.loader.few(rows, index), many)
                      for index in range(4)) # some rows may have no target
             facts = next((each for each in tries if each is not None), facts)
-        elif self.batch is not None and self._is_alone:
+        elif self.batch is not None and is_alone:
             batch = self.dry_run.adapter.prepare(copy(self.batch))
             facts = verify_evaluation(
                 self.dry_run, CollatedRows(batch, num_rows_of(batch))) or facts
-        if not self._is_alone:
-            facts = self.processes.of_first(facts)
-        self._facts = facts
+        self._facts = self.processes.of_first(facts)
 
     def counts_of(self, batch: Mapping) -> dict: # before a loss pops labels
         if self.batch is None and (num_rows_of(batch) or 0) > 1:
             self.batch = batch
-        if self.is_doubtful and self._facts is None and self._is_even:
+        # all processes have a first batch
+        is_even = self.processes.number == 1 or self.processes.accelerator.even_batches
+        if self.is_doubtful and self._facts is None and is_even:
             self.verify()
         given = self.dry_run.adapter.weight_of(batch)
         counts = counted_targets(batch, self.dry_run.class_weights)
@@ -193,9 +212,10 @@ class ExactEvaluation:
         name = self.facts.normalizers[0]
         return numbers(each.get(name, 0.0) for each in counts)
 
-    def loss(self, processes: Collectives) -> float | None: # None: transformers' number
+    def loss(self) -> float | None: # None: transformers' number
         "The loss of the data set, in float64."
-        means = self._means(processes)
+        processes = self.processes
+        means = means_of_losses(self.noted, processes, self.drops_infinite)
         if _BATCHES not in means: # an override has predicted without us
             facts, several = self.findings.facts, self.loader.num_batches * processes.number > 1
             is_row_mean = facts.strategy is Strategy.UNKNOWN or (
@@ -221,27 +241,3 @@ class ExactEvaluation:
         self.findings.report("eval_by_rows")
         return None
 
-    def _means(self, processes: Collectives) -> dict: # count -> mean of all processes
-        names = [*self.noted[0][1]] if self.noted else []
-        names = [name for name in names if all(name in counts for _, counts in self.noted)]
-        everyones = processes.rows([[names]])
-        names = [name for name in max(everyones, key=len, default=[])
-                 if all(name in each for each in everyones if each)]
-        flat = numbers(value for loss, counts in self.noted
-                       for value in (loss, *(counts[name] for name in names)))
-        table = torch.tensor(flat, dtype=torch.float64).view(len(self.noted), len(names) + 1)
-        losses, means = table[:, 0], {}
-        is_used = torch.isfinite(losses) if self.drops_infinite else torch.ones_like(losses) > 0
-        ones = torch.ones_like(losses)
-        for name, weights in [(_BATCHES, ones), *zip(names, table[:, 1:].T)]:
-            used = is_used & (weights != 0)
-            total, weight = map(float, processes.sum(
-                float((losses * weights)[used].sum()), float(weights[used].sum())))
-            if weight:
-                means[name] = total / weight
-        means[_SUM], = map(float, processes.sum(float(losses[is_used].sum())))
-        return means
-
-_BATCHES = "batches" # of which each counts the same, in transformers
-
-_SUM = "sum" # of all losses

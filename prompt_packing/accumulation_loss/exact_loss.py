@@ -14,7 +14,7 @@ import torch
 
 from .dry_run import detach_gradients, restore_gradients
 from prompt_packing.accumulation_loss.loss_registry import (
-    check_was_called, use_registered_loss)
+    must_be_called, use_registered_loss)
 from prompt_packing.accumulation_loss.evaluation import (
     EvaluationLoader, ExactEvaluation)
 from prompt_packing.accumulation_loss.loss_facts import (
@@ -30,7 +30,7 @@ from ..foundation.rows import (
     batch_identity, restore_collator)
 
 # %% auto #0
-__all__ = ['StepCalls', 'StepAssembler', 'ExactLossMixin']
+__all__ = ['StepCalls', 'StepAssembler', 'refuse_renamed', 'overridden', 'ExactLossMixin']
 
 # %% ../../nbs/accumulation_loss/exact_loss.ipynb #calls002
 def _is_same_number(first, second) -> bool:
@@ -220,7 +220,26 @@ class StepAssembler:
 
 # %% ../../nbs/accumulation_loss/exact_loss.ipynb #0735486d
 class _AroundStepsMixin:
-    "Evaluations (`prediction_step` once a batch) and checkpoints of exact losses."
+    "Loaders, evaluations (`prediction_step` once a batch) and checkpoints of exact losses."
+    def attach_dataloader(self, dataloader):
+        "From here on steps are made of this loader's rows."
+        splits = self._steps.adapter.splits_steps()
+        collate = self._source.open(dataloader, self.split_step if splits else None)
+        self.row_lengths = RowLengths.of(collate, self)
+        self._steps.chooser.rows.lengths = self.row_lengths
+        self._steps.schedule.is_new_epoch = float(self.state.epoch or 0).is_integer()
+        if splits and collate: # before its workers start
+            pass_rows_through(dataloader, collates=False,
+                              split=self.split_in_worker(dataloader))
+
+    def _run_epoch(self, *args, **kwargs):
+        "As transformers'; the loader gives rows, unless each batch is a step."
+        micro_batches = self.args.gradient_accumulation_steps * self.accelerator.num_processes
+        needs_rows = micro_batches > 1 or self._steps.adapter.splits_steps()
+        if needs_rows and not self._exact_off:
+            self.attach_dataloader(kwargs["train_dataloader"])
+        return super()._run_epoch(*args, **kwargs)
+
     def evaluation_loop(self, dataloader, *args, **kwargs):
         "As transformers', with the loss of the whole data set as one batch."
         if self._exact_off:
@@ -240,7 +259,7 @@ class _AroundStepsMixin:
             restore_collator(dataloader)
         name = name + "_loss"
         if name in output.metrics:
-            loss = evaluation.loss(steps.processes)
+            loss = evaluation.loss()
             output.metrics[name] = output.metrics[name] if loss is None else loss
         return output
 
@@ -250,11 +269,11 @@ class _AroundStepsMixin:
         if evaluation is None:
             return predict(model, inputs, prediction_loss_only, *args, **kwargs)
         def noted(batch, loss_only):
-            # what is split is noted where it is split
-            counts = {} if isinstance(batch, LazyBatch) else evaluation.counts_of(batch)
+            if isinstance(batch, LazyBatch): # what is split is noted where it is split
+                return predict(model, batch, loss_only, *args, **kwargs)
+            counts = evaluation.counts_of(batch)
             result = predict(model, batch, loss_only, *args, **kwargs)
-            if not isinstance(batch, LazyBatch):
-                evaluation.note(result[0], counts)
+            evaluation.note(result[0], counts)
             return result
         evaluation.paused, real = evaluation.loader.real_rows(inputs, self.accelerator)
         adapter, again = self._steps.adapter, real is not None
@@ -283,14 +302,27 @@ class _AroundStepsMixin:
         if not isinstance(inputs, LazyBatch) or inputs.rows.batch is not None:
             return super().floating_point_ops(inputs)
         # of all micro-batches of a step, with its last one; nobody collates for it
-        made, self._steps.last_micro_batches = self._steps.last_micro_batches, []
+        attempts = self._steps.attempts
+        made, attempts.last_micro_batches = attempts.last_micro_batches, []
         return sum(super(_AroundStepsMixin, self).floating_point_ops(each) for each in made)
 
-# %% ../../nbs/accumulation_loss/exact_loss.ipynb #af84ef83
+# %% ../../nbs/accumulation_loss/exact_loss.ipynb #renm0002
 # overrides of 0.2, which would have no effect; to be dropped in 0.4
 _RENAMED = dict(count_targets="loss_normalizer", row_length="length_fn",
                 begin_steps="attach_dataloader")
 
+def refuse_renamed(trainer_class: type):
+    for old, new in _RENAMED.items():
+        if old in vars(trainer_class):
+            raise TypeError(f"{trainer_class.__name__}.{old} was renamed: call it {new}.")
+
+def overridden(trainer_class: type, mixin: type, names: set[str]) -> set[str]:
+    "Methods of a mixin that the user's class, or a class before the mixin, overrides."
+    order = trainer_class.__mro__
+    own = order[:order.index(mixin)]
+    return {name for base in own for name in names & {*vars(base)}}
+
+# %% ../../nbs/accumulation_loss/exact_loss.ipynb #af84ef83
 class ExactLossMixin(_AroundStepsMixin):
     """The gradient of an optimizer step is that of its full batch, for any loss.
 
@@ -315,9 +347,7 @@ class ExactLossMixin(_AroundStepsMixin):
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         check_mro(cls, ExactLossMixin)
-        for old, new in _RENAMED.items():
-            if old in vars(cls):
-                raise TypeError(f"{cls.__name__}.{old} was renamed: call it {new}.")
+        refuse_renamed(cls)
 
     def __init__(self, *args, **kwargs):
         self.findings, self._exact_evaluation = Findings(self.strict_loss), None
@@ -335,10 +365,9 @@ class ExactLossMixin(_AroundStepsMixin):
                 self.findings.report("gradient_dtype", **found)
 
     def _begin_run(self):
-        order = type(self).__mro__
-        own = order[:order.index(ExactLossMixin)] # of the user, and mixins before this one
-        seen = {"training_step", "get_batch_samples"} # methods through which batches pass
-        overrides = {name for base in own for name in seen & {*vars(base)}}
+        # methods through which batches pass
+        overrides = overridden(type(self), ExactLossMixin,
+                               {"training_step", "get_batch_samples"})
         adapter = TrainerAdapter(self, super().training_step, overrides)
         processes = Collectives(self.accelerator)
         self._steps = OptimizerStepComputer(self.findings, adapter, processes)
@@ -359,25 +388,6 @@ class ExactLossMixin(_AroundStepsMixin):
         "Whether a strategy is known for the steps of this training."
         return self.findings.facts.strategy is not Strategy.UNKNOWN
 
-    def attach_dataloader(self, dataloader):
-        "From here on steps are made of this loader's rows."
-        splits = self._steps.adapter.splits_steps()
-        collate = self._source.open(dataloader, self.split_step if splits else None)
-        self.row_lengths = RowLengths.of(collate, self)
-        self._steps.chooser.rows.lengths = self.row_lengths
-        self._steps.schedule.is_new_epoch = float(self.state.epoch or 0).is_integer()
-        if splits and collate: # before its workers start
-            pass_rows_through(dataloader, collates=False,
-                              split=self.split_in_worker(dataloader))
-
-    def _run_epoch(self, *args, **kwargs):
-        "As transformers'; the loader gives rows, unless each batch is a step."
-        micro_batches = self.args.gradient_accumulation_steps * self.accelerator.num_processes
-        needs_rows = micro_batches > 1 or self._steps.adapter.splits_steps()
-        if needs_rows and not self._exact_off:
-            self.attach_dataloader(kwargs["train_dataloader"])
-        return super()._run_epoch(*args, **kwargs)
-
     def get_batch_samples(self, epoch_iterator, num_batches, *args, **kwargs):
         "The micro-batches of this process, as many as the step has."
         # transformers asks once for each step that it still expects of the epoch
@@ -393,8 +403,7 @@ class ExactLossMixin(_AroundStepsMixin):
                 override(self, **counted):
             taken, count = super().get_batch_samples(
                 epoch_iterator, num_batches, *args, **kwargs)
-        with override(self.args, average_tokens_across_devices=False):
-            begun = self._source.begin(taken, num_batches, count)
+        begun = self._source.begin(taken, num_batches, count)
         if begun is None:
             self._source.ended = epoch_iterator
         return begun or ([], None)
@@ -408,10 +417,8 @@ class ExactLossMixin(_AroundStepsMixin):
         if step is None:
             return torch.zeros((), device=self.args.device)
         named = self._registered_loss if self.compute_loss_func is None else None
-        calls = named.calls if named else 0
-        loss = self._source.calls.compute(model, step, self._steps.compute)
-        if named:
-            check_was_called(self.model, named, calls)
+        with must_be_called(self.model, named):
+            loss = self._source.calls.compute(model, step, self._steps.compute)
         return loss.to(self.args.device)
 
     def _inner_training_loop(self, *args, **kwargs):

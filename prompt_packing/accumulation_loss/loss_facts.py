@@ -184,6 +184,11 @@ class LossFacts:
         return all(message.kind is Exactness.EXACT for message in self.messages)
 
     @property
+    def is_final(self) -> bool: # exact for every loss, or nothing is: not verified again
+        return self.keeps_loader_batches or self.strategy in (
+            Strategy.FULL_BATCH, Strategy.ROW_WEIGHTED)
+
+    @property
     def is_split(self) -> bool: # verified: micro-batches give the full-batch gradient
         return self.strategy in (Strategy.SUM, Strategy.WEIGHTED_MEAN)
 
@@ -220,6 +225,7 @@ class Findings:
         "Log a message about the loss, once."
         code = text if text in MESSAGES else ""
         if code:
+            values["description"] = _DESCRIPTIONS[self.facts.strategy]
             kind, text = MESSAGES[code][0], MESSAGES[code][1].format(**values)
             if "_" not in text.split()[0]:
                 text = text[:1].upper() + text[1:]
@@ -243,11 +249,7 @@ class Findings:
         if self.facts.uses_num_items_in_batch:
             strategy = Strategy.SUM
         self.set(strategy=strategy, chunked_modules={}, keeps_loader_batches=True)
-        self.report("no_full_batch", reason=reason, obstacle=obstacle,
-                    description=_DESCRIPTIONS[strategy])
-
-    def describe(self) -> str:
-        return _DESCRIPTIONS[self.facts.strategy]
+        self.report("no_full_batch", reason=reason, obstacle=obstacle)
 
 # %% ../../nbs/accumulation_loss/loss_facts.ipynb #07735617
 _logger = logging.get_logger(__name__)

@@ -5,7 +5,8 @@
 # %% ../../nbs/accumulation_loss/loss_registry.ipynb #19187f7a
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from inspect import signature
 
 from torch import nn
@@ -13,7 +14,7 @@ from transformers import PretrainedConfig
 from transformers.loss.loss_utils import LOSS_MAPPING
 
 # %% auto #0
-__all__ = ['RegisteredLoss', 'register_loss', 'use_registered_loss', 'check_was_called']
+__all__ = ['RegisteredLoss', 'register_loss', 'use_registered_loss', 'must_be_called']
 
 # %% ../../nbs/accumulation_loss/loss_registry.ipynb #79d5726c
 class RegisteredLoss:
@@ -74,13 +75,15 @@ def use_registered_loss(
     return loss if hasattr(loss, "calls") else None # else transformers' own
 
 # %% ../../nbs/accumulation_loss/loss_registry.ipynb #15edda61
-def check_was_called(
+@contextmanager
+def must_be_called(
     model: nn.Module,
-    loss: RegisteredLoss,
-    calls: int, # of the loss, before the step
-):
-    "Raise `ValueError` if a step of this model did not call its config's loss."
-    if loss.calls == calls:
+    loss: RegisteredLoss | None, # None: nothing is checked
+) -> Iterator[None]:
+    "Raise `ValueError` if what this model computes meanwhile does not call its config's loss."
+    calls = loss.calls if loss else 0
+    yield
+    if loss and loss.calls == calls:
         raise ValueError(
             f"config.loss_type is {loss.name!r}, and {type(model).__name__} never "
             "calls it: this class computes its loss in `forward`, without "

@@ -6,7 +6,6 @@
 from __future__ import annotations
 import math
 import torch
-from torch.autograd.function import BackwardCFunction
 from ..foundation.private_apis import input_shape
 
 # %% auto #0
@@ -38,8 +37,7 @@ def _inputs_of(node) -> list:
     "Nodes of the inputs of a node; of a wrapper's node those of the same outputs."
     found = []
     for each, output in node.next_functions:
-        while isinstance(each, BackwardCFunction) and (
-                _name_of(each) == "_DDPSink"): # around a model's outputs
+        while each is not None and _name_of(each) == "_DDPSink": # around a model's outputs
             each, output = each.next_functions[output]
         found.append(each)
     return found
@@ -55,12 +53,10 @@ def reductions(loss: torch.Tensor) -> list:
         if node is None or node in seen or not _is_scalar(node) or _is_switched_off(node):
             continue
         seen.add(node)
-        inputs = list(filter(None, _inputs_of(node)))
+        inputs = [each for each in _inputs_of(node) if each is not None]
         todo += inputs
-        for each in inputs:
-            if not hasattr(each, "variable") and not _is_scalar(each):
-                found.append(node)
-                break
+        if any(not hasattr(each, "variable") and not _is_scalar(each) for each in inputs):
+            found.append(node)
     return found
 
 # %% ../../nbs/accumulation_loss/normalizer.ipynb #1df19544
@@ -78,7 +74,7 @@ def _path(node) -> str:
         name = _name_of(node)
         if name not in _PASSES_ON: # shapes of micro-batches differ
             names.append(name)
-        node = next(filter(None, _inputs_of(node)), None)
+        node = next((each for each in _inputs_of(node) if each is not None), None)
     return " < ".join(names)
 
 # %% ../../nbs/accumulation_loss/normalizer.ipynb #969acd7d

@@ -23,9 +23,10 @@ from .verification import (
 from ..foundation.rows import CollatedRows, RowLengths, StepRows, as_dict, fork_rng, num_rows_of
 
 # %% auto #0
-__all__ = ['UNEQUAL_COUNTS', 'NEW_TERMS', 'NO_CHUNKS', 'PRE_COLLATED', 'CONSTANT_DIVISOR', 'next_strategy', 'OptimizerStep',
-           'Weights', 'compute_weights', 'Attempt', 'StepRowsChooser', 'VerificationRecorder', 'StrategyChooser',
-           'FullBatch', 'full_batch_of', 'VerificationSchedule', 'OptimizerStepComputer']
+__all__ = ['UNEQUAL_COUNTS', 'NEW_TERMS', 'NO_CHUNKS', 'PRE_COLLATED', 'RANDOM_LOSS', 'CONSTANT_DIVISOR', 'next_strategy',
+           'OptimizerStep', 'Weights', 'compute_weights', 'Attempt', 'StepRowsChooser', 'VerificationRecorder',
+           'StrategyChooser', 'FullBatch', 'full_batch_of', 'AttemptComputer', 'VerificationSchedule',
+           'OptimizerStepComputer']
 
 # %% ../../nbs/accumulation_loss/optimizer_step.ipynb #a26b595a
 def next_strategy(strategy: Strategy, reason: str, can_full_batch: bool) -> Strategy:
@@ -153,7 +154,6 @@ class Attempt:
         loss, failed, new = processes.sum(
             self.loss, float(self.error is not None), float(is_new))
         self.loss = loss / processes.number if self.strategy is Strategy.FULL_BATCH else loss
-        self.has_new_terms = bool(new)
         if failed:
             self.reason = self.reason or "It failed on another process"
         elif not torch.isfinite(torch.as_tensor(self.loss)):
@@ -166,7 +166,7 @@ class StepRowsChooser:
     "Rows of a step that are verified, the same on all processes."
     def __init__(self, adapter: TrainerAdapter, processes: Collectives):
         self.adapter, self.processes = adapter, processes
-        self.lengths: RowLengths | None = None # of the rows of the training loader
+        self.lengths: RowLengths | None = None # of the training loader; None: it has no rows
 
     def can_join(self, step: OptimizerStep) -> bool:
         "Whether one batch can be made of the step, the same on all processes."
@@ -177,7 +177,7 @@ class StepRowsChooser:
         if not self.can_join(step):
             return self._rows_of_a_batch(step, index)
         def chosen(rows: list) -> list:
-            return [rows[i] for i in few_rows(self.lengths_of(rows), index)]
+            return [rows[i] for i in few_rows(self.lengths.or_ones(rows), index)]
         rows = chosen(step.rows.rows)
         # all verify the same ones: of the few of all as many as one process had chosen
         if self.processes.number > 1:
@@ -190,7 +190,7 @@ class StepRowsChooser:
         batches = self.processes.rows([step.rows.loader_batches])
         rows = StepRows([row for each in batches for row in each], step.rows.collate, batches)
         # without a graph two at once take less memory than one with its gradients
-        lengths, tokens = self.lengths_of(rows.rows), self.tokens_at_once(batches)
+        lengths, tokens = self.lengths.or_ones(rows.rows), self.tokens_at_once(batches)
         if fits_at_once(lengths, tokens).all():
             mine = list(map(copy, step.planned))
             mine = send_to_device(mine, "cpu") if self.processes.number > 1 else mine
@@ -202,12 +202,7 @@ class StepRowsChooser:
     def tokens_at_once(self, batches: list[list]) -> int: # rows of each loader batch
         "The budget, or the tokens of the largest loader batch."
         return self.adapter.token_budget or max(
-            len(rows) * int(self.lengths_of(rows).max(initial=1)) for rows in batches)
-
-    def lengths_of(self, rows: list):
-        "Tokens of each row; ones where they are unknown."
-        lengths = self.lengths(rows) if self.lengths is not None else None
-        return torch.ones(len(rows), dtype=torch.int64).numpy() if lengths is None else lengths
+            len(rows) * int(self.lengths.or_ones(rows).max(initial=1)) for rows in batches)
 
     def _rows_of_a_batch(self, step: OptimizerStep, index: int) -> CollatedRows | None:
         "Of one pre-collated batch, whose rows are entries of its tensors."
@@ -236,53 +231,48 @@ class VerificationRecorder:
             findings.report("target_only_logits")
         for what in result.stateful:
             findings.report("stateful", what=what)
+        fall_back = partial(self._fall_back, dry_run, result.batch, rows, step)
         if findings.facts.is_random and not is_one_micro_batch:
-            self._record_random(dry_run, result.batch, rows, step)
+            fall_back(RANDOM_LOSS, "random_loss") # exact if what runs in chunks draws nothing
         elif not result.strategies:
-            self._fall_back(result.reason, dry_run, result.batch, rows)
+            fall_back(result.reason)
         elif not is_one_micro_batch:
-            self._record_split(result, dry_run, rows)
+            self._record_split(result)
+            if self._divides_by_constant(result): # as in `total / count.clamp(min=40)`
+                fall_back(CONSTANT_DIVISOR, "unverified_constant")
         is_full = findings.facts.strategy is Strategy.FULL_BATCH
         for name in dry_run.moved_in_chunks if is_full else result.moved_buffers:
             findings.report("writes_buffers", name=name)
         if dry_run.writes and findings.facts.strategy is not Strategy.FULL_BATCH:
             findings.report("writes_parameters") # in chunks it writes as often
 
-    def _record_split(self, result: VerificationResult, dry_run: DryRun, rows: StepRows):
+    def _record_split(self, result: VerificationResult):
         "Steps are split: by which strategy, and which terms were verified."
-        findings, facts = self.findings, self.findings.facts
+        facts = self.findings.facts
         fits = facts.strategy in result.strategies
         strategy = facts.strategy if fits else result.strategies[0]
         terms = tuple(sorted({*facts.verified_terms, *result.terms}))
         # of those that fitted so far; if none of them is left, it begins anew
         both = [name for name in result.normalizers if name in facts.normalizers]
-        findings.set(strategy=strategy, verified_terms=terms,
-                     normalizers=tuple(both or result.normalizers))
-        if strategy is Strategy.SUM and not facts.uses_num_items_in_batch and (
-                "given" not in result.full.counts) and not result.full.is_sum:
-            # as in `total / count.clamp(min=40)`
-            self._fall_back(CONSTANT_DIVISOR, dry_run, result.batch, rows, "unverified_constant")
+        self.findings.set(strategy=strategy, verified_terms=terms,
+                          normalizers=tuple(both or result.normalizers))
 
-    def _record_random(self, dry_run: DryRun, batch, rows: StepRows, step: OptimizerStep):
-        "A loss that draws random numbers: exact if only what is not split draws them."
-        if not isinstance(rows, CollatedRows):
-            modules = find_chunked_modules(dry_run, batch, rows)
-            self.findings.set(chunked_modules=modules)
-        if self.findings.facts.chunked_modules:
-            self.findings.fall_back("The loss draws random numbers, others for each "
-                                    "micro-batch than for the full batch")
-        else:
-            self.accept_unverified("random_loss", dry_run, step)
+    def _divides_by_constant(self, result: VerificationResult) -> bool:
+        facts, full = self.findings.facts, result.full
+        is_explained = facts.uses_num_items_in_batch or "given" in full.counts or full.is_sum
+        return facts.strategy is Strategy.SUM and not is_explained
 
-    def _fall_back(self, reason: str, dry_run: DryRun, batch, rows: StepRows, code: str = ""):
-        "From this step on the loss sees all rows, where that is possible."
-        if self.findings.facts.chunked_modules is None and not isinstance(rows, CollatedRows):
+    def _fall_back(self, dry_run: DryRun, batch, rows: StepRows, step: OptimizerStep,
+                   reason: str, code: str = ""):
+        """From this step on the loss sees all rows, where that is possible; else `code`
+        is logged, or that no strategy is exact."""
+        is_collated = isinstance(rows, CollatedRows)
+        if self.findings.facts.chunked_modules is None and not is_collated:
             modules = find_chunked_modules(dry_run, batch, rows)
             self.findings.set(chunked_modules=modules)
         if code and not self.findings.facts.chunked_modules:
-            return self.findings.report(code)
-        self.findings.fall_back(reason, NO_CHUNKS if not isinstance(rows, CollatedRows)
-                                else PRE_COLLATED)
+            return self.accept_unverified(code, dry_run, step)
+        self.findings.fall_back(reason, PRE_COLLATED if is_collated else NO_CHUNKS)
 
     def accept_unverified(self, code: str, dry_run: DryRun, step: OptimizerStep):
         "What cannot be compared with a full batch is a full batch, or computed as it reads."
@@ -296,11 +286,14 @@ class VerificationRecorder:
             strategy = Strategy.SUM if is_sum else Strategy.WEIGHTED_MEAN
             findings.set(strategy=strategy, normalizers=names[:1])
         findings.set(chunked_modules={})
-        findings.report(code, description=findings.describe())
+        findings.report(code)
 
 NO_CHUNKS = ", and no module of the model can run in chunks"
 
 PRE_COLLATED = ", and pre-collated batches are computed as the loader made them"
+
+RANDOM_LOSS = ("The loss draws random numbers, others for each micro-batch than for the "
+               "full batch")
 
 CONSTANT_DIVISOR = ("Every micro-batch is divided by the same number as the full batch: by "
                     "a constant, or by a bound of a count, which other rows would exceed")
@@ -322,9 +315,8 @@ class StrategyChooser:
     def verify(self, model, step: OptimizerStep, is_one_micro_batch: bool = False):
         "Verify the loss on a few rows of this step, and write down what came out."
         facts, before = self.findings.facts, self.findings.facts
-        if facts.keeps_loader_batches or facts.strategy in (
-                Strategy.FULL_BATCH, Strategy.ROW_WEIGHTED):
-            return # exact for every loss, or nothing is
+        if facts.is_final:
+            return
         rows = self.rows.few(step, facts.num_verifications)
         dry_run = self.dry_run(model, step.count)
         dry_run.processes = self.processes
@@ -426,7 +418,74 @@ def full_batch_of(step: OptimizerStep, index: int, chooser: StepRowsChooser) -> 
     # as many rows as the budget, or the largest loader batch, has tokens; each counts as
     # the longest of all, and chunks of sharded modules meet
     tokens = max(processes.rows([[chooser.tokens_at_once(step.rows.loader_batches)]]))
-    return FullBatch(batch, count, max(1, tokens // int(chooser.lengths_of(rows).max())))
+    longest = int(chooser.lengths.or_ones(rows).max())
+    return FullBatch(batch, count, max(1, tokens // longest))
+
+# %% ../../nbs/accumulation_loss/optimizer_step.ipynb #attc0002
+class AttemptComputer:
+    "Computes steps by a given strategy; `index` is the number of the step."
+    def __init__(self, findings: Findings, adapter: TrainerAdapter, processes: Collectives,
+                 chooser: StrategyChooser):
+        self.findings, self.adapter, self.processes = findings, adapter, processes
+        self.chooser = chooser
+        self.last_micro_batches = [] # to count their floating point operations
+
+    def compute(self, model, step: OptimizerStep, strategy: Strategy, index: int) -> Attempt:
+        attempt, run = self._prepared(model, step, strategy, index)
+        if attempt.reason:
+            return attempt # known beforehand: nothing is computed in vain
+        try:
+            run()
+        except torch.OutOfMemoryError: # no fault of the strategy
+            raise
+        except FAILURES as error:
+            if self.processes.number > 1: # which others would wait for
+                raise
+            attempt.error = error
+            what = "full batch" if strategy is Strategy.FULL_BATCH else "micro-batch"
+            attempt.reason = f"A {what} cannot be computed ({short_text(error)})"
+        attempt.settle(self.processes)
+        return attempt
+
+    def _prepared(self, model, step: OptimizerStep, strategy: Strategy, index: int) -> tuple:
+        "An attempt, and what computes it."
+        facts, number = self.findings.facts, self.processes.number
+        if strategy is Strategy.FULL_BATCH:
+            attempt = Attempt(strategy, facts, [1.0], number)
+            return attempt, partial(self._full_batch, model, step, attempt, index)
+        # it was split before an attempt showed that no strategy is exact
+        if step.micro_batches is not None and facts.keeps_loader_batches:
+            self.findings.report("not_split")
+            step.micro_batches = None
+        weights = self._weights(step, strategy)
+        if weights.reason: # which rows of this step may settle
+            self.chooser.verify(model, step)
+            facts = self.findings.facts
+            weights = self._weights(step, strategy) if facts.strategy is strategy else weights
+        attempt = Attempt(strategy, facts, weights.factors, number)
+        attempt.reason = weights.reason
+        return attempt, partial(self._run, model, attempt, step.planned, step.count)
+
+    def _weights(self, step: OptimizerStep, strategy: Strategy) -> Weights:
+        return compute_weights(step.planned, self.findings.facts, strategy, self.processes,
+                               self.adapter.weight_of, self.adapter.prepare, step.has_rows)
+
+    def _run(self, model, attempt: Attempt, micro_batches: list, count):
+        self.last_micro_batches = micro_batches
+        if self.adapter.needs_equal_counts(model):
+            micro_batches = attempt.as_many_as_others(micro_batches, self.processes)
+        self.adapter.backward(model, micro_batches, count, partial(
+            self.adapter.as_single_micro_batch, attempt.wrap_compute_loss, attempt.targets))
+
+    def _full_batch(self, model, step: OptimizerStep, attempt: Attempt, index: int):
+        "The backbone in chunks of the rows of this process, the loss over the rows of all."
+        number, rank = self.processes.number, self.processes.rank
+        attempt.gather = GatheredRows(number, rank) if number > 1 else None
+        full = full_batch_of(step, index, self.chooser.rows)
+        with gradient_caching(self.adapter.unwrap(model), attempt.facts.chunked_modules,
+                              full.rows_each, attempt.gather):
+            self._run(model, attempt, [full.batch], full.count)
+
 
 # %% ../../nbs/accumulation_loss/optimizer_step.ipynb #d87cac74
 @dataclass
@@ -439,8 +498,7 @@ class VerificationSchedule:
 
     def is_due(self, step: OptimizerStep, facts: LossFacts, every: int | None,
                is_one_micro_batch: bool) -> bool:
-        if facts.keeps_loader_batches or facts.strategy in (
-                Strategy.FULL_BATCH, Strategy.ROW_WEIGHTED):
+        if facts.is_final:
             return False # and a batch that nobody needs is not collated
         columns = frozenset(map(str, as_dict(step.planned[0])))
         is_new = self.is_new_epoch or columns not in self.columns
@@ -462,12 +520,12 @@ class OptimizerStepComputer:
     def __init__(self, findings: Findings, adapter: TrainerAdapter, processes: Collectives):
         self.findings, self.adapter, self.processes = findings, adapter, processes
         self.chooser = StrategyChooser(findings, adapter, processes)
+        self.attempts = AttemptComputer(findings, adapter, processes, self.chooser)
         self.schedule, self.verification_seconds = VerificationSchedule(), 0.0
-        self.last_micro_batches = [] # to count their floating point operations
 
     def compute(self, model, step: OptimizerStep) -> torch.Tensor:
         "The loss of a step, whose gradient is added to what the model has."
-        self.last_micro_batches = step.planned
+        self.attempts.last_micro_batches = step.planned
         self.schedule.begun += 1
         is_alone = self.processes.number == 1 and len(step.planned) == 1
         if is_alone and self.adapter.packs and step.micro_batches is not None:
@@ -488,13 +546,13 @@ class OptimizerStepComputer:
     def _by_attempts(self, model, step: OptimizerStep) -> torch.Tensor:
         parameters = self.adapter.parameters(model)
         strategy, kept = self.chooser.choose(model, step), detach_gradients(parameters)
-        attempt = self._attempt(model, step, strategy)
+        attempt = self.attempts.compute(model, step, strategy, self.schedule.begun)
         # this ends: what is split can become a full batch, and that can only be given up
         while (other := self._other(model, step, attempt)) is not attempt.strategy:
             detach_gradients(parameters) # of this attempt, for good
             # random numbers go on as if nothing were computed twice
             with fork_rng() if attempt.done else nullcontext():
-                attempt = self._attempt(model, step, other)
+                attempt = self.attempts.compute(model, step, other, self.schedule.begun)
         if attempt.error is not None: # as without us
             raise attempt.error
         restore_gradients(kept)
@@ -523,62 +581,6 @@ class OptimizerStepComputer:
                 self.findings.facts.strategy == before.strategy):
             self.findings.set(before)
         schedule.is_resumed = schedule.is_new_epoch = False
-
-    def _attempt(self, model, step: OptimizerStep, strategy: Strategy) -> Attempt:
-        attempt, run = self._prepared(model, step, strategy)
-        if attempt.reason:
-            return attempt # known beforehand: nothing is computed in vain
-        try:
-            run()
-        except torch.OutOfMemoryError: # no fault of the strategy
-            raise
-        except FAILURES as error:
-            if self.processes.number > 1: # which others would wait for
-                raise
-            attempt.error = error
-            what = "full batch" if strategy is Strategy.FULL_BATCH else "micro-batch"
-            attempt.reason = f"A {what} cannot be computed ({short_text(error)})"
-        attempt.settle(self.processes)
-        return attempt
-
-    def _prepared(self, model, step: OptimizerStep, strategy: Strategy) -> tuple:
-        "An attempt, and what computes it."
-        facts, number = self.findings.facts, self.processes.number
-        if strategy is Strategy.FULL_BATCH:
-            attempt = Attempt(strategy, facts, [1.0], number)
-            return attempt, partial(self._full_batch, model, step, attempt)
-        # it was split before an attempt showed that no strategy is exact
-        if step.micro_batches is not None and facts.keeps_loader_batches:
-            self.findings.report("not_split")
-            step.micro_batches = None
-        weights = self._weights(step, strategy)
-        if weights.reason: # which rows of this step may settle
-            self.chooser.verify(model, step)
-            facts = self.findings.facts
-            weights = self._weights(step, strategy) if facts.strategy is strategy else weights
-        attempt = Attempt(strategy, facts, weights.factors, number)
-        attempt.reason = weights.reason
-        return attempt, partial(self._run, model, attempt, step.planned, step.count)
-
-    def _weights(self, step: OptimizerStep, strategy: Strategy) -> Weights:
-        return compute_weights(step.planned, self.findings.facts, strategy, self.processes,
-                               self.adapter.weight_of, self.adapter.prepare, step.has_rows)
-
-    def _run(self, model, attempt: Attempt, micro_batches: list, count):
-        self.last_micro_batches = micro_batches
-        if self.adapter.needs_equal_counts(model):
-            micro_batches = attempt.as_many_as_others(micro_batches, self.processes)
-        self.adapter.backward(model, micro_batches, count, partial(
-            self.adapter.as_single_micro_batch, attempt.wrap_compute_loss, attempt.targets))
-
-    def _full_batch(self, model, step: OptimizerStep, attempt: Attempt):
-        "The backbone in chunks of the rows of this process, the loss over the rows of all."
-        number, rank = self.processes.number, self.processes.rank
-        attempt.gather = GatheredRows(number, rank) if number > 1 else None
-        full = full_batch_of(step, self.schedule.begun, self.chooser.rows)
-        with gradient_caching(self.adapter.unwrap(model), attempt.facts.chunked_modules,
-                              full.rows_each, attempt.gather):
-            self._run(model, attempt, [full.batch], full.count)
 
     def state_dict(self) -> dict: # JSON-safe
         return {"facts": self.findings.facts.state_dict(), "steps": self.schedule.begun}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 
 import torch
@@ -23,7 +24,8 @@ from .target_logits import on_target_logits
 from ..foundation.private_apis import forward_without_autocast, override, set_sync
 
 # %% auto #0
-__all__ = ['Engine', 'TrainerAdapter', 'Collectives', 'add_up_in_float32', 'unsupported_reason']
+__all__ = ['Engine', 'defined_normalizer', 'reported_gather', 'TrainerAdapter', 'Collectives', 'add_up_in_float32',
+           'unsupported_reason']
 
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #exchg002
 @contextmanager
@@ -43,6 +45,13 @@ class Engine:
     def unwrap(self, model) -> torch.nn.Module: # without wrappers
         # nor the compiled one, which is around the wrapper of several processes
         return self._trainer.accelerator.unwrap_model(model, keep_torch_compile=False)
+
+    def parameters(self, model) -> list: # without doubles
+        "All that is trained: of the model, and what only the optimizer holds."
+        reshard(model)
+        groups = getattr(self._trainer.optimizer, "param_groups", ())
+        held = [p for group in groups for p in group["params"]]
+        return list({id(p): p for p in [*model.parameters(), *held]}.values())
 
     @property
     def steps_in_backward(self) -> bool:
@@ -67,6 +76,23 @@ class Engine:
         "Whether gradients are reduced, and stay sharded, after each: an option of accelerate."
         options = self._trainer.accelerator.gradient_state.plugin_kwargs
         return bool(options.get("sync_each_batch", False))
+
+# %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #norm0002
+def defined_normalizer(trainer: Trainer, model: torch.nn.Module) -> Callable | None:
+    "The `loss_normalizer` of a Trainer or of its model: batch -> number."
+    if trainer.loss_normalizer is not None:
+        return partial(trainer.loss_normalizer, model)
+    is_plain = type(trainer).compute_loss is Trainer.compute_loss
+    has_own_loss = not is_plain or trainer.compute_loss_func is not None
+    return None if has_own_loss else getattr(model, "loss_normalizer", None)
+
+def reported_gather(trainer: Trainer) -> Callable:
+    "`accelerator.gather`, with a message."
+    usual = trainer.accelerator.gather
+    def gather(*args, **kwargs):
+        trainer.findings.report("gathers_metrics")
+        return usual(*args, **kwargs)
+    return gather
 
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #0fd428d1
 class TrainerAdapter(Engine):
@@ -106,21 +132,9 @@ class TrainerAdapter(Engine):
 
     def weight_of(self, batch) -> float | None: # None: to be chosen among its counts
         "The normalizer of a batch, where the Trainer or its model defines one."
-        trainer, model = self._trainer, self.unwrap(self._trainer.model)
-        if trainer.loss_normalizer is not None:
-            return float(trainer.loss_normalizer(model, batch))
-        of_model = getattr(model, "loss_normalizer", None)
-        is_plain = type(trainer).compute_loss is Trainer.compute_loss
-        if of_model is None or not is_plain or trainer.compute_loss_func is not None:
-            return None
-        return float(of_model(batch))
-
-    def parameters(self, model) -> list: # without doubles
-        "All that is trained: of the model, and what only the optimizer holds."
-        reshard(model)
-        groups = getattr(self._trainer.optimizer, "param_groups", ())
-        held = [p for group in groups for p in group["params"]]
-        return list({id(p): p for p in [*model.parameters(), *held]}.values())
+        trainer = self._trainer
+        defined = defined_normalizer(trainer, self.unwrap(trainer.model))
+        return None if defined is None else float(defined(batch))
 
     def state_preserved(self):
         "Attributes of the Trainer are afterwards what they were."
@@ -145,7 +159,7 @@ class TrainerAdapter(Engine):
             attributes["compute_loss"] = wrap(
                 attributes.get("compute_loss", trainer.compute_loss))
         # what a loss gathers: processes may make different numbers of micro-batches
-        gather = {"gather": self._noted(trainer.accelerator.gather)} if (
+        gather = {"gather": reported_gather(trainer)} if (
             PartialState().num_processes > 1) else {}
         # with `average_tokens_across_devices` transformers multiplies a loss by the
         # number of processes; losses of object detection divide by that number
@@ -156,12 +170,6 @@ class TrainerAdapter(Engine):
                 override(PartialState(), num_processes=1,
                          distributed_type=DistributedType.NO):
             yield
-
-    def _noted(self, gather: Callable) -> Callable:
-        def noted(*args, **kwargs):
-            self._trainer.findings.report("gathers_metrics")
-            return gather(*args, **kwargs)
-        return noted
 
     def loss(self, bare: torch.nn.Module, batch, count,
              targets: str | None = None) -> torch.Tensor:

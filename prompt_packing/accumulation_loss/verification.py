@@ -27,10 +27,10 @@ from ..foundation.rows import (
     CollatedRows, StepRows, as_dict, fork_rng, num_rows_of, rng_state, same_batch)
 
 # %% auto #0
-__all__ = ['FAILURES', 'SEEDS', 'short_text', 'BatchResult', 'combine', 'Comparison', 'DryRun', 'shuffled', 'few_rows',
-           'random_splits', 'FullBatchRows', 'fits_at_once', 'many_rows', 'verification_is_due', 'VerificationResult',
-           'fitting_strategies', 'collates_rows', 'without_padding_of_others', 'alignments_to_try', 'differing',
-           'verify_loss', 'find_chunked_modules']
+__all__ = ['FAILURES', 'SEEDS', 'short_text', 'BatchResult', 'combine', 'Comparison', 'gradient_of', 'DryRun', 'shuffled',
+           'few_rows', 'random_splits', 'FullBatchRows', 'fits_at_once', 'many_rows', 'verification_is_due',
+           'VerificationResult', 'fitting_strategies', 'collates_rows', 'without_padding_of_others',
+           'alignments_to_try', 'differing', 'verify_loss', 'find_chunked_modules']
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #04e39636
 # what a batch may raise that a loss, a model or a collator cannot take
@@ -52,6 +52,7 @@ class BatchResult:
     counts: dict # of the batch: what a mean may be over
     is_sum: bool = False # a bare one: divided by nothing
     is_empty: bool = False # a mean over nothing
+    class_weights: torch.Tensor | None = None # of its cross-entropies, float (classes,)
 
 def combine(results: list[BatchResult], strategy: Strategy) -> tuple: # loss, gradient
     "What micro-batches give if they are summed, or averaged by their weights."
@@ -128,6 +129,33 @@ class Comparison:
         has_gradient = 1e-12 < self.length(result.gradient) < inf
         return has_gradient or not self.takes_gradients or not result.weight
 
+# %% ../../nbs/accumulation_loss/verification.ipynb #grad0002
+def gradient_of(
+    loss: torch.Tensor,
+    parameters: list, # of the model, and what only the optimizer holds
+    engine: Comparison, # on which the model runs
+) -> torch.Tensor: # of all parameters, flattened; one 0 where there is none
+    "The gradient of a loss. Nothing has a gradient afterwards that had none before."
+    parameters = [p for p in parameters if p.requires_grad]
+    if not (parameters and loss.requires_grad):
+        return torch.zeros(())
+    if engine.has_engine:
+        gradient = torch.autograd.grad(
+            loss, parameters, allow_unused=True, materialize_grads=True)
+        return torch.cat([each.to_dense().flatten() for each in gradient])
+    held = {id(p) for p in parameters}
+    leaves = [] if engine.is_sharded else leaves_of(loss)
+    others = [leaf for leaf in leaves if id(leaf) not in held]
+    kept = detach_gradients(others)
+    loss.backward() # `autograd.grad` fails with checkpoints of the older kind
+    reshard(engine.model) # processes average one gradient, since all have these rows
+    gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    detach_gradients([*parameters, *others])
+    restore_gradients(kept)
+    # of a model on several devices, and of sparse embeddings, too
+    gradient = [g.to_local() if isinstance(g, DTensor) else g.to_dense() for g in gradient]
+    return torch.cat([each.flatten().to(loss.device) for each in gradient])
+
 # %% ../../nbs/accumulation_loss/verification.ipynb #701947a9
 class DryRun(Comparison):
     "Loss and gradient of batches, free of side effects."
@@ -144,9 +172,7 @@ class DryRun(Comparison):
         self.drew = False # random numbers on the CPU, when a value was computed last
         self.moved_in_chunks = [] # buffers that move differently there
         self.buffers = {} # that the last pass moved: name -> its values afterwards
-        self.known_facts = LossFacts() # nothing
-        # of the last loss that had a gradient; and those that batches are counted by
-        self.found_weights = self.class_weights = None
+        self.class_weights = None # by which batches are counted, too
         self.processes = None # `Collectives`, where all processes verify the same rows
         self.trims = False # micro-batches are rows of a full batch, and will be shorter
         self.targets = None # of which logits are computed only, in micro-batches
@@ -224,37 +250,16 @@ class DryRun(Comparison):
             loss = self.adapter.loss(self.model, batch, self.count, targets)
         value, signature = float(loss.detach()), signature_of(loss)
         is_sum = sums_rows(loss) # all before the graph is gone
-        if not loss_only:
-            self.found_weights = class_weights_of(loss)
-        gradient = torch.zeros(()) if loss_only else self._gradient_of(loss)
+        class_weights = None if loss_only else class_weights_of(loss)
+        gradient = torch.zeros(())
+        if self.takes_gradients and not loss_only:
+            gradient = gradient_of(loss, self.adapter.parameters(self.model), self)
         is_empty = isnan(value) and 0 in counts.values()
         if is_empty:
             value, gradient = 0.0, torch.zeros(())
-        return BatchResult(value, gradient, next(iter(counts.values())),
-                           torch.finfo(loss.dtype).eps, signature, counts, is_sum, is_empty)
+        return BatchResult(value, gradient, next(iter(counts.values())), torch.finfo(
+            loss.dtype).eps, signature, counts, is_sum, is_empty, class_weights)
 
-    def _gradient_of(self, loss: torch.Tensor) -> torch.Tensor:
-        parameters = self.adapter.parameters(self.model)
-        parameters = [p for p in parameters if p.requires_grad]
-        if not (parameters and loss.requires_grad and self.takes_gradients):
-            return torch.zeros(())
-        if self.has_engine:
-            gradient = torch.autograd.grad(
-                loss, parameters, allow_unused=True, materialize_grads=True)
-            return torch.cat([each.to_dense().flatten() for each in gradient])
-        held = {id(p) for p in parameters}
-        leaves = [] if self.is_sharded else leaves_of(loss)
-        others = [leaf for leaf in leaves if id(leaf) not in held]
-        kept = detach_gradients(others) # of leaves that nobody has told us of
-        loss.backward() # `autograd.grad` fails with checkpoints of the older kind
-        reshard(self.model) # processes average one gradient, since all have these rows
-        gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        for parameter in [*parameters, *others]:
-            parameter.grad = None
-        restore_gradients(kept)
-        # of a model on several devices, and of sparse embeddings, too
-        gradient = [g.to_local() if isinstance(g, DTensor) else g.to_dense() for g in gradient]
-        return torch.cat([each.flatten().to(loss.device) for each in gradient])
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #713b4844
 def shuffled(count: int, seed: int) -> list[int]:

@@ -358,7 +358,7 @@ class TokenBudgetMixin(_SplitPredictionMixin, _StepLoaderMixin):
         "Forward and backward of a batch; no gradient, no random number is left."
         passes = self._steps.adapter
         model, batch = passes.unwrap(self.model_wrapped), passes.prepare(batch)
-        with side_effect_free(model), torch.enable_grad():
+        with side_effect_free(model, drops=True), torch.enable_grad():
             passes.loss(model, batch, passes.count([batch])).backward()
         if self.args.device.type != "cpu": # time or memory is measured: wait for it
             torch.accelerator.synchronize()
