@@ -26,7 +26,7 @@ from ..bucketing.collators import PackingFormat
 from ..bucketing.packing import cross_attention_fault, find_packing_format
 from ..foundation.private_apis import check_mro, pinned, override
 from ..foundation.rows import (
-    COLLATOR_ERRORS, LazyBatch, StepRows, fork_rng)
+    COLLATOR_ERRORS, LazyBatch, RowLengths, StepRows, fork_rng)
 from ..packed_sequence.mixin import PackedSequenceMixin
 from .token_budget import (
     BUDGET_FILE, DEFAULT_OVERHEAD, NEVER_SPLIT, MicroBatcher, SplitPrediction,
@@ -156,9 +156,7 @@ class _StepLoaderMixin:
             raise ValueError("rows_per_step and tokens_per_step need lengths, and an "
                              "IterableDataset has none: leave them out")
         args, collate = self.args, self._collator_of(dataset)
-        column = getattr(args, "length_column_name", "length")
-        lengths = measured_lengths(
-            dataset, column, collate, self.model, self.length_fn)
+        lengths = measured_lengths(dataset, RowLengths.of(collate, self))
         if hasattr(dataset, "remove_columns"):
             dataset = self._remove_unused_columns(dataset, description)
         else:
