@@ -33,10 +33,9 @@ from ..packed_sequence.pytrees import pad_packed
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['NEVER_SPLIT', 'DEFAULT_OVERHEAD', 'BUDGET_FILE', 'MicroBatchPlan', 'padded_micro_batches', 'packed_micro_batches',
-           'collated_micro_batches', 'round_overhead', 'measure_overhead', 'activation_bytes', 'peak_bytes',
-           'free_bytes', 'measure_token_budget', 'saved_state', 'MicroBatcher', 'concatenate_predictions',
-           'why_not_split', 'SplitPrediction']
+__all__ = ['NEVER_SPLIT', 'DEFAULT_OVERHEAD', 'BUDGET_FILE', 'MicroBatchPlan', 'plan_micro_batches', 'collated_micro_batches',
+           'round_overhead', 'measure_overhead', 'activation_bytes', 'peak_bytes', 'free_bytes', 'measure_token_budget',
+           'saved_state', 'MicroBatcher', 'concatenate_predictions', 'why_not_split', 'SplitPrediction']
 
 # %% ../../nbs/trainer/token_budget.ipynb #c109ba2a
 NEVER_SPLIT = 2 ** 40 # tokens: an overhead so large that few micro-batches are made
@@ -59,27 +58,21 @@ class MicroBatchPlan:
             return collated[0]
         return pack_batches(collated, self.packed_rows, packing_format)
 
-def padded_micro_batches(
+def plan_micro_batches(
     lengths: np.ndarray, # tokens in each row of the step
-    token_budget: int | None, # most tokens of a micro-batch: rows x longest row
+    token_budget: int | None, # most tokens of a micro-batch: rows, or packed rows, x longest
     micro_batch_overhead: float, # in tokens
+    pack: int | None = None, # tokens in a packed row; None: rows are padded
     num_micro_batches: int | None = None, # so many; None: as many as cost least
 ) -> list[MicroBatchPlan]:
-    "The cheapest split, with rows in their own order: a step that fits stays as it is."
-    micro_batches = split_into_micro_batches(lengths, token_budget, micro_batch_overhead=micro_batch_overhead, num_micro_batches=num_micro_batches)
-    return [MicroBatchPlan(np.sort(indices)) for indices in micro_batches]
-
-def packed_micro_batches(
-    lengths: np.ndarray, # tokens in each row of the step
-    pack: int, # tokens in a packed row
-    token_budget: int | None, # most tokens of a micro-batch: packed rows x longest of them
-    micro_batch_overhead: float, # in tokens
-    num_micro_batches: int | None = None, # so many; None: as many as cost least
-) -> list[MicroBatchPlan]:
-    "The cheapest split into packed rows."
+    "The cheapest split of a step."
+    limits = dict(token_budget=token_budget, micro_batch_overhead=micro_batch_overhead,
+                  num_micro_batches=num_micro_batches)
+    if not pack: # rows in their own order: a step that fits stays as it is
+        micro_batches = split_into_micro_batches(lengths, **limits)
+        return [MicroBatchPlan(np.sort(indices)) for indices in micro_batches]
     plans = []
-    for packed in split_packed_rows(
-            lengths, pack, token_budget, micro_batch_overhead=micro_batch_overhead, num_micro_batches=num_micro_batches):
+    for packed in split_packed_rows(lengths, pack, **limits):
         ends = np.cumsum([len(row) for row in packed])
         packed_rows = [list(range(end - len(row), end)) for end, row in zip(ends, packed)]
         plans.append(MicroBatchPlan(np.concatenate(packed), packed_rows))
@@ -96,7 +89,7 @@ def collated_micro_batches(
     known = lengths(rows.rows)
     if known is None: # the training process reports it
         return None
-    plans = padded_micro_batches(known, token_budget, micro_batch_overhead)
+    plans = plan_micro_batches(known, token_budget, micro_batch_overhead)
     return [rows.to_batch(plan.indices) for plan in plans]
 
 # %% ../../nbs/trainer/token_budget.ipynb #c44640d9
@@ -254,12 +247,11 @@ class MicroBatcher:
         if self.micro_batch_overhead is None and (not fits or self.processes.number > 1):
             self.measure_overhead_once(rows, lengths)
         cost = NEVER_SPLIT if fits else self.micro_batch_overhead
-        limits = dict(token_budget=budget, micro_batch_overhead=cost)
-        split = partial(packed_micro_batches, pack=pack) if pack else padded_micro_batches
-        plans = split(lengths, **limits)
+        split = partial(plan_micro_batches, lengths, budget, cost, pack)
+        plans = split()
         if self.needs_equal_counts: # the process with the most sets the number of all
             most = min(max(self.processes.rows([[len(plans)]])), len(lengths))
-            plans = plans if len(plans) == most else split(lengths, num_micro_batches=most, **limits)
+            plans = plans if len(plans) == most else split(num_micro_batches=most)
         # a step of as many tokens as the budget is meant to be split: it hardly ever fits
         if not pack and budget != getattr(self.args, "tokens_per_step", None):
             computed = sum(len(rows) * int(lengths[rows].max()) + cost

@@ -29,8 +29,8 @@ from ..foundation.rows import (
     COLLATOR_ERRORS, LazyBatch, RowLengths, StepRows, fork_rng)
 from ..packed_sequence.mixin import PackedSequenceMixin
 from .token_budget import (
-    BUDGET_FILE, DEFAULT_OVERHEAD, NEVER_SPLIT, MicroBatcher, SplitPrediction,
-    collated_micro_batches, packed_micro_batches, padded_micro_batches, saved_state)
+    BUDGET_FILE, DEFAULT_OVERHEAD, MicroBatcher, SplitPrediction,
+    collated_micro_batches, plan_micro_batches, saved_state)
 from .loaders import (
     PaddingFallback, is_default, mask_columns, measured_lengths, padded_collator,
     pins_memory, step_dataloader, stream_loader)
@@ -269,7 +269,7 @@ class _SplitPredictionMixin:
             return [np.arange(len(lengths))]
         overhead = micro_batcher.micro_batch_overhead
         overhead = DEFAULT_OVERHEAD if overhead is None else overhead
-        plans = padded_micro_batches(lengths, self.token_budget, overhead)
+        plans = plan_micro_batches(lengths, self.token_budget, overhead)
         return [plan.indices for plan in plans]
 
 # %% ../../nbs/trainer/trainer.ipynb #0ndev1ce
@@ -401,8 +401,7 @@ class TokenBudgetMixin(_SplitPredictionMixin, _StepLoaderMixin):
         lengths = self.row_lengths(few.rows) if pack else None
         if lengths is None:
             return few.to_batch()
-        # without a budget, and where only passes cost, all rows are one micro-batch
-        plan, = packed_micro_batches(lengths, pack, None, NEVER_SPLIT)
+        plan, = plan_micro_batches(lengths, None, 0, pack, num_micro_batches=1)
         return plan.join(plan.collate(few), self._packing_format)
 
     def _save_optimizer_and_scheduler(self, output_dir):
