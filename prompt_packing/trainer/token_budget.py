@@ -194,7 +194,7 @@ def measure_token_budget(
                     f" GB are free, a row of {tokens:,} takes {each / 1e6:,.1f} MB)")
     return number * tokens
 
-# %% ../../nbs/trainer/token_budget.ipynb #163f7493
+# %% ../../nbs/trainer/token_budget.ipynb #163f7492
 DEFAULT_OVERHEAD = 256 # tokens, where none can be measured
 BUDGET_FILE = "token_budget.json" # in a checkpoint
 
@@ -207,6 +207,7 @@ def saved_state(checkpoint) -> dict:
     state = json.loads(old.read_text()) if old.is_file() else {}
     return state | {"micro_batch_overhead": state.get("pass_cost")} if state else {}
 
+# %% ../../nbs/trainer/token_budget.ipynb #163f7493
 class MicroBatcher:
     "Token budget and micro-batch overhead of one training, found out when they matter."
     def __init__(self,
