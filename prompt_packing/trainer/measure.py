@@ -34,8 +34,8 @@ from .token_budget import DEFAULT_OVERHEAD
 from .trainer import BudgetArguments, Trainer, TrainingArguments
 
 # %% auto #0
-__all__ = ['MIN_TURNS', 'MIN_PADDING', 'MIN_SPEEDUP', 'plans_of', 'typical_steps', 'clock', 'peak_bytes', 'Setting', 'visits',
-           'take_turns', 'table_of', 'summary', 'measure_training', 'plot_measurement']
+__all__ = ['MIN_TURNS', 'MIN_PADDING', 'MIN_SPEEDUP', 'NO_SPREAD_SPEEDUP', 'plans_of', 'typical_steps', 'clock', 'peak_bytes',
+           'Setting', 'visits', 'take_turns', 'table_of', 'summary', 'measure_training', 'plot_measurement']
 
 # %% ../../nbs/trainer/measure.ipynb #ms000007
 def plans_of(lengths: np.ndarray, batch_size: int) -> dict[str, BatchPlan]:
@@ -224,16 +224,19 @@ def table_of(settings: dict[str, Setting]) -> pd.DataFrame:
 # %% ../../nbs/trainer/measure.ipynb #ms000020
 MIN_PADDING = 0.10 # share of the computed tokens; below it nothing is measured
 MIN_SPEEDUP = 1.10 # below it nothing is gained
+NO_SPREAD_SPEEDUP = 1.25 # the same where there are too few turns for a spread
 
 def summary(settings: dict[str, Setting], table: pd.DataFrame) -> str:
     "What to set, or that nothing is gained."
     name, first = next(iter(settings.items()))
     turns, text = max(len(each.epochs) for each in settings.values()), []
     spread = "{speed-up:.2f} ({from:.2f} to {to:.2f}) times as fast".format_map
+    least = MIN_SPEEDUP
     if turns < MIN_TURNS:
         text.append(f"Turns: {turns}; a spread needs {MIN_TURNS}. Raise max_seconds, "
                     "or lower batch_size or the length of the rows.")
         spread = "about {speed-up:.1f} times as fast".format_map
+        least = NO_SPREAD_SPEEDUP
     is_same = [each.plan is first.plan for each in settings.values()]
     lines = table[is_same].iloc[1:].dropna(subset="tokens/s")
     lines = lines.sort_values("tokens/s", ascending=False)
@@ -248,7 +251,7 @@ def summary(settings: dict[str, Setting], table: pd.DataFrame) -> str:
     if first.error:
         text.append(f"{name}: {first.error}. Set {options}: {best['tokens/s']:,.0f} "
                     "tokens a second.")
-    elif best["speed-up"] >= MIN_SPEEDUP and best["from"] > 1:
+    elif best["speed-up"] >= least and best["from"] > 1:
         text.append(f"Set {options}: the same steps are {spread(best)}.")
         if cost and _packs(chosen) and other["speed-up"] < MIN_SPEEDUP:
             text.append(f"{reason}, so splitting alone gains nothing: use pack.")
