@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.data_loader import SeedableRandomSampler
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from ..foundation.rows import (
@@ -50,6 +50,9 @@ class RngRecordingCollator:
         are not collated."""
         self.generators, self.passed_over = generators, passed_over
         self.first, self.calls = calls, calls
+        # what is passed over is collated where accelerate has made another loader of a
+        # stream, without our sampler
+        self.has_sampler = self.has_sampler and calls == passed_over
         self.states: dict[int, tuple] = {} # index of a batch -> the state before it
         # index of a batch -> what is called before it is read, and after it is collated
         self.before: dict[int, Callable] = {}
@@ -110,8 +113,7 @@ def record_rng(dataloader: object) -> RngRecordingCollator | None:
     if not isinstance(loader.collate_fn, RngRecordingCollator):
         loader.collate_fn = RngRecordingCollator(loader.collate_fn)
     collator, sampler = loader.collate_fn, loader.batch_sampler
-    collator.has_sampler = sampler is not None and not isinstance(
-        loader.dataset, IterableDataset)
+    collator.has_sampler = sampler is not None
     if collator.has_sampler and not isinstance(sampler, RngRecordingSampler):
         # torch refuses to set this attribute, since loaders that iterate would not see it
         vars(loader)["batch_sampler"] = RngRecordingSampler(sampler, collator)
