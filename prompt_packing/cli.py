@@ -7,7 +7,8 @@ __all__ = ['TextFiles', 'Model', 'Tokenizer', 'Column', 'Encoding', 'NoHeader', 
            'Version', 'HEADS', 'Checkpoint', 'METHODS', 'Saved', 'TextFile', 'TrainingFile', 'load_folder', 'validated',
            'repeated', 'positive', 'one_of', 'task_name', 'model_name', 'reader', 'sources', 'check_columns',
            'text_column', 'check_model', 'Command', 'in_option_names', 'command', 'top', 'main', 'padding', 'audit',
-           'verify', 'tokenize', 'compare', 'predict', 'training_rows', 'training_model', 'budget', 'measure']
+           'verify', 'tokenize', 'compare', 'predict', 'text_tokenizer', 'training_rows', 'training_model', 'budget',
+           'measure']
 
 # %% ../nbs/cli/commands.ipynb #748f9643
 import csv
@@ -466,17 +467,30 @@ def _csv(table, separator):
     return text.rstrip("\n")
 
 # %% ../nbs/cli/commands.ipynb #msr00002
+def text_tokenizer(model: str):
+    "The tokenizer of a model. Raises `ValueError` for a folder without one."
+    try:
+        return load_folder("tasks").load_tokenizer(model)
+    except (OSError, ValueError) as error:
+        folder = Path(model)
+        names = " ".join(path.name for path in folder.glob("*"))
+        if not folder.is_dir() or re.search(r"token|vocab|\.model\b", names):
+            raise # it is on the hub, or damaged
+        raise ValueError(
+            f"the folder {model} has no tokenizer, and texts need one: save it there "
+            "with tokenizer.save_pretrained, or give a file with a column input_ids"
+        ) from error
+
 def training_rows(file: Path, model: str, column, label_column, max_length, **reading):
     """Rows with token ids; the `Task` of their labels, or None; and their tokenizer, or None.
 
     `reading` are options of `table_rows`."""
     _, row = next(reader().table_rows(file, **reading))
-    if "input_ids" in row:
-        return reader().read_table(file)[["input_ids"]].to_dict("records"), None, None
-    encode = load_folder("tasks").load_tokenizer(model)
+    has_ids = not isinstance(row.get("input_ids", ""), (str, bytes))
+    encode = None if has_ids and not column else text_tokenizer(model)
     is_kind = any({*names} <= {*row} for names in sources().ROW_KINDS) # such as chats
     has_label = {*reader().LABEL_COLUMNS} & {name.lower() for name in row}
-    if label_column or has_label and not is_kind:
+    if encode and (label_column or has_label and not is_kind):
         task = load_folder("tasks").load_task(
             file, text_columns=column, label_column=label_column, validation=0, **reading)
         return task.encode(encode, max_length)["train"], task, encode

@@ -27,8 +27,8 @@ from prompt_packing.foundation.folders import (
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['STATE_FILE', 'POSITION_FILE', 'SaveState', 'position_file', 'checkpoints_in', 'OutputFolder', 'warn_of_other_run',
-           'check_checkpoint', 'last_checkpoint']
+__all__ = ['STATE_FILE', 'POSITION_FILE', 'SaveState', 'position_file', 'checkpoints_in', 'disk_fault', 'publish_checkpoint',
+           'OutputFolder', 'warn_of_other_run', 'check_checkpoint', 'last_checkpoint']
 
 # %% ../../nbs/trainer/checkpoints.ipynb #41d16885
 class SaveState(Enum):
@@ -55,6 +55,38 @@ def checkpoints_in(folder: str | os.PathLike) -> dict[int, Path]:
         if step.isdecimal():
             paths[int(step)] = path
     return dict(sorted(paths.items()))
+
+# %% ../../nbs/trainer/checkpoints.ipynb #1e2e0318
+# on a full disk torch names a position of a stream, and no file
+_STREAM_ERRORS = "PytorchStreamWriter", "inline_container", "iostream"
+
+def disk_fault(error: Exception) -> str:
+    "What kept a file from being written; '' for an error of another kind."
+    if isinstance(error, (OSError, SafetensorError)):
+        return str(error) or type(error).__name__
+    is_of_stream = any(each in str(error) for each in _STREAM_ERRORS)
+    return "a file could not be written to its end" if is_of_stream else ""
+
+def publish_checkpoint(
+    staged: Path, # as transformers has written it
+    target: Path, # its place
+    state: TrainerState, # with the path of the best checkpoint
+    position: str, # of all processes in the data, as JSON
+) -> None:
+    "Put a checkpoint in its place; files of the user's that lie there are kept."
+    (staged / POSITION_FILE).write_text(position, encoding="utf-8")
+    if (staged / STATE_FILE).is_file():
+        state.save_to_json(str(staged / STATE_FILE))
+    if target.is_dir() and not (target / STATE_FILE).is_file():
+        # transformers marks a checkpoint on SIGTERM so
+        marks = ("checkpoint-is-incomplete.txt", *os.listdir(staged))
+        shutil.copytree(target, staged, dirs_exist_ok=True,
+                        ignore=shutil.ignore_patterns(*marks))
+    write_manifest(staged, checksums=target.exists())
+    if target.exists():
+        publish(staged, target)
+    else:
+        os.rename(staged, target)
 
 # %% ../../nbs/trainer/checkpoints.ipynb #1e2e0319
 class OutputFolder:
@@ -121,57 +153,35 @@ class OutputFolder:
         self.state, self.step = SaveState.STAGED, step
         try:
             yield self.staging / self.path(step).name
-        except (OSError, SafetensorError) as error:
-            raise self._not_written(error) from error
-        except RuntimeError as error:
-            # on a full disk torch names a position of a stream, and no file
-            markers = ("PytorchStreamWriter", "inline_container", "iostream")
-            if not any(marker in str(error) for marker in markers):
+        except (OSError, SafetensorError, RuntimeError) as error:
+            fault = disk_fault(error)
+            if not fault:
                 raise
-            raise self._not_written("a file could not be written to its end") from error
+            complete = [path.name for path in checkpoints_in(self.folder).values()]
+            raise OSError(
+                f"checkpoint-{self.step} could not be written to {self.folder} ({fault}); "
+                f"{', '.join(complete) or 'none'} is whole. Make room, and train again "
+                "with resume_from_checkpoint=True") from error
         finally:
             # another process has committed it, or there was an error: make room
             if self.state is SaveState.STAGED:
                 self.state = SaveState.IDLE
                 shutil.rmtree(self.staging, ignore_errors=True)
 
-    def _not_written(self, reason: Exception | str) -> OSError:
-        complete = [path.name for path in checkpoints_in(self.folder).values()]
-        return OSError(
-            f"checkpoint-{self.step} could not be written to {self.folder} ({reason}); "
-            f"{', '.join(complete) or 'none'} is whole. Make room, and train again with "
-            "resume_from_checkpoint=True")
-
     def commit(self, state: TrainerState, place: str) -> None:
         "The end of `writing`, when all processes have written; `place` is of them all."
         best = self.best = state.best_global_step
         if best and (best == self.step or self.path(best).is_dir()):
             state.best_model_checkpoint = str(self.path(best)) # transformers: in the staging folder
-        with self.accelerator.main_process_first():
-            if self.accelerator.is_local_main_process:
-                self._publish(state, place)
-        self.accelerator.wait_for_everyone()
-
-    def _publish(self, state: TrainerState, place: str) -> None:
         target = self.path(self.step)
         staged = self.staging / target.name
-        if not staged.is_dir():
-            return # the hosts share a disk, and the main process has done it
-        (staged / POSITION_FILE).write_text(place, encoding="utf-8")
-        if (staged / STATE_FILE).is_file():
-            state.save_to_json(str(staged / STATE_FILE)) # with the best one's path
-        if target.is_dir() and not (target / STATE_FILE).is_file():
-            # a user's files are kept; transformers marks a checkpoint on SIGTERM so
-            marks = ("checkpoint-is-incomplete.txt", *os.listdir(staged))
-            shutil.copytree(target, staged, dirs_exist_ok=True,
-                            ignore=shutil.ignore_patterns(*marks))
-        write_manifest(staged, checksums=target.exists())
-        if target.exists():
-            publish(staged, target)
-        else:
-            os.rename(staged, target)
-        self.staging.rmdir()
-        self.state = SaveState.COMMITTED
+        with self.accelerator.main_process_first():
+            # where hosts share a disk, the main process has done it
+            if self.accelerator.is_local_main_process and staged.is_dir():
+                publish_checkpoint(staged, target, state, place)
+                self.staging.rmdir()
+                self.state = SaveState.COMMITTED
+        self.accelerator.wait_for_everyone()
 
     def finish(self) -> None:
         """At the end of a step, when callbacks have changed what they want to change:

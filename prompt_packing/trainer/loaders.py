@@ -74,19 +74,12 @@ def mask_columns(dataset) -> list[str]: # empty where rows have labels
 # %% ../../nbs/trainer/loaders.ipynb #8a10100d
 def measured_lengths(
     dataset, # rows by number
-    column: str, # of lengths, if there is one
-    collate: Callable, # measures rows where no cheap rule agrees with it
-    model, # whose `main_input_name` counts
-    given: Callable | None = None, # row -> tokens, where the user knows better
+    measure: RowLengths, # of the rows that its column does not say
 ) -> np.ndarray: # (rows,)
     "Tokens in each row; rows are read one by one where nothing else says it."
-    stored = stored_lengths(dataset, column)
-    if stored is not None and given is None:
+    stored = stored_lengths(dataset, measure.column)
+    if stored is not None and measure.given is None:
         return as_lengths(stored)
-    config = getattr(model, "config", None)
-    measure = RowLengths(
-        collate, getattr(model, "main_input_name", "input_ids"), given, column,
-        counts_labels=bool(getattr(config, "is_encoder_decoder", False)))
     lengths = []
     with fork_rng(): # data sets that draw numbers draw the same ones in training
         for start in range(0, len(dataset), 1024):

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +34,8 @@ from .token_budget import DEFAULT_OVERHEAD
 from .trainer import BudgetArguments, Trainer, TrainingArguments
 
 # %% auto #0
-__all__ = ['MIN_TURNS', 'MIN_PADDING', 'MIN_SPEEDUP', 'plans_of', 'typical_steps', 'clock', 'peak_bytes', 'Setting', 'visits',
-           'take_turns', 'summary', 'measure_training', 'plot_measurement']
+__all__ = ['MIN_TURNS', 'MIN_PADDING', 'MIN_SPEEDUP', 'NO_SPREAD_SPEEDUP', 'plans_of', 'typical_steps', 'clock', 'peak_bytes',
+           'Setting', 'visits', 'take_turns', 'table_of', 'summary', 'measure_training', 'plot_measurement']
 
 # %% ../../nbs/trainer/measure.ipynb #ms000007
 def plans_of(lengths: np.ndarray, batch_size: int) -> dict[str, BatchPlan]:
@@ -76,13 +77,14 @@ def peak_bytes(device: torch.device) -> float: # since it was last asked; nan: u
 # %% ../../nbs/trainer/measure.ipynb #ms000015
 class Setting(transformers.TrainerCallback):
     "A line of the table. It trains steps, and as a callback measures each of them."
-    padding = micro_batches = peak = difference = np.nan
-    has_begun = False
-    error, note, verification = "", "", 0.0
+    error = "" # why it cannot be trained
+    overhead = 0 # of a micro-batch, in tokens, where it was measured
 
     def __init__(self, options: dict, plan: BatchPlan):
         self.options, self.plan = options, plan
         self.epochs: list[float] = [] # seconds, by turn
+        unknown = ["padding", "micro-batches", "peak GB", "gradient difference"]
+        self.columns = dict.fromkeys(unknown, np.nan) | {"verification s": 0.0, "note": ""}
 
     def attach(self, model, collate: Callable, usual: dict, optimizer=None):
         "A Trainer; one optimizer for all settings, since its state takes memory."
@@ -111,6 +113,8 @@ class Setting(transformers.TrainerCallback):
             text = str(error).partition("\n")[0].removesuffix(" Tried:")
             is_memory = isinstance(error, torch.OutOfMemoryError)
             self.error = "out of memory" if is_memory or "allocate" in text else text
+            self.columns["note"] = self.error
+            self.epochs.clear()
         finally:
             hook.remove()
             model.zero_grad()
@@ -137,21 +141,22 @@ class Setting(transformers.TrainerCallback):
 
     def begin(self, rows, first: Setting):
         "Untimed: the dearest step shows the memory, a usual one the gradient."
-        trainer, args = self.trainer, self.trainer.args
+        trainer, args, columns = self.trainer, self.trainer.args, self.columns
         steps = self.plan.computed.argmax(), typical_steps(self.plan, 1)[0]
-        self.has_begun = True
         peak_bytes(args.device)
         with NoDropout(): # which would differ
             if self.error or not self.train(rows, [self.plan[i] for i in steps]):
                 return
-        self.peak = peak_bytes(args.device)
+        columns["peak GB"] = peak_bytes(args.device) / 1e9
         if self.plan is first.plan and not first.error:
-            self.difference = compare_gradients(first.gradient, self.gradient)["error"]
+            difference = compare_gradients(first.gradient, self.gradient)
+            columns["gradient difference"] = difference["error"]
         if isinstance(trainer, Trainer): # what it has measured, no turn measures again
-            self.verification = trainer.verification_seconds
-            self.note = " ".join(map(str, trainer.loss_facts.messages))
+            columns["verification s"] = trainer.verification_seconds
+            columns["note"] = " ".join(map(str, trainer.loss_facts.messages))
             args.token_budget, cost = trainer.token_budget, trainer.micro_batch_overhead
             args.micro_batch_overhead = DEFAULT_OVERHEAD if cost is None else cost
+            self.overhead = cost or 0
 
     def take_turn(self, rows, short_step):
         "Seconds of an epoch, from steps that are drawn in proportion to their tokens."
@@ -163,34 +168,21 @@ class Setting(transformers.TrainerCallback):
             seconds, micro_batches, tokens = np.array(self.steps[4:]).T
             real, shown = self.plan.tokens[indices] / computed, tokens / computed
             self.epochs.append((seconds / computed).mean() * self.plan.computed.sum())
-            self.padding = 1 - real.mean() / shown.mean()
-            self.micro_batches = micro_batches.mean()
-
-    def line(self, first: Setting) -> dict:
-        turns = [] if self.error else self.epochs
-        usual = [] if first.error else first.epochs
-        ratios = [a / b for a, b in zip(usual, turns)] or [np.nan]
-        epoch = np.median(turns or [np.nan])
-        return {
-            "speed-up": np.median(ratios), "from": min(ratios), "to": max(ratios),
-            "seconds/step": epoch / len(self.plan),
-            "tokens/s": self.plan.tokens.sum() / epoch, "padding": self.padding,
-            "micro-batches": self.micro_batches, "peak GB": self.peak / 1e9,
-            "gradient difference": self.difference, "verification s": self.verification,
-            "note": self.error or self.note}
+            self.columns["padding"] = 1 - real.mean() / shown.mean()
+            self.columns["micro-batches"] = micro_batches.mean()
 
 # %% ../../nbs/trainer/measure.ipynb #ms000017
 MIN_TURNS = 5 # that show a spread
 
 def visits(settings: list[Setting], end: float) -> Iterator[Setting]:
-    "Each setting once, then in turns."
-    yield from settings
+    "One turn, and as many more as there is time for, of those that can be trained."
     took = 0.0
-    while not took or time.monotonic() + took < end:
+    while settings and (not took or time.monotonic() + took < end):
         start = time.monotonic()
         yield from settings
         took = time.monotonic() - start
-        settings = settings[::-1] # so that drift cancels
+        # backwards, so that drift cancels
+        settings = [each for each in settings[::-1] if not each.error]
 
 def take_turns(settings: list[Setting], model, rows, collate: Callable,
                lengths: np.ndarray, end: float, progress: bool, arguments: dict):
@@ -208,60 +200,78 @@ def take_turns(settings: list[Setting], model, rows, collate: Callable,
         for each in settings:
             optimizer = each.attach(model, collate, usual, optimizer)
         settings[0].train(rows, [short_step]) # what comes first takes longer
-        for each in tqdm(visits(settings, end), unit=" runs", leave=False,
-                         disable=not progress):
-            if not each.has_begun:
-                each.begin(rows, settings[0])
-            elif not each.error:
-                each.take_turn(rows, short_step)
-            elif all(each.error for each in settings):
-                break
+        runs = partial(tqdm, unit=" runs", leave=False, disable=not progress)
+        for each in runs(settings):
+            each.begin(rows, settings[0])
+        trained = [each for each in settings if not each.error]
+        for each in runs(visits(trained, end)):
+            each.take_turn(rows, short_step)
+
+# %% ../../nbs/trainer/measure.ipynb #ms00001a
+def table_of(settings: dict[str, Setting]) -> pd.DataFrame:
+    "A line for each setting. A turn is compared with the same one of the first setting."
+    epochs = pd.DataFrame({name: pd.Series(each.epochs, dtype=float)
+                           for name, each in settings.items()})
+    ratios, seconds = epochs.rdiv(epochs.iloc[:, 0], axis=0), epochs.median()
+    plans = [each.plan for each in settings.values()]
+    times = pd.DataFrame({
+        "speed-up": ratios.median(), "from": ratios.min(), "to": ratios.max(),
+        "seconds/step": seconds / [len(plan) for plan in plans],
+        "tokens/s": [plan.tokens.sum() for plan in plans] / seconds})
+    columns = {name: each.columns for name, each in settings.items()}
+    return times.join(pd.DataFrame.from_dict(columns, orient="index"))
 
 # %% ../../nbs/trainer/measure.ipynb #ms000020
 MIN_PADDING = 0.10 # share of the computed tokens; below it nothing is measured
 MIN_SPEEDUP = 1.10 # below it nothing is gained
+NO_SPREAD_SPEEDUP = 1.25 # the same where there are too few turns for a spread
 
 def summary(settings: dict[str, Setting], table: pd.DataFrame) -> str:
     "What to set, or that nothing is gained."
     name, first = next(iter(settings.items()))
     turns, text = max(len(each.epochs) for each in settings.values()), []
     spread = "{speed-up:.2f} ({from:.2f} to {to:.2f}) times as fast".format_map
+    least = MIN_SPEEDUP
     if turns < MIN_TURNS:
         text.append(f"Turns: {turns}; a spread needs {MIN_TURNS}. Raise max_seconds, "
                     "or lower batch_size or the length of the rows.")
         spread = "about {speed-up:.1f} times as fast".format_map
+        least = NO_SPREAD_SPEEDUP
     is_same = [each.plan is first.plan for each in settings.values()]
     lines = table[is_same].iloc[1:].dropna(subset="tokens/s")
     lines = lines.sort_values("tokens/s", ascending=False)
     if not len(lines):
         return " ".join([*text, f"{name} was the only setting that could be trained."])
     best, other = lines.iloc[0], lines.iloc[-1]
-    packs = "pack" in settings[best.name].options
-    if packs and other["speed-up"] >= max(MIN_SPEEDUP, best["from"]):
+    if _packs(settings[best.name]) and other["speed-up"] >= max(MIN_SPEEDUP, best["from"]):
         best = other # packing has conditions, and gains nothing measurable beside it
-    chosen = settings[best.name]
+    chosen, cost = settings[best.name], max(each.overhead for each in settings.values())
     options = ", ".join(f"{key}={value!r}" for key, value in chosen.options.items())
-    cost = getattr(chosen.trainer, "micro_batch_overhead", None) or 0
     reason = f"A micro-batch costs as much as {cost:,} tokens here"
     if first.error:
         text.append(f"{name}: {first.error}. Set {options}: {best['tokens/s']:,.0f} "
                     "tokens a second.")
-    elif best["speed-up"] >= MIN_SPEEDUP and best["from"] > 1:
+    elif best["speed-up"] >= least and best["from"] > 1:
         text.append(f"Set {options}: the same steps are {spread(best)}.")
-        if other["speed-up"] < MIN_SPEEDUP:
+        if cost and _packs(chosen) and other["speed-up"] < MIN_SPEEDUP:
             text.append(f"{reason}, so splitting alone gains nothing: use pack.")
     else:
         text.append(f"Nothing is gained in time: with {options or best.name} the same "
-                    f"steps are {spread(best)}." + f" {reason}." * bool(cost))
-    text.append(f"Peak memory is {best['peak GB']:.2f} GB" + (
-        "." if first.error else f"; with {name}, {first.peak / 1e9:.2f} GB."))
+                    f"steps are {spread(best)}.")
+        if cost:
+            text.append(f"{reason}.")
+    usual = "" if first.error else f"; with {name}, {table['peak GB'].iloc[0]:.2f} GB"
+    text.append(f"Peak memory is {best['peak GB']:.2f} GB{usual}.")
     is_16_bit = first.trainer.args.bf16 or first.trainer.args.fp16
     for (name, each), (_, line) in zip(settings.items(), table.iterrows()):
         if each.plan is not first.plan and line["from"] > best["to"]:
             text.append(f"{name} is {spread(line)}, but in other steps.")
-        if each.difference > (0.1 if is_16_bit else 1e-3):
+        if line["gradient difference"] > (0.1 if is_16_bit else 1e-3):
             text.append(f"{name} has another gradient: see audit_loss(trainer).")
     return " ".join(text)
+
+def _packs(setting: Setting) -> bool:
+    return "pack" in setting.options
 
 # %% ../../nbs/trainer/measure.ipynb #ms000022
 def measure_training(
@@ -329,9 +339,7 @@ def measure_training(
     errors = [each.error for each in lines.values()]
     if all(errors) and {*errors} != {"out of memory"}:
         raise ValueError(f"nothing can be trained: {errors[0]}")
-    first = next(iter(lines.values()))
-    table = pd.DataFrame({name: each.line(first) for name, each in lines.items()})
-    table = table.T.infer_objects()
+    table = table_of(lines)
     table.attrs.update(
         summary=text or summary(lines, table), is_interrupted=is_interrupted,
         epochs={name: each.epochs for name, each in lines.items()})

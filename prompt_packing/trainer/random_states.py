@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.data_loader import SeedableRandomSampler
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from ..foundation.rows import (
@@ -23,8 +23,9 @@ from ..foundation.rows import (
 from .loaders import StepDataLoader
 
 # %% auto #0
-__all__ = ['get_random_state', 'set_random_state', 'RngRecordingCollator', 'RngRecordingSampler', 'record_rng', 'members_of',
-           'state_of', 'made_generator', 'set_state', 'OwnGenerators', 'own_generators', 'draws_in_workers']
+__all__ = ['get_random_state', 'set_random_state', 'RngRecordingCollator', 'RngRecordingSampler', 'torch_loader', 'record_rng',
+           'members_of', 'state_of', 'made_generator', 'set_state', 'OwnGenerators', 'own_generators',
+           'draws_in_workers']
 
 # %% ../../nbs/trainer/random_states.ipynb #cb798460
 def get_random_state() -> tuple: # of python, numpy, torch on the CPU
@@ -49,6 +50,9 @@ class RngRecordingCollator:
         are not collated."""
         self.generators, self.passed_over = generators, passed_over
         self.first, self.calls = calls, calls
+        # what is passed over is collated where accelerate has made another loader of a
+        # stream, without our sampler
+        self.has_sampler = self.has_sampler and calls == passed_over
         self.states: dict[int, tuple] = {} # index of a batch -> the state before it
         # index of a batch -> what is called before it is read, and after it is collated
         self.before: dict[int, Callable] = {}
@@ -96,16 +100,20 @@ class RngRecordingSampler(BatchSampler):
             raise AttributeError(name)
         return getattr(self.recorded, name)
 
+def torch_loader(dataloader: object) -> DataLoader | None:
+    "The loader inside accelerate's; None for one of another kind."
+    loader = getattr(dataloader, "base_dataloader", dataloader)
+    return loader if isinstance(loader, DataLoader) else None
+
 def record_rng(dataloader: object) -> RngRecordingCollator | None:
     "From now on its states are kept; None for a loader that reads rows elsewhere."
-    loader = getattr(dataloader, "base_dataloader", dataloader) # inside accelerate's
-    if not isinstance(loader, DataLoader) or loader.num_workers:
+    loader = torch_loader(dataloader)
+    if loader is None or loader.num_workers:
         return None
     if not isinstance(loader.collate_fn, RngRecordingCollator):
         loader.collate_fn = RngRecordingCollator(loader.collate_fn)
     collator, sampler = loader.collate_fn, loader.batch_sampler
-    collator.has_sampler = sampler is not None and not isinstance(
-        loader.dataset, IterableDataset)
+    collator.has_sampler = sampler is not None
     if collator.has_sampler and not isinstance(sampler, RngRecordingSampler):
         # torch refuses to set this attribute, since loaders that iterate would not see it
         vars(loader)["batch_sampler"] = RngRecordingSampler(sampler, collator)
@@ -261,8 +269,8 @@ def _is_iterator(thing: Any) -> bool: # that is somewhere
 
 def own_generators(dataloader: object) -> OwnGenerators:
     "Of the collator, the data set and the sampler of a loader."
-    loader = getattr(dataloader, "base_dataloader", dataloader) # inside accelerate's
-    if not isinstance(loader, DataLoader):
+    loader = torch_loader(dataloader)
+    if loader is None:
         return OwnGenerators({})
     collate = loader.collate_fn
     while isinstance(collate, (RngRecordingCollator, RowPassthrough)): # ours
@@ -277,9 +285,8 @@ def own_generators(dataloader: object) -> OwnGenerators:
 # %% ../../nbs/trainer/random_states.ipynb #225759ea
 def draws_in_workers(dataloader: object) -> bool:
     "Whether worker processes draw random numbers that a resumed run draws anew."
-    loader = getattr(dataloader, "base_dataloader", dataloader)
-    if not isinstance(loader, DataLoader) or not loader.num_workers or (
-            isinstance(loader, StepDataLoader)):
+    loader = torch_loader(dataloader)
+    if not getattr(loader, "num_workers", 0) or isinstance(loader, StepDataLoader):
         return False
     try:
         with fork_rng():

@@ -93,7 +93,6 @@ class RunState:
     batches: int = 0 # of the epoch, that the loop has read or passed over
     open_step: int | None = None # the step whose batches are read and not yet trained
     saves_after_step: bool = False # a checkpoint was wanted in the middle of a step
-    is_begun: bool = False # the first epoch of this start
     rank: int = 0
     world_size: int = 1
 
@@ -133,9 +132,9 @@ class RunState:
         if self.recorder is not None:
             # of a stream, what is passed over is collated again; of numbered rows it is not
             self.recorder.begin(self.generators, passed_over, 0 if is_stream else passed_over)
-        if self.checkpoint is not None and not self.is_begun:
+        is_first = self.epoch_state is None # of this start
+        if self.checkpoint is not None and is_first:
             self._restore(passed_over, dataloader, load)
-        self.is_begun = True
         self.epoch_state = get_random_state(), self.generators.state_dict()
 
     def _restore(self, passed_over: int, dataloader: object, load: Callable) -> None:
@@ -178,8 +177,9 @@ class RunState:
     @property
     def state_ahead(self) -> tuple | None: # random state, own generators
         "Before the batch that has been read and not been trained on; None: there is none."
-        return None if self.recorder is None else self.recorder.states.get(self.batches) if (
-            self.recorder.calls > self.batches) else None
+        if self.recorder is None or self.recorder.calls <= self.batches:
+            return None
+        return self.recorder.states.get(self.batches)
 
     def own_states(self) -> dict:
         "Of generators, as a checkpoint keeps them; {} where there are none."

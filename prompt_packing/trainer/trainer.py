@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 import transformers
 from accelerate.utils import send_to_device
@@ -26,15 +25,15 @@ from ..bucketing.collators import PackingFormat
 from ..bucketing.packing import cross_attention_fault, find_packing_format
 from ..foundation.private_apis import check_mro, pinned, override
 from ..foundation.rows import (
-    COLLATOR_ERRORS, LazyBatch, StepRows, fork_rng)
+    COLLATOR_ERRORS, RowLengths, StepRows, fork_rng)
 from ..packed_sequence.mixin import PackedSequenceMixin
 from .token_budget import (
-    BUDGET_FILE, DEFAULT_OVERHEAD, NEVER_SPLIT, MicroBatcher, SplitPrediction,
-    collated_micro_batches, packed_micro_batches, padded_micro_batches, saved_state)
+    BUDGET_FILE, MicroBatcher, collated_micro_batches, plan_micro_batches, saved_state)
 from .loaders import (
     PaddingFallback, is_default, mask_columns, measured_lengths, padded_collator,
     pins_memory, step_dataloader, stream_loader)
 from .resume import ExactResumeMixin
+from .split_prediction import SplitPredictionMixin
 
 # %% auto #0
 __all__ = ['parse_argument', 'BudgetArguments', 'TrainingArguments', 'Seq2SeqTrainingArguments', 'on_device', 'TokenBudgetMixin',
@@ -156,9 +155,7 @@ class _StepLoaderMixin:
             raise ValueError("rows_per_step and tokens_per_step need lengths, and an "
                              "IterableDataset has none: leave them out")
         args, collate = self.args, self._collator_of(dataset)
-        column = getattr(args, "length_column_name", "length")
-        lengths = measured_lengths(
-            dataset, column, collate, self.model, self.length_fn)
+        lengths = measured_lengths(dataset, RowLengths.of(collate, self))
         if hasattr(dataset, "remove_columns"):
             dataset = self._remove_unused_columns(dataset, description)
         else:
@@ -225,55 +222,6 @@ _attends_across = (
     "collator that pads. If all layers of the model are attention, pack= or another "
     "attn_implementation separates them too.")
 
-# %% ../../nbs/trainer/trainer.ipynb #49661e04
-class _SplitPredictionMixin:
-    "Once an evaluation batch `prediction_step`."
-    def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
-        "In micro-batches within the budget, where that changes nothing."
-        def predict(batch):
-            return super(_SplitPredictionMixin, self).prediction_step(
-                model, batch, prediction_loss_only, *args, **kwargs)
-        if not isinstance(inputs, LazyBatch):
-            return predict(inputs)
-        evaluation = self._exact_evaluation
-        def noted(batch):
-            counts = evaluation.counts_of(batch)
-            result = predict(batch)
-            evaluation.note(result[0], counts)
-            return result
-        loader = evaluation.loader
-        if loader.rows is None: # rows are batches themselves
-            return noted(inputs.data)
-        indices = self._prediction_indices(loader)
-        if len(indices) == 1:
-            return noted(inputs.data)
-        if evaluation.predictions is None:
-            evaluation.predictions = SplitPrediction(
-                report=partial(self.findings.report, kind=Exactness.EXACT))
-        predictions, few = evaluation.predictions, loader.few()
-        lengths = loader.lengths_of(few.rows)
-        if predictions.needs_try(lengths):
-            with self._steps.adapter.state_preserved(), \
-                    side_effect_free(self._steps.adapter.unwrap(model)), \
-                    override(self, is_dry_run=True):
-                predictions.try_split(predict, few, lengths, evaluation.facts.can_split)
-        if predictions.unsplit_reason:
-            return noted(inputs.data)
-        return predictions(predict, loader.rows, indices, evaluation)
-
-    def _prediction_indices(self, loader) -> list: # arrays of row indices
-        "How an evaluation batch is split; sharded processes make as many each."
-        lengths = loader.lengths(loader.rows.rows)
-        if lengths is None:
-            return [np.arange(len(loader.rows))]
-        micro_batcher = self._micro_batcher()
-        if micro_batcher.needs_equal_counts: # others would wait for more
-            return [np.arange(len(lengths))]
-        overhead = micro_batcher.micro_batch_overhead
-        overhead = DEFAULT_OVERHEAD if overhead is None else overhead
-        plans = padded_micro_batches(lengths, self.token_budget, overhead)
-        return [plan.indices for plan in plans]
-
 # %% ../../nbs/trainer/trainer.ipynb #0ndev1ce
 def on_device(batches: list, args, accelerator) -> list:
     "All of them now: later a copy would wait for what the device computes."
@@ -283,7 +231,7 @@ def on_device(batches: list, args, accelerator) -> list:
     return send_to_device(batches, args.device, accelerator.non_blocking)
 
 # %% ../../nbs/trainer/trainer.ipynb #430fad6c
-class TokenBudgetMixin(_SplitPredictionMixin, _StepLoaderMixin):
+class TokenBudgetMixin(SplitPredictionMixin, _StepLoaderMixin):
     """Steps by `args.rows_per_step` or `args.tokens_per_step`, split by
     `args.token_budget` and `args.pack`; streams of rows.
 
@@ -403,8 +351,7 @@ class TokenBudgetMixin(_SplitPredictionMixin, _StepLoaderMixin):
         lengths = self.row_lengths(few.rows) if pack else None
         if lengths is None:
             return few.to_batch()
-        # without a budget, and where only passes cost, all rows are one micro-batch
-        plan, = packed_micro_batches(lengths, pack, None, NEVER_SPLIT)
+        plan, = plan_micro_batches(lengths, None, 0, pack, num_micro_batches=1)
         return plan.join(plan.collate(few), self._packing_format)
 
     def _save_optimizer_and_scheduler(self, output_dir):
