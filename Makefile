@@ -68,6 +68,7 @@ zoo: install  ## 78 losses with accumulation beside one batch of transformers, a
 
 $(VENV)/scripts: $(VENV)/dev nbs/reliability/scripts/requirements.txt
 	$(BIN)/python -m pip install -q -r nbs/reliability/scripts/requirements.txt -c $(CONSTRAINTS)
+	$(BIN)/python -m pip install -q --no-deps gliner==0.2.29  # it asks for an older transformers
 	touch $@
 
 scripts: $(VENV)/scripts  ## public training scripts from GitHub, stock and with this library, compared (ARGS="run_glue 'trl dpo'")

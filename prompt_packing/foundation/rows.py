@@ -226,10 +226,23 @@ def _has_entries(leaf) -> bool:
     return isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim > 0
 
 def select_rows(batch, indices: list[int], rows: int):
-    "Entries of the first dimension of all that has as many as there are rows."
+    """Some rows of all that has one entry for each of them.
+
+    Of a tensor these are entries of the first dimension; lists hold other things."""
+    def is_list(value):
+        return _is_list_of_rows(value, rows)
+
     def of(leaf):
+        if is_list(leaf):
+            return type(leaf)(leaf[i] for i in indices)
         return leaf[indices] if _has_entries(leaf) and len(leaf) == rows else leaf
-    return tree_map(of, dict(batch) if isinstance(batch, Mapping) else batch)
+    batch = dict(batch) if isinstance(batch, Mapping) else batch
+    return tree_map(of, batch, is_leaf=is_list)
+
+def _is_list_of_rows(value, rows: int) -> bool:
+    "With one entry for each row, and no tensor, whose own first size would tell."
+    return (type(value) in (list, tuple) and len(value) == rows
+            and not any(_has_entries(leaf) for leaf in tree_flatten(value)[0]))
 
 # %% ../../nbs/foundation/rows.ipynb #2839a3bc
 @contextmanager

@@ -1,8 +1,9 @@
-"""Data sets of made-up words and tiny random models, for training scripts without a network.
+"""Made-up texts, images and sounds and tiny random models, for scripts without a network.
 
     python data.py FOLDER        # writes FOLDER/data, FOLDER/even and FOLDER/models, the same each time
 
 Words are drawn from a Zipf distribution, and the lengths of texts from a log-normal one.
+An image and a sound are a pattern of their class with noise.
 Models have random weights, no dropout, and float64 unless their name says otherwise, so
 that two runs of the same computation agree to many digits."""
 import csv
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from PIL import Image
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 VOCABULARY = 1500
@@ -158,6 +160,36 @@ ROWS = {
 }
 
 
+def spans(texts, i):
+    "Words and (first, last, type) of entities."
+    words = texts.words_of(3, 30)
+    return dict(tokenized_text=words, ner=[
+        (at, at, "one" if word[0] == "b" else "two")
+        for at, word in enumerate(words) if word[0] in "bt"] or [(0, 0, "two")])
+
+
+# of a second source, so that those above stay as they are; no tokenizer is trained on them
+MORE_ROWS = {
+    "speech": ("json", lambda t, i: dict(
+        audio=sound(t, i % 3), text=t.text(2, 4), label=i % 3)),
+    "spans": ("json", spans)}
+CLASSES = ["one", "two", "three"]
+
+
+def sound(texts, kind):
+    "A tone of this class with noise, half a second at most."
+    size = int(np.clip(texts.random.lognormal(8.2, 0.4), 2000, 8000))
+    wave = np.sin(np.arange(size) * (0.02 + 0.03 * kind)) + texts.random.randn(size) * 0.5
+    return dict(array=[round(float(value), 3) for value in wave], sampling_rate=16000)
+
+
+def image(texts, kind):
+    "32 x 32 pixels: stripes of this class with noise."
+    rows = 128 + 60 * np.sin(np.arange(32) * (0.2 + 0.3 * kind))[:, None, None]
+    pixels = rows + texts.random.randn(32, 32, 3) * 40
+    return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
+
+
 def tokenizer_of(lines, kind):
     "A word-level tokenizer with the special tokens that models of this kind put."
     words = Tokenizer(models.WordLevel(unk_token="[UNK]"))
@@ -225,6 +257,9 @@ def models_of():
                  d_inner=32, dropout=0.0, summary_last_dropout=0.0, start_n_top=2, end_n_top=2)
     reward = make("LlamaForSequenceClassification", "LlamaConfig", **small, **tokens,
                   num_labels=1)
+    modernbert = make("ModernBertForMaskedLM", "ModernBertConfig", **small, cls_token_id=2,
+                      sep_token_id=3, bos_token_id=2, eos_token_id=3, global_attn_every_n_layers=2,
+                      local_attention=16)
     steps = make("LlamaForTokenClassification", "LlamaConfig", **small, **tokens, num_labels=2)
     return {
         "bert": ("bert", bert), "bert-float32": ("bert", bert),
@@ -232,7 +267,63 @@ def models_of():
         "distilbert": ("bert", distilbert), "roberta": ("bert", roberta),
         "gpt2": ("causal", gpt2), "llama": ("causal", llama), "llama-float32": ("causal", llama),
         "llama-reward": ("causal", reward), "llama-steps": ("causal", steps),
-        "bart": ("seq2seq", bart), "t5": ("seq2seq", t5), "xlnet": ("xlnet", xlnet)}
+        "bart": ("seq2seq", bart), "t5": ("seq2seq", t5), "modernbert": ("bert", modernbert),
+        "xlnet": ("xlnet", xlnet)}
+
+
+def pattern_models():
+    "Folder: a model for images or sounds and what prepares its inputs."
+    small = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+                 intermediate_size=32, num_labels=len(CLASSES))
+    quiet = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    image_size = dict(height=32, width=32)
+    vit = transformers.ViTForImageClassification(
+        transformers.ViTConfig(image_size=32, patch_size=8, **small, **quiet))
+    wav2vec2 = dict(
+        conv_dim=(16, 16, 16), conv_stride=(5, 4, 4), conv_kernel=(10, 8, 4),
+        feat_extract_norm="layer", num_feat_extract_layers=3, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
+        hidden_dropout=0.0, activation_dropout=0.0, attention_dropout=0.0, feat_proj_dropout=0.0,
+        final_dropout=0.0, layerdrop=0.0, mask_time_prob=0.0, classifier_proj_size=16)
+    wave = transformers.Wav2Vec2FeatureExtractor(return_attention_mask=True)
+    whisper = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(
+        vocab_size=264, num_mel_bins=8, d_model=16, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=32,
+        decoder_ffn_dim=32, max_source_positions=50, max_target_positions=80, dropout=0.0,
+        pad_token_id=256, bos_token_id=256, eos_token_id=256, decoder_start_token_id=257,
+        begin_suppress_tokens=None, suppress_tokens=None))
+    mels = transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1)
+    return {
+        "vit": (vit, transformers.ViTImageProcessor(size=image_size)),
+        "wav2vec2": (transformers.Wav2Vec2ForSequenceClassification(
+            transformers.Wav2Vec2Config(**small, **wav2vec2)), wave),
+        "whisper": (whisper, mels)}
+
+
+def whisper_tokenizer():
+    "One token for each byte."
+    special = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|translate|>",
+               "<|transcribe|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
+    symbols = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *special]
+    return transformers.WhisperTokenizer(
+        vocab={symbol: i for i, symbol in enumerate(symbols)}, merges=[],
+        additional_special_tokens=special[1:], pad_token=special[0])
+
+
+def letters_tokenizer(folder):
+    "One token for each capital letter."
+    symbols = ["<pad>", "<s>", "</s>", "<unk>", "|", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ"]
+    path = folder / "vocab.json"
+    path.write_text(json.dumps({symbol: i for i, symbol in enumerate(symbols)}), "utf-8")
+    return transformers.Wav2Vec2CTCTokenizer(str(path))
+
+
+def write_images(folder, texts, counts):
+    "Images in a folder for each class, as `imagefolder` of datasets reads them."
+    for split, count in counts.items():
+        for i in range(count):
+            path = folder / split / CLASSES[i % 3] / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image(texts, i % 3).save(path)
 
 
 def main(folder):
@@ -244,6 +335,12 @@ def main(folder):
             even = rows[:count // 16 * 16] # as many on each of two processes
             write(folder / "data" / name / f"{split}.{ending}", rows)
             write(folder / "even" / name / f"{split}.{ending}", even)
+    texts = Texts(seed=1)
+    for name, (ending, row) in MORE_ROWS.items():
+        for split, count in ROWS_OF_SPLIT.items():
+            rows = [row(texts, i) for i in range(count)]
+            write(folder / "data" / name / f"{split}.{ending}", rows)
+    write_images(folder / "data" / "images", texts, ROWS_OF_SPLIT)
     for name, (kind, make) in models_of().items():
         torch.manual_seed(0)
         model = make() if kind == "xlnet" or name.endswith("32") else make().double()
@@ -253,6 +350,13 @@ def main(folder):
                     values.mul_(4) # so that predictions of random weights differ
         model.save_pretrained(folder / "models" / name)
         tokenizer_of(lines, kind).save_pretrained(folder / "models" / name)
+    torch.manual_seed(0)
+    for name, (model, processor) in pattern_models().items():
+        model.double().save_pretrained(folder / "models" / name)
+        processor.save_pretrained(folder / "models" / name)
+    whisper_tokenizer().save_pretrained(folder / "models" / "whisper")
+    letters_tokenizer(folder / "models" / "wav2vec2").save_pretrained(
+        folder / "models" / "wav2vec2")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from urllib.parse import quote
 
 os.environ |= dict(
     HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false",
@@ -100,18 +101,37 @@ def read_manifest(path):
 
 # ---- scripts
 
+def source_url(repository, commit, path):
+    return f"https://raw.githubusercontent.com/{repository}/{commit}/{quote(path)}"
+
+
+def from_github(repository, commit, path):
+    url = source_url(repository, commit, path)
+    try:
+        with urllib.request.urlopen(url, timeout=60) as page:
+            return page.read().decode("utf-8")
+    except OSError as error: # no network, or no such file
+        sys.exit(f"Cannot fetch {url}: {error}. Without a network, pass --mirrors FOLDER, "
+                 f"with a bare clone in FOLDER/{repository.replace('/', '+')}/repo.")
+
+
+def from_mirror(repository, commit, path, mirrors):
+    mirror = f"{mirrors}/{repository.replace('/', '+')}/repo"
+    shown = subprocess.run(["git", "-C", mirror, "show", f"{commit}:{path}"],
+                           capture_output=True, text=True)
+    if shown.returncode:
+        sys.exit(f"Cannot read {path} at {commit} in {mirror}: {shown.stderr.strip()}")
+    return shown.stdout
+
+
 def source_text(repository, commit, path, options):
     "A file of a public repository, from a mirror, GitHub, or an earlier run."
     kept = Path(options.work, "sources", repository.replace("/", "+"), commit, path)
     if not kept.exists():
         if options.mirrors:
-            mirror = f"{options.mirrors}/{repository.replace('/', '+')}/repo"
-            text = subprocess.run(["git", "-C", mirror, "show", f"{commit}:{path}"],
-                                  check=True, capture_output=True, text=True).stdout
+            text = from_mirror(repository, commit, path, options.mirrors)
         else:
-            url = f"https://raw.githubusercontent.com/{repository}/{commit}/{path}"
-            with urllib.request.urlopen(url) as page:
-                text = page.read().decode("utf-8")
+            text = from_github(repository, commit, path)
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(text, "utf-8")
     text = kept.read_text("utf-8")
@@ -403,7 +423,7 @@ def reason_of(manifest, setup, arm, line):
 def prepare(manifest, options):
     "Data, models and metrics in the folder of the work."
     made = Path(options.work, "made")
-    if not (made / "models" / "xlnet" / "tokenizer.json").exists():
+    if not (made / "models" / "whisper" / "tokenizer.json").exists():
         subprocess.run([sys.executable, here / "data.py", made], check=True,
                        stderr=subprocess.DEVNULL)
     repository, commit = manifest["sources"]["evaluate"]
