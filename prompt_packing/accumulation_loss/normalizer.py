@@ -39,7 +39,8 @@ def _inputs_of(node) -> list:
     for each, output in node.next_functions:
         while each is not None and _name_of(each) == "_DDPSink": # around a model's outputs
             each, output = each.next_functions[output]
-        found.append(each)
+        if each is not None: # a constant has no node
+            found.append(each)
     return found
 
 def reductions(loss: torch.Tensor) -> list:
@@ -53,7 +54,7 @@ def reductions(loss: torch.Tensor) -> list:
         if node is None or node in seen or not _is_scalar(node) or _is_switched_off(node):
             continue
         seen.add(node)
-        inputs = [each for each in _inputs_of(node) if each is not None]
+        inputs = _inputs_of(node)
         todo += inputs
         if any(not hasattr(each, "variable") and not _is_scalar(each) for each in inputs):
             found.append(node)
@@ -74,7 +75,8 @@ def _path(node) -> str:
         name = _name_of(node)
         if name not in _PASSES_ON: # shapes of micro-batches differ
             names.append(name)
-        node = next((each for each in _inputs_of(node) if each is not None), None)
+        inputs = _inputs_of(node)
+        node = inputs[0] if inputs else None
     return " < ".join(names)
 
 # %% ../../nbs/accumulation_loss/normalizer.ipynb #969acd7d
@@ -87,7 +89,7 @@ def sums_rows(loss: torch.Tensor) -> bool:
             continue
         if _name_of(node) in ("Div", "Mul", "Mean"):
             return False
-        todo += [each for each in _inputs_of(node) if each is None or _is_scalar(each)]
+        todo += filter(_is_scalar, _inputs_of(node))
     return bool(nodes) and all(
         _name_of(node) in ("Sum", "Nansum") or getattr(node, "_saved_reduction", 0) == 2
         for node in nodes)
