@@ -409,7 +409,7 @@ class ExactLossMixin(_AroundStepsMixin):
         return begun or ([], None)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        "The loss of a step, with the micro-batch with which it is computed; else 0."
+        "The loss of a step in the call in which it is computed; 0 in the other calls."
         if self._exact_off:
             return super().training_step(model, inputs, num_items_in_batch)
         step = self._source.take(inputs, num_items_in_batch, self.accelerator.sync_gradients,
