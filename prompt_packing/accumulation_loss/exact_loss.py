@@ -39,8 +39,8 @@ def _is_same_number(first, second) -> bool:
     return float(first) == float(second)
 
 class StepCalls:
-    """The calls of `training_step` for one step: what came back of its micro-batches, and
-    whether it is computed now."""
+    """The calls of `training_step` for one step: which batches have come back, and
+    whether the step is computed now."""
     def __init__(self, step: OptimizerStep, handed: list, findings: Findings,
                  adapter: TrainerAdapter, num_fillers: int = 0):
         self.step, self.handed, self.num_fillers = step, handed, num_fillers
@@ -53,7 +53,7 @@ class StepCalls:
         self.num_computed, self.loss, self.gradients = 0, 0.0, [] # and what came out
 
     def _state(self, batch):
-        "What is another where somebody has replaced or changed a batch."
+        "Identifies a batch; it differs if somebody has replaced or changed the batch."
         return batch_identity(batch) if self.adapter.overrides else id(batch)
 
     def take(self, inputs, count, is_last: bool, runs_ahead: bool) -> OptimizerStep | None:
@@ -409,7 +409,7 @@ class ExactLossMixin(_AroundStepsMixin):
         return begun or ([], None)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        "The loss of a step, with the micro-batch with which it is computed; else 0."
+        "The loss of a step in the call in which it is computed; 0 in the other calls."
         if self._exact_off:
             return super().training_step(model, inputs, num_items_in_batch)
         step = self._source.take(inputs, num_items_in_batch, self.accelerator.sync_gradients,

@@ -76,7 +76,7 @@ def packing_errors(
     sequences:list[np.ndarray], # token ids
     rows:list[list[int]], # for each packed row, its sequences
 ) -> tuple[float, float]: # relative to the largest logit
-    "Difference of packed logits from those alone, and from those by other neighbours."
+    "Differences of packed logits: from those alone, and with other neighbours."
     order = list(chain.from_iterable(rows))
     alone = [_logits_alone(model, sequences[i]) for i in order]
     packed = _packed_logits(model, packing_format, sequences, rows)
@@ -113,7 +113,7 @@ def _float32_is_exact(device):
     return _distance(product, values.double() @ values.double()) < 1e-5
 
 def _fault(model, packing_format, sequences, rows, tolerances):
-    "Text of what is wrong with a format; None if nothing is."
+    "What is wrong with a format, as text; None if nothing is."
     try:
         errors = packing_errors(model, packing_format, sequences, rows)
     except _model_errors as error:
@@ -261,7 +261,7 @@ def _has_kernel(query, key, value, dropout):
 def _is_fast_on(device, dtype, dropout=0.) -> bool:
     """Whether attention within each sequence is faster than a mask of all pairs.
 
-    On CPUs it does; on a GPU where torch has one kernel for all sequences."""
+    On CPUs it is; on a GPU where torch has one kernel for all sequences."""
     if device.type == "cpu":
         return True
     is_16_bit = dtype in (torch.float16, torch.bfloat16)

@@ -39,7 +39,7 @@ __all__ = ['AHEAD', 'EPOCH', 'losses_of_process', 'restore_callbacks', 'RunState
 
 # %% ../../nbs/trainer/resume.ipynb #ab3303b2
 def losses_of_process(saved: list[dict], rank: int, world_size: int) -> dict:
-    """What a process goes on with: its own losses, or its share in those of others.
+    """The losses with which a process continues: its own, or a mean over processes.
 
     `saved` are those of the processes of the checkpoint, in order."""
     if len(saved) == world_size:
@@ -49,7 +49,7 @@ def losses_of_process(saved: list[dict], rank: int, world_size: int) -> dict:
 
 # %% ../../nbs/trainer/resume.ipynb #319ae96c
 def _by_class(callbacks: Iterable[object]) -> dict[str, list[ExportableState]]:
-    "Callbacks that can say their state, by the name of their class."
+    "Callbacks that have a state, by the name of their class."
     groups: dict[str, list[ExportableState]] = {}
     for callback in callbacks:
         if isinstance(callback, ExportableState):
@@ -57,7 +57,7 @@ def _by_class(callbacks: Iterable[object]) -> dict[str, list[ExportableState]]:
     return groups
 
 def restore_callbacks(callbacks: Iterable[TrainerCallback], states: dict) -> None:
-    """Put back what callbacks have counted; their arguments stay as they are given now.
+    """Restore what callbacks have counted; their arguments stay as they are passed now.
 
     `states` are the `stateful_callbacks` of the checkpoint's trainer state."""
     for name, same_class in _by_class(callbacks).items():
@@ -79,7 +79,7 @@ def _has_ended(state: TrainerState, callbacks: Iterable[TrainerCallback]) -> boo
 # %% ../../nbs/trainer/resume.ipynb #4ef7e68f
 @dataclass
 class RunState:
-    "Where a run is, and what it has taken over from a checkpoint."
+    "The position of a run, and what it has read from a checkpoint."
     output: OutputFolder | None = None # owned, while training
     checkpoint: str | None = None # to resume from
     saved: dict = field(default_factory=dict) # its `data_position.json`
@@ -110,7 +110,7 @@ class RunState:
             self.losses = losses_of_process(self.saved["losses"], self.rank, self.world_size)
 
     def begin_in_stream(self, data: object, world_size: int) -> tuple[int, int] | None:
-        """Epoch and batch to begin with, of a stream whose length nobody knows.
+        """Epoch and batch to begin with, in a stream of unknown length.
 
         transformers divides the steps by those of an epoch, which it has to know. None
         for other data, and for a stream that is a `StreamPosition`."""

@@ -93,7 +93,7 @@ def collated_micro_batches(
 def round_overhead(
     cost: float, # in tokens
 ) -> int: # 0, or a power of 4 between 16 and 16,384
-    "A cost that two measurements agree on."
+    "The overhead, rounded so that two measurements agree."
     if not cost > 8:
         return 0
     return int(4 ** min(max(round(math.log(cost, 4)), 2), 7))
@@ -106,8 +106,8 @@ def measure_overhead(
 ) -> float: # in tokens
     """The micro-batch overhead, by the time that each of two batches takes.
 
-    The least of several times is the one that least else disturbed."""
-    run(batches[0]) # what is made at a first pass is no part of the cost
+    Of several times the shortest counts: it was disturbed least."""
+    run(batches[0]) # the first pass allocates and compiles, which later ones do not
     least = [math.inf, math.inf]
     for which in (0, 1, 0, 1):
         start = clock()
@@ -181,13 +181,13 @@ def measure_token_budget(
     free: float, # bytes
 ) -> int: # tokens, at least those of the longest row
     "`token_budget` for \"auto\", said in one line."
-    # the dearest micro-batch of a budget has rows of this length
+    # the micro-batch of a budget that needs most memory has rows of this length
     longest = int(lengths.argmax())
     one, three = rows.to_batch([longest]), rows.to_batch([longest] * 3)
     run(one) # the first one allocates
     smaller, larger = (peak_bytes(run, batch, model) for batch in (one, three))
     each = max((larger - smaller) / 2, 1) # bytes of a row more
-    # besides the first row, whose peak has what does not grow with rows
+    # besides the first row, whose peak includes what does not grow with rows
     number = max(int((free - smaller) / each) + 1, 1)
     tokens = int(lengths[longest])
     _logger.warning(f"token_budget='auto': {number * tokens:,} tokens ({free / 1e9:.1f}"
