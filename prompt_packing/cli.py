@@ -59,7 +59,7 @@ def one_of(*known: str):
     "A function that reads these names."
     def read(text: str):
         if text not in known:
-            raise BadParameter(f"there is no {text!r}; there is {', '.join(known)}")
+            raise BadParameter(f"unknown {text!r}: choose from {', '.join(known)}")
         return text
     return read
 
@@ -516,7 +516,7 @@ def training_model(name: str, task, transformers):
 def budget(text: str):
     "A number of tokens, or auto."
     if text != "auto" and not text.isdecimal():
-        raise BadParameter(f"{text!r} is no number of tokens, and not auto")
+        raise BadParameter(f"{text!r}: give a number of tokens, or auto")
     return text if text == "auto" else int(text)
 
 # %% ../nbs/cli/commands.ipynb #msr00003

@@ -51,69 +51,75 @@ MESSAGES: dict[str, tuple[Exactness, str]] = { # code -> (exactness, text)
     "full_batch": (_E, "{reason}. From now on the loss sees the full batch and the backbone "
         "runs in chunks (gradient caching). Gradients are exact; a step costs one more "
         "forward pass."),
-    "no_full_batch": (_I, "{reason}{obstacle}. Instead, {description}. For exact gradients "
-        "set gradient_accumulation_steps=1 without token_budget, or define "
+    "no_full_batch": (_I, "{reason}{obstacle}, so no exact strategy is left. From now "
+        "on {description}. For exact gradients set gradient_accumulation_steps=1 "
+        "without token_budget or, if the loss is a mean whose divisor you know, define "
         "loss_normalizer(self, model, inputs)."),
-    "unverified_step": (_U, "{reason}. The full batch cannot be computed to verify it, "
-        "since no module of the model can run in chunks. This step may be inexact. Define "
+    "unverified_step": (_U, "{reason}. The step cannot be computed again as a full "
+        "batch ({obstacle}), so it may be inexact. Define loss_normalizer(self, model, "
+        "inputs)."),
+    "unverified_constant": (_U, "On the rows that were tried, micro-batch losses add "
+        "up to the full-batch loss, but the loss does not divide by "
+        "num_items_in_batch: it divides by a constant, or by a count with a minimum "
+        "such as clamp(min=40). Losses are summed; gradients are unverified. Define "
         "loss_normalizer(self, model, inputs)."),
-    "unverified_constant": (_U, "The loss of every micro-batch is divided by the same "
-        "number as that of the full batch: a constant, or a bound of a count that larger "
-        "steps would exceed. Micro-batch losses are summed, and this could not be "
-        "verified. Define "
-        "loss_normalizer(self, model, inputs) to settle it."),
-    "random_loss": (_U, "The loss draws random numbers, others for each micro-batch than "
-        "for the full batch, so it could not be verified. Instead, {description}. To be "
-        "sure, define loss_normalizer(self, model, inputs)."),
-    "pre_collated": (_U, "Pre-collated batches whose tensors disagree on the number of rows "
-        "could not be verified. Instead, {description}. Pass rows and a data_collator to "
-        "have them verified."),
+    "random_loss": (_U, "The loss draws random numbers, and micro-batches draw "
+        "different ones than the full batch, so it could not be verified. From now on "
+        "{description}. To be sure, define loss_normalizer(self, model, inputs)."),
+    "pre_collated": (_U, "Pre-collated batches whose tensors disagree on the number of "
+        "rows could not be verified. From now on {description}. Pass rows and a "
+        "data_collator to have them verified."),
     "stateful": (_U, "The {what} returns a different result for the same rows (it has "
         "state, or random numbers of its own). Verification and micro-batches call it more "
         "often than training without them, so gradients could not be verified. Make it "
         "depend on its input only, or set gradient_accumulation_steps=1."),
-    "target_only_logits": (_U, "Target-only logits gave another loss at this verification. "
-        "They are off from now on; steps since the last verification may be inexact."),
+    "target_only_logits": (_U, "Target-only logits changed the loss in this "
+        "verification. They are off from now on; steps since the last verification may "
+        "be inexact."),
     "contradicted": (_U, "This verification contradicts earlier ones: micro-batches do not "
         "give the full-batch gradient. Steps since the last verification may be inexact."),
     "writes_parameters": (_U, "The forward pass modifies parameters (such as a "
         "moving-average teacher). Verification undoes this, but micro-batches do it more "
         "often than the full batch. Move the update to a callback (on_step_end)."),
-    "writes_buffers": (_U, "The forward pass moves the buffer {name} differently in "
-        "micro-batches than in the full batch. Gradients that do not depend on it are exact; "
-        "evaluation may read it. Update it in a callback (on_step_end)."),
+    "writes_buffers": (_U, "The forward pass updates the buffer {name} differently in "
+        "micro-batches than in the full batch. Gradients that do not depend on it are "
+        "exact; evaluation may use it. Update it in a callback (on_step_end)."),
     "collectives": (_E, "The loss calls torch.distributed itself. Its batches are computed "
         "as the loader made them, as transformers does, and token_budget has no effect."),
     "collectives_accumulated": (_I, "The loss calls torch.distributed itself and sees one "
         "loader batch per process at a time, not the full batch. Set "
         "gradient_accumulation_steps=1 and a larger per_device_train_batch_size."),
     "gathers_metrics": (_E, "compute_loss gathers values of all processes "
-        "(accelerator.gather). A process sees its own alone while a step is computed, so "
-        "metrics that are made of them are those of the first process. Gradients are exact."),
-    "not_split": (_E, "token_budget has no effect: with this loss smaller micro-batches "
-        "would be further from the full-batch gradient. Another message says whether the "
+        "(accelerator.gather). While a step is computed each process gets only its own "
+        "values, so logged metrics made of them are those of the first process. "
+        "Gradients are exact."),
+    "not_split": (_E, "token_budget has no effect: smaller micro-batches would make "
+        "the gradient of this loss less exact. Another message says whether the "
         "gradients are exact."),
     "no_budget": (_E, "The dataloader returns pre-collated batches, so token_budget and "
         "pack have no effect. Gradients are exact. To use them, pass rows and a "
         "data_collator."),
     "unknown_lengths": (_E, "token_budget has no effect: the lengths of the rows are "
         "unknown ({reason}). Gradients are exact. To split steps, pass length_fn."),
-    "training_step": (_E, "All micro-batches of a step are computed when training_step has "
-        "passed on the last loader batch, because it changes batches or because an engine "
-        "shards gradients. Code that reads gradients earlier sees none. Change batches in "
-        "_prepare_inputs or compute_loss, or read gradients in on_pre_optimizer_step."),
+    "training_step": (_E, "training_step changes batches, or an engine shards "
+        "gradients, so all micro-batches of a step are computed in its last call of "
+        "super().training_step. Gradients that are read before are empty; those of the "
+        "step are exact. Change batches in _prepare_inputs or compute_loss, or read "
+        "gradients in on_pre_optimizer_step."),
     "no_super": (_I, "training_step does not call super().training_step, so gradients are "
         "not corrected for accumulation. Call it, or remove ExactLossMixin."),
     "second_pass": (_U, "training_step calls super().training_step more than once per "
-        "loader batch, with changed batches, or overwrites gradients in place. Each call "
-        "adds the gradient of a full batch. Gradients could not be verified."),
+        "loader batch and changes the batch in between, or it overwrites gradients in "
+        "place. Each call adds the gradient of a full batch. Gradients could not be "
+        "verified."),
     "off": (_I, "Exact losses are off: {reason}. Steps are computed by transformers' "
         "Trainer, with its losses and without token_budget."),
-    "engine_stepped": (_U, "{reason}, and the engine had stepped by then. This step may be "
-        "inexact; the next ones are verified."),
-    "gradient_dtype": (_E, "Gradients of micro-batches are added up in {dtype}. To change "
-        "it, {how}. In float32 many micro-batches are rounded no more than one batch, and "
-        "gradients take 4 bytes a parameter."),
+    "engine_stepped": (_U, "{reason}, but the engine had already updated the weights, "
+        "so this step was not computed again and may be inexact. The next ones are "
+        "verified."),
+    "gradient_dtype": (_E, "Gradients of micro-batches are added up in {dtype}. To "
+        "change it, {how}. In float32 the rounding error does not grow with the number "
+        "of micro-batches; gradients take 4 bytes per parameter."),
     "own_prediction_step": (_I, "prediction_step does not call super().prediction_step, so "
         "eval_loss is that of transformers: batch losses, averaged over rows. It depends "
         "on per_device_eval_batch_size. Call it, so that the normalizer is used where one "

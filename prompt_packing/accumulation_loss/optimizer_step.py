@@ -292,11 +292,11 @@ NO_CHUNKS = ", and no module of the model can run in chunks"
 
 PRE_COLLATED = ", and pre-collated batches are computed as the loader made them"
 
-RANDOM_LOSS = ("The loss draws random numbers, others for each micro-batch than for the "
-               "full batch")
+RANDOM_LOSS = ("The loss draws random numbers, and micro-batches draw different ones than "
+               "the full batch")
 
-CONSTANT_DIVISOR = ("Every micro-batch is divided by the same number as the full batch: by "
-                    "a constant, or by a bound of a count, which other rows would exceed")
+CONSTANT_DIVISOR = ("The loss divides by the same number in every micro-batch and in the full "
+                    "batch: a constant, or a count with a minimum such as clamp(min=40)")
 
 # %% ../../nbs/accumulation_loss/optimizer_step.ipynb #abbb4fb3
 class StrategyChooser:
@@ -338,9 +338,8 @@ class StrategyChooser:
     def why_no_full_batch(self, model, step: OptimizerStep) -> str: # '' if it can
         "Why the loss cannot see the full batch."
         if not self.rows.can_join(step):
-            return ("the loss has to see the full batch, and nothing makes one of "
-                    "pre-collated batches, or of those that an override of training_step "
-                    "has changed")
+            return ("pre-collated batches, and those that an override of training_step "
+                    "has changed, cannot be joined to a full batch")
         if self.findings.facts.chunked_modules is None:
             # as few rows as a second verification takes
             rows, dry_run = self.rows.few(step, 1), self.dry_run(model, step.count)
@@ -385,7 +384,7 @@ class StrategyChooser:
         if obstacle and attempt.error is not None:
             raise attempt.error
         if obstacle and findings.facts.is_exact: # else it has been logged
-            findings.report("unverified_step", reason=attempt.reason)
+            findings.report("unverified_step", reason=attempt.reason, obstacle=obstacle)
         return next_strategy(strategy, attempt.reason, not obstacle)
 
     def _after_full_batch(self, attempt: Attempt) -> Strategy:

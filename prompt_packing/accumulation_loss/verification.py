@@ -428,9 +428,9 @@ def _keep_fitting(dry_run: DryRun, found: VerificationResult, full: BatchResult,
         found.results = _weighted_by(results, found.normalizers[0])
     if not found.strategies:
         length = dry_run.length(full.gradient)
-        gradient = f" and its gradient {length:.6g}" if full.gradient.dim() else ""
-        found.reason = (f"the full batch has the loss {full.loss:.6g}{gradient}, and "
-                        "micro-batches give neither as a sum nor as a weighted mean")
+        gradient = f", gradient norm {length:.6g}" if full.gradient.dim() else ""
+        found.reason = ("micro-batch losses neither sum nor average to that of the full "
+                        f"batch (loss {full.loss:.6g}{gradient})")
 
 def _verify_loss_only(dry_run: DryRun, many: StepRows, found: VerificationResult):
     "The same comparison with more rows, of the values of their losses only."

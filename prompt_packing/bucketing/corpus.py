@@ -64,8 +64,8 @@ def _tokenize_file(path, shard, tokenizer, max_length, reading):
             lengths = np.fromiter(map(len, ids), np.int32, len(ids))
             if not lengths.all():
                 number, _ = block[int(lengths.argmin())]
-                raise ValueError(f"{row_name(path, number)}: the tokenizer makes no "
-                                 "token of it")
+                raise ValueError(f"{row_name(path, number)}: the tokenizer returns no "
+                                 "tokens for this row. Leave it out.")
             table = {"input_ids": ids, "length": lengths}
             writer.write_table(pa.table(table, schema=_schema))
 

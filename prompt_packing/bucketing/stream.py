@@ -326,9 +326,11 @@ def _check_states(states, stream):
     settings, finite = _settings(stream), stream.finite
     for state in states:
         if state.get("settings") != settings:
+            then = state.get("settings") or {}
+            changed = [f"{name} was {then.get(name)!r}, is {settings.get(name)!r}"
+                       for name in {**then, **settings} if then.get(name) != settings.get(name)]
             raise ValueError("The state belongs to a stream with other settings "
-                             f"({state.get('settings')} then, {settings} now). Build "
-                             "the stream as it was.")
+                             f"({'; '.join(changed)}). Build the stream as it was.")
         # states of earlier versions have no checksums
         stream.source.check_unchanged(state.get("files", {}))
     # in one epoch all processes are at the same batch

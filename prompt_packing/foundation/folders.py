@@ -165,8 +165,8 @@ def verify(folder: str | os.PathLike) -> None:
         files = json.loads(file.read_bytes())["files"]
         noted = {file.parent / name: dict(entry) for name, entry in files.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        raise DamagedFolder(f"{file} is missing or damaged: the folder was not written "
-                            "to its end, or by another program.") from None
+        raise DamagedFolder(f"{file} is missing or damaged: the folder is incomplete, "
+                            "or another program wrote it.") from None
     for path, now in zip(noted, _entries(noted)):
         if not now:
             raise DamagedFolder(f"{path} is missing, and {MANIFEST_NAME} lists it.")

@@ -79,10 +79,10 @@ def _text(path, encoding):
     start = file.peek(64)[:64]
     for mark, kind in _BINARY.items():
         if start.startswith(mark):
-            raise BadRow(f"{path} is no text but {kind}, and its name ends otherwise: "
-                         "save it as text, or give its name the right ending")
+            raise BadRow(f"{path} is {kind}, not text, and its name does not end like "
+                         "one: save it as text, or give its name the right ending")
     if b"\0" in start and encoding[:6] not in ("utf-16", "utf-32"):
-        raise BadRow(f"{path} holds zeros: it is no text, or in UTF-16: give "
+        raise BadRow(f"{path} contains zero bytes: it is not text, or is UTF-16: give "
                      "encoding='utf-16'")
     return io.TextIOWrapper(file, encoding, "surrogateescape", newline="")
 

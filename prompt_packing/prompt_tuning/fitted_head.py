@@ -52,8 +52,8 @@ class PromptHead(nn.Module):
             raise ValueError("This model's head has no bias (bias=False).")
         # copying alone would repeat the one row that scikit-learn has for two classes
         if weight.shape != self.weight.shape:
-            raise ValueError(f"The head's weight is {list(self.weight.shape)}, not "
-                             f"{list(weight.shape)}.")
+            raise ValueError(f"The model's head has a weight of shape "
+                             f"{list(self.weight.shape)}; got {list(weight.shape)}.")
         self.weight.copy_(weight)
         if self.bias is not None:
             self.bias.copy_(torch.zeros_like(self.bias) if bias is None else bias)

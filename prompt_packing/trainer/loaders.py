@@ -238,8 +238,9 @@ class StreamPosition:
             self.stream.load_state_dicts([place["stream"] for place in places])
         else:
             raise ValueError(
-                f"the checkpoint was made by {len(places)} processes, and this stream "
-                f"has no load_state_dicts that redistributes it to {world_size} processes")
+                f"The checkpoint was made by {len(places)} processes, and this stream cannot "
+                f"be redistributed to {world_size} (it has no load_state_dicts). Resume on "
+                f"{len(places)} processes.")
         self.batches, self.next = None, None
 
 # %% ../../nbs/trainer/loaders.ipynb #6eda73b8

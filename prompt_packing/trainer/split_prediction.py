@@ -58,7 +58,7 @@ def _joined(values: tuple, rows: list[int], order: torch.Tensor):
     values = [v[None] if n == 1 and not v.dim() else v for v, n in zip(values, rows)]
     each = {len(v) / n if v.dim() else 0 for v, n in zip(values, rows)}
     if len(each) > 1 or not each <= {*range(1, 1 + int(max(each)))}:
-        raise ValueError("an output has no equal number of entries for each row")
+        raise ValueError("an output has different numbers of entries for different rows")
     joined = reduce(nested_concat, values)
     return joined.unflatten(0, (sum(rows), -1))[order].flatten(0, 1)
 

@@ -239,7 +239,9 @@ class MicroBatcher:
             self.token_budget = self._find_budget(rows, lengths)
         budget, pack, longest = self.token_budget, self.args.pack, int(lengths.max())
         if longest > budget:
-            self.report(f"rows of more tokens than token_budget={budget:,} are computed alone")
+            self.report(f"Some rows have more than token_budget={budget:,} tokens. Each is a "
+                        "micro-batch of its own and may need more memory. Gradients are exact. "
+                        "Set a larger token_budget, or truncate them.")
         fits = bool(pack) and lengths.sum() <= budget
         # several processes measure together, in the step that is the first for all
         if self.micro_batch_overhead is None and (not fits or self.processes.number > 1):
@@ -287,8 +289,9 @@ class MicroBatcher:
         # other processes wait in the sum below
         except FAILURES as error:
             cost = DEFAULT_OVERHEAD
-            self.report(f"micro_batch_overhead={cost} is assumed: measuring it fails "
-                     f"({short_text(error)})")
+            self.report(f"micro_batch_overhead could not be measured ({short_text(error)}); "
+                        f"{cost} tokens are assumed. Only speed depends on it: set "
+                        "micro_batch_overhead.")
         total, = self.processes.sum(float(cost))
         self.micro_batch_overhead = round_overhead(float(total) / self.processes.number)
 

@@ -271,8 +271,8 @@ class TokenBudgetMixin(SplitPredictionMixin, _StepLoaderMixin):
         before = cls.__mro__[:cls.__mro__.index(TokenBudgetMixin)]
         if issubclass(cls, transformers.Trainer) and ExactLossMixin not in before:
             raise TypeError(
-                f"{cls.__name__}: ExactLossMixin keeps the gradient of split steps: "
-                f"write class {cls.__name__}(ExactLossMixin, TokenBudgetMixin, ...)")
+                f"{cls.__name__}: ExactLossMixin must come before TokenBudgetMixin, or "
+                f"split steps have a wrong gradient: write class {cls.__name__}(ExactLossMixin, TokenBudgetMixin, ...)")
 
     def splits_steps(self) -> bool:
         args = self.args
