@@ -3,10 +3,11 @@
     torchrun --nproc_per_node 2 sharded_times.py fsdp2 OUT --pairs 7
 
 Trains in pairs, each with transformers' Trainer and with ours, and begins with the other
-one in every second pair. Each step has the same rows in the same four micro-batches on each
-process; with contrastive rows ours computes the loss of the full batch. Writes a line for
-each training to OUT/ENGINE.csv: seconds for each of steps 9 to 15, which are settled (one-time
-verifications are over by then, and the next is in step 16), and seconds of processor time.
+one in every second pair. Each step has the same rows in the same four micro-batches on
+each process; with a contrastive loss ours computes that of the full batch. Writes a line
+for each training to OUT/ENGINE.csv: seconds for each of steps 9 to 15, which are settled
+(verifications at the start are over by then, and the next is in step 16), and seconds of
+processor time of the first process.
 """
 import argparse
 import os
@@ -38,12 +39,14 @@ class Timed(transformers.TrainerCallback):
             self.end = self.now()
 
     def each_step(self):
-        return [(end - begin) / (LAST - FIRST + 1) for begin, end in zip(self.begin, self.end)]
+        steps = LAST - FIRST + 1
+        return [(end - begin) / steps for begin, end in zip(self.begin, self.end)]
 
 
 def make_model(head):
-    size = dict(vocab_size=200, hidden_size=128, num_hidden_layers=2, num_attention_heads=4,
-                intermediate_size=256, max_position_embeddings=64, pad_token_id=0)
+    size = dict(
+        vocab_size=200, hidden_size=128, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=256, max_position_embeddings=64, pad_token_id=0)
     transformers.set_seed(7)
     if head == "language model":
         config = transformers.LlamaConfig(**size, num_key_value_heads=4)
