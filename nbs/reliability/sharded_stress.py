@@ -94,6 +94,7 @@ def main():
     parser.add_argument("--trainings", type=int, default=8)
     parser.add_argument("--bad", type=int, default=math.inf,
                         help="calls of the collator before it fails")
+    parser.add_argument("--seconds", type=int, default=SECONDS, help="for a training")
     given = parser.parse_args()
     if given.engine == "fsdp2":
         shard_on_cpus()
@@ -104,7 +105,7 @@ def main():
         case = draw(1000 * given.seed + seed)
         if is_first:
             print("begun", case, flush=True)
-        seconds = 5 * SECONDS if given.engine.startswith("zero") else SECONDS
+        seconds = 5 * given.seconds if given.engine.startswith("zero") else given.seconds
         faulthandler.dump_traceback_later(seconds, exit=True)
         steps = train(given.engine, case, given.bad)
         faulthandler.cancel_dump_traceback_later()

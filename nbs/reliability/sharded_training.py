@@ -25,6 +25,8 @@ SETTINGS = {  # of ours: micro-batches of a step by accumulation, by a budget, b
 VARIANTS = {  # what a training uses besides: arguments of the Trainer; `make_model` has more
     "plain": {},
     "bf16": dict(bf16=True),  # autocast; under FSDP2 and ZeRO weights are gathered in bf16
+    "fp16": dict(fp16=True),  # autocast, with a loss scaler whose first step overflows
+    "first step skipped": {},  # in float32: a reference for fp16
     "bf16 model": {},
     "checkpointing": dict(gradient_checkpointing=True,
                           gradient_checkpointing_kwargs=dict(use_reentrant=False)),
@@ -37,6 +39,7 @@ VARIANTS = {  # what a training uses besides: arguments of the Trainer; `make_mo
     "frozen": {},  # embeddings and the first layer
     "sync": dict(accelerator_config=dict(
         gradient_accumulation_kwargs=dict(sync_each_batch=True))),
+    "rank without rows": {},  # in the last step: batches by a loader of one's own
 }
 ROWS, STEPS = 24, 4  # of a step; of a training
 
@@ -81,7 +84,7 @@ def collator(head):
 def contrastive_loss(outputs, labels, num_items_in_batch=None):
     "Rows of one label attract each other: every row is compared with all others."
     texts = torch.nn.functional.normalize(outputs.logits, dim=-1)
-    scores = (texts @ texts.T / 0.5).fill_diagonal_(-1e9)
+    scores = (texts @ texts.T / 0.5).fill_diagonal_(-1e4)
     same = (labels[:, None] == labels).float().fill_diagonal_(0)
     return -(scores.log_softmax(1) * same).sum() / same.sum().clamp(min=1)
 
@@ -154,6 +157,32 @@ def shard_on_cpus():
     os.environ.update(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2")
 
 
+def scale_on_cpus(accelerator, engine):
+    "accelerate scales losses on accelerators only; torch's scaler runs on CPUs, too."
+    from accelerate.utils import get_fsdp2_grad_scaler
+    make = get_fsdp2_grad_scaler if engine == "fsdp2" else torch.amp.GradScaler
+    accelerator.native_amp = True
+    accelerator.scaler = make(device="cpu", init_scale=2.0 ** 48, backoff_factor=2.0 ** -38)
+
+
+class SkipsFirst(transformers.TrainerCallback):
+    "A step without gradients changes nothing under SGD."
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        if state.global_step == 0:
+            model.zero_grad()
+
+
+class Batches(torch.utils.data.IterableDataset):
+    "Batches that processes take in turns; the last step may have none for some."
+    def __init__(self, rows, size, args, collate):
+        batches = [rows[i:i + size] for i in range(0, len(rows), size)]
+        self.own = batches[args.process_index::args.world_size]
+        self.collate = collate
+
+    def __iter__(self):
+        return map(self.collate, self.own)
+
+
 def weights_of(model):
     "The whole weights, wherever their shards are."
     parameters = dict(model.named_parameters())
@@ -179,16 +208,29 @@ def train(library, engine, head, variant="plain", accumulate=1, order=0, **optio
     with tempfile.TemporaryDirectory() as folder:
         args = library.TrainingArguments(
             folder, per_device_train_batch_size=ROWS // world // accumulate,
-            gradient_accumulation_steps=accumulate, num_train_epochs=1, optim="sgd",
+            gradient_accumulation_steps=accumulate, max_steps=STEPS, optim="sgd",
             learning_rate=0.1, lr_scheduler_type="constant", report_to="none",
             disable_tqdm=True, use_cpu=True, save_strategy="no", max_grad_norm=0.0,
             logging_strategy="no", train_sampling_strategy="sequential",
             **engine_options(engine, layer, variant),
             **deepcopy(VARIANTS[variant]), **options)
         loss = dict(compute_loss_func=contrastive_loss) if head == "contrastive" else {}
-        trainer = library.Trainer(model, args, train_dataset=make_rows(head, order),
-                                  data_collator=collator(head), **loss)
+        rows, collate = make_rows(head, order), collator(head)
+        if variant == "rank without rows":  # of two, by half a step
+            rows = rows[:ROWS // 2 - ROWS]
+        trainer = library.Trainer(model, args, train_dataset=rows, data_collator=collate,
+                                  **loss)
+        if variant == "rank without rows" and library is not transformers:
+            batches = Batches(rows, args.per_device_train_batch_size, args, collate)
+            trainer.get_train_dataloader = lambda: torch.utils.data.DataLoader(
+                batches, batch_size=None)
+        if variant == "fp16":
+            scale_on_cpus(trainer.accelerator, engine)
+        elif variant == "first step skipped":
+            trainer.add_callback(SkipsFirst())
         trainer.train()
+    if variant == "fp16":  # a step that overflowed was skipped: the scale fell once
+        assert trainer.accelerator.scaler.get_scale() == 2.0 ** 10
     facts = getattr(trainer, "loss_facts", None)
     kinds = [str(message.kind) for message in facts.messages] if facts else []
     return trainer, kinds

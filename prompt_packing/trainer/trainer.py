@@ -230,6 +230,15 @@ def on_device(batches: list, args, accelerator) -> list:
     batches = pinned(batches) if pins_memory(args) else batches
     return send_to_device(batches, args.device, accelerator.non_blocking)
 
+# %% ../../nbs/trainer/trainer.ipynb #72a67883
+def _differentiate(loss: torch.Tensor, model: torch.nn.Module, has_engine: bool):
+    "The backward pass of a dry run; under an engine without the hooks of parameters."
+    if not has_engine:
+        loss.backward() # `autograd.grad` fails with checkpoints of the older kind
+        return
+    trained = [p for p in model.parameters() if p.requires_grad]
+    torch.autograd.grad(loss, trained, allow_unused=True)
+
 # %% ../../nbs/trainer/trainer.ipynb #430fad6c
 class TokenBudgetMixin(SplitPredictionMixin, _StepLoaderMixin):
     """Steps by `args.rows_per_step` or `args.tokens_per_step`, split by
@@ -307,7 +316,8 @@ class TokenBudgetMixin(SplitPredictionMixin, _StepLoaderMixin):
         passes = self._steps.adapter
         model, batch = passes.unwrap(self.model_wrapped), passes.prepare(batch)
         with side_effect_free(model, drops=True), torch.enable_grad():
-            passes.loss(model, batch, passes.count([batch])).backward()
+            loss = passes.loss(model, batch, passes.count([batch]))
+            _differentiate(loss, model, passes.steps_in_backward)
         if self.args.device.type != "cpu": # time or memory is measured: wait for it
             torch.accelerator.synchronize()
 
