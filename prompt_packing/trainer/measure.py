@@ -325,9 +325,8 @@ def measure_training(
     text, is_interrupted = "", False
     if plans["random"].padding < MIN_PADDING:
         share = plans["random"].padding
-        text = ("Nothing can be gained: your rows have nearly one length "
-                f"({lengths.min()} to {longest} tokens), and {share:.0%} of what steps "
-                f"of {size} rows compute is padding. Nothing was measured.")
+        text = (f"Nothing can be gained: of what steps of {size} rows compute, {share:.0%} is "
+                f"padding (rows of {lengths.min()} to {longest} tokens). Nothing was measured.")
     else:
         try:
             take_turns([*lines.values()], model, rows, collate, lengths, end, progress,
