@@ -973,7 +973,11 @@ def l1_penalty_on_weights(Trainer, args):
     class MyTrainer(Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
             out = model(**inputs)
-            penalty = sum(p.abs().sum() for p in model.parameters())
+            # not of biases: the loss does not depend on those of keys, which are rounding,
+            # and so is their sign
+            penalty = sum(
+                p.abs().sum() for name, p in model.named_parameters() if "bias" not in name
+            )
             loss = out.loss + 1e-4 * penalty
             return (loss, out) if return_outputs else loss
 
