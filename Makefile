@@ -63,7 +63,7 @@ prepare: install  ## export the modules, clean the notebooks, write README.md
 	$(BIN)/nbdev_clean
 	$(BIN)/python .ci/docs.py --readme
 
-zoo: install  ## 78 losses with accumulation beside one batch of transformers, after a change of the core (ARGS="--way budget_26")
+zoo: install  ## 78 losses with accumulation beside one batch of transformers, after a change of the core (ARGS="--setting budget_26")
 	OMP_NUM_THREADS=1 $(BIN)/python .ci/zoo.py $(ARGS)
 
 $(VENV)/scripts: $(VENV)/dev nbs/reliability/scripts/requirements.txt

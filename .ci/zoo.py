@@ -1,8 +1,8 @@
-"""Every loss of reliability/batches_cases.py, trained with accumulation (or, by `--way`, under
+"""Every loss of reliability/batches_cases.py, trained with accumulation (or, by `--setting`, under
 a budget) beside one batch of transformers; for a maintainer who has changed the core.
 
     python .ci/zoo.py                     # one and a half minutes
-    python .ci/zoo.py --way budget_26 "class weights" "nt xent"
+    python .ci/zoo.py --setting budget_26 "class weights" "nt xent"
 
 Prints what is not exact, with the strategy and the codes of the messages, and the counts.
 Exit status 1 where a case is silently wrong or crashes.
@@ -35,7 +35,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", help="default: all losses")
-    parser.add_argument("--way", default="accumulated", help="of measure_batches.SETTINGS")
+    parser.add_argument("--setting", default="accumulated", help="of measure_batches.SETTINGS")
     args = parser.parse_args()
     sys.path[:0] = [str(root), str(pages)]
     os.chdir(pages)
@@ -43,8 +43,8 @@ def main():
     from prompt_packing.accumulation_loss.exact_loss import ExactLossMixin
     measure_batches.setup()
     last, begin = facts_of_runs(ExactLossMixin), time.time()
-    ways = measure_batches.SETTINGS["loss"]
-    table = {name: ways[name] for name in ("stock", args.way)}
+    settings = measure_batches.SETTINGS["loss"]
+    table = {name: settings[name] for name in ("stock", args.setting)}
     cases = [name for name, case in measure_batches.CASES.items() if case.kind == "loss"]
     outcomes = collections.Counter()
     for name in args.cases or cases:

@@ -45,7 +45,8 @@ class RowBatch:
         return self
 
     def pin_memory(self, device=None): # and torch's loader pins them
-        self.batch, self.micro_batches = pinned(self.batch, device), pinned(self.micro_batches, device)
+        self.batch, self.micro_batches = (
+            pinned(self.batch, device), pinned(self.micro_batches, device))
         return self
 
 # %% ../../nbs/foundation/rows.ipynb #d7fcde6d

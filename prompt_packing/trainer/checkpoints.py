@@ -172,7 +172,8 @@ class OutputFolder:
         "The end of `writing`, when all processes have written; `place` is of them all."
         best = self.best = state.best_global_step
         if best and (best == self.step or self.path(best).is_dir()):
-            state.best_model_checkpoint = str(self.path(best)) # transformers: in the staging folder
+            # transformers names it in the staging folder
+            state.best_model_checkpoint = str(self.path(best))
         target = self.path(self.step)
         staged = self.staging / target.name
         with self.accelerator.main_process_first():

@@ -296,7 +296,7 @@ class MicroBatcher:
         self.micro_batch_overhead = round_overhead(float(total) / self.processes.number)
 
     def _check_collator(self, rows: StepRows, batches: tuple):
-        "It fails on all processes or on none, which else would wait in a forward pass for the others."
+        "It fails on all processes or on none: else some would wait for the others."
         if self.processes.number == 1:
             return
         error = None
@@ -310,7 +310,8 @@ class MicroBatcher:
             raise error or RuntimeError("the collator fails on another process")
 
     def state_dict(self) -> dict: # JSON-safe
-        return {"micro_batch_overhead": self.micro_batch_overhead, "token_budget": self.token_budget}
+        return {"micro_batch_overhead": self.micro_batch_overhead,
+                "token_budget": self.token_budget}
 
     def load_state_dict(self, state: dict):
         "What the arguments do not say is as it was in the checkpoint."

@@ -167,10 +167,14 @@ class _StepLoaderMixin:
 
     def split_in_worker(self, dataloader) -> Callable | None: # `StepRows` -> batches
         "Where a loader's batch is the step, its workers split and collate."
-        micro_batcher, has_workers = self._micro_batcher(), getattr(dataloader, "num_workers", 0)
-        # sharded processes (`needs_equal_counts`) agree on a number of micro-batches, as no worker can
-        is_step = self.args.gradient_accumulation_steps == 1 and not micro_batcher.needs_equal_counts
-        if self.args.pack or micro_batcher.token_budget is None or not has_workers or not is_step:
+        micro_batcher, has_workers = (
+            self._micro_batcher(), getattr(dataloader, "num_workers", 0))
+        # sharded processes (`needs_equal_counts`) agree on a number of micro-batches, which
+        # no worker can
+        is_step = (self.args.gradient_accumulation_steps == 1
+                   and not micro_batcher.needs_equal_counts)
+        if (self.args.pack or micro_batcher.token_budget is None or not has_workers
+                or not is_step):
             return None
         data = dataloader.dataset
         # workers cannot measure, so this process does before they start
@@ -183,7 +187,8 @@ class _StepLoaderMixin:
                 return None
             micro_batcher.measure_overhead_once(few, lengths)
         return None if micro_batcher.micro_batch_overhead is None else partial(
-            collated_micro_batches, lengths=self.row_lengths, token_budget=micro_batcher.token_budget,
+            collated_micro_batches, lengths=self.row_lengths,
+            token_budget=micro_batcher.token_budget,
             micro_batch_overhead=micro_batcher.micro_batch_overhead)
 
     def training_step(self, model, inputs, *args, **kwargs):
@@ -281,7 +286,8 @@ class TokenBudgetMixin(SplitPredictionMixin, _StepLoaderMixin):
         if issubclass(cls, transformers.Trainer) and ExactLossMixin not in before:
             raise TypeError(
                 f"{cls.__name__}: ExactLossMixin must come before TokenBudgetMixin, or "
-                f"split steps have a wrong gradient: write class {cls.__name__}(ExactLossMixin, TokenBudgetMixin, ...)")
+                f"split steps have a wrong gradient: write class {cls.__name__}("
+                "ExactLossMixin, TokenBudgetMixin, ...)")
 
     def splits_steps(self) -> bool:
         args = self.args
