@@ -33,12 +33,9 @@ def next_strategy(strategy: Strategy, reason: str, can_full_batch: bool) -> Stra
     """The table of decisions: how a step is computed, or computed again.
 
     `reason` is why the result of `strategy` may be wrong; '' if there is none."""
-    if strategy is Strategy.UNKNOWN:
-        return Strategy.FULL_BATCH if can_full_batch else Strategy.ROW_WEIGHTED
-    if not reason or strategy is Strategy.ROW_WEIGHTED:
+    is_in_doubt = bool(reason) or strategy is Strategy.UNKNOWN
+    if strategy is Strategy.ROW_WEIGHTED or not is_in_doubt:
         return strategy
-    if strategy is Strategy.FULL_BATCH: # the last resort has failed
-        return Strategy.ROW_WEIGHTED
     return Strategy.FULL_BATCH if can_full_batch else strategy
 
 # %% ../../nbs/accumulation_loss/optimizer_step.ipynb #54450913
@@ -362,8 +359,7 @@ class StrategyChooser:
         obstacle = self.why_no_full_batch(model, step)
         if obstacle:
             self.findings.fall_back(obstacle)
-            return self.findings.facts.strategy
-        return Strategy.FULL_BATCH
+        return next_strategy(self.findings.facts.strategy, "", not obstacle)
 
     def choose_again(self, model, step: OptimizerStep, attempt: Attempt) -> Strategy:
         "How a step is computed that may be wrong; the same on all processes."

@@ -172,6 +172,35 @@ def read_windows(
             following = thread.submit(read)
             yield window
 
+# %% ../../nbs/bucketing/stream.ipynb #49212cc6
+def _source_of(source: Any, shuffle: bool, *, columns: Sequence[str], encoding: str,
+               header: bool, seed: int, **options) -> FileSource | DatasetSource:
+    "Of files, or of an iterable data set."
+    if hasattr(source, "__iter__") and not isinstance(source, (list, tuple, str)):
+        return DatasetSource(source, shuffle, **options)
+    return FileSource(source, shuffle, seed=seed, columns=columns, encoding=encoding,
+                      header=header, **options)
+
+def _process_of_environment() -> tuple[int, int]:
+    "Rank and number of processes, by torch.distributed or the environment."
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+def _position_in(states: Sequence[dict], rank: int, world_size: int, finite: bool) -> dict:
+    "Where a process goes on, by the states of all. Raises `ValueError` if one is missing."
+    # one epoch: the states of all processes are the same, and any will do
+    mine = [state for state in states if finite or state["reader"] == [rank, world_size]]
+    if mine:
+        names = [name for name in ("todo", "next", "lanes", "files") if name in mine[0]]
+        return {"files": {}} | {name: mine[0][name] for name in names}
+    ranks = {state["reader"][0] for state in states}
+    if len(ranks) == states[0]["reader"][1]:
+        return reshard_states(states, rank, world_size)
+    raise ValueError(
+        f"Got {len(ranks)} of the {states[0]['reader'][1]} states of a run. Pass "
+        "load_state_dicts the states of all processes, saved at the same step.")
+
 # %% ../../nbs/bucketing/stream.ipynb #49212cc7
 class StreamingBatches(IterableDataset):
     """Files or an iterable data set as ready batches, padded or packed.
@@ -209,12 +238,8 @@ class StreamingBatches(IterableDataset):
     ):
         if token_budget is None and pack is None:
             raise ValueError("give token_budget=, pack= or both")
-        options = {"column": column, "bad_rows": bad_rows}
-        if hasattr(source, "__iter__") and not isinstance(source, (list, tuple, str)):
-            self.source = DatasetSource(source, shuffle, **options)
-        else:
-            self.source = FileSource(source, shuffle, seed=seed, columns=columns,
-                                     encoding=encoding, header=header, **options)
+        self.source = _source_of(source, shuffle, columns=columns, encoding=encoding,
+                                 header=header, seed=seed, column=column, bad_rows=bad_rows)
         self.tokenizer, self.max_length = tokenizer, max_length
         self.token_budget, self.pack = token_budget, pack
         self.window, self.seed = check_positive("window", window), seed
@@ -242,9 +267,7 @@ class StreamingBatches(IterableDataset):
         "Rank and number of processes, as given, by torch.distributed, by environment."
         if self.rank is not None:
             return check_rank(self.rank, self.world_size)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_rank(), torch.distributed.get_world_size()
-        return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        return _process_of_environment()
 
     def _turns(self):
         "The first window of this process, and the distance to its next one."
@@ -294,19 +317,7 @@ class StreamingBatches(IterableDataset):
         not read is distributed again. Raises `ValueError` if one is missing,
         and for a file that was read before and has changed since."""
         _check_states(states, self)
-        process = list(self._process())
-        # one epoch: the states of all processes are the same, and any will do
-        mine = [state for state in states if self.finite or state["reader"] == process]
-        ranks = {state["reader"][0] for state in states}
-        if mine:
-            self._restored = {"files": {}} | {
-                name: mine[0][name] for name in self._beginning() if name in mine[0]}
-        elif len(ranks) == states[0]["reader"][1]:
-            self._restored = reshard_states(states, *process)
-        else:
-            raise ValueError(
-                f"Got {len(ranks)} of the {states[0]['reader'][1]} states of a run. Pass "
-                "load_state_dicts the states of all processes, saved at the same step.")
+        self._restored = _position_in(states, *self._process(), self.finite)
 
 # %% ../../nbs/bucketing/stream.ipynb #aeaa3c40
 def _default_collator(tokenizer, pack):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from enum import Enum, auto
 from itertools import takewhile
@@ -87,6 +87,14 @@ def publish_checkpoint(
         publish(staged, target)
     else:
         os.rename(staged, target)
+
+# %% ../../nbs/trainer/checkpoints.ipynb #1e2e0317
+def _removable(steps: Iterable[int], limit: int | None, newest: int, best: int | None) -> list:
+    "Which checkpoints go, so that `limit` are left."
+    # steps beyond the newest are of another run, which has ended
+    steps = sorted(steps, key=lambda step: (step <= newest, step))
+    excess = len(steps) - (limit or len(steps))
+    return [step for step in steps if step not in (newest, best)][:max(excess, 0)]
 
 # %% ../../nbs/trainer/checkpoints.ipynb #1e2e0319
 class OutputFolder:
@@ -194,12 +202,7 @@ class OutputFolder:
 
     def rotate(self) -> None:
         "Delete the oldest checkpoints, by step, and never the newest or the best."
-        # steps beyond this one are of another run, which has ended
-        steps = sorted(checkpoints_in(self.folder),
-                       key=lambda step: (step <= self.step, step))
-        removable = [step for step in steps if step not in (self.step, self.best)]
-        excess = len(steps) - (self.limit or len(steps))
-        for step in removable[:max(excess, 0)]:
+        for step in _removable(checkpoints_in(self.folder), self.limit, self.step, self.best):
             remove(self.path(step))
 
 # %% ../../nbs/trainer/checkpoints.ipynb #1e2e0320

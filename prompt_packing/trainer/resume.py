@@ -109,18 +109,6 @@ class RunState:
             self.saved = json.loads(path.read_text(encoding="utf-8"))
             self.losses = losses_of_process(self.saved["losses"], self.rank, self.world_size)
 
-    def begin_in_stream(self, data: object, world_size: int) -> tuple[int, int] | None:
-        """Epoch and batch to begin with, in a stream of unknown length.
-
-        transformers divides the steps by those of an epoch, which it has to know. None
-        for other data, and for a stream that is a `StreamPosition`."""
-        is_stream = isinstance(data, IterableDataset) and not has_length(data)
-        if not is_stream or self.place is not None or not self.saved:
-            return None
-        # as many rows in all as the processes of the checkpoint have read
-        batches = self.saved["batches"] * len(self.saved["losses"]) // world_size
-        return self.saved["epoch"], batches
-
     def begin_epoch(self, epoch: int, passed_over: int, dataloader: object,
                     is_stream: bool, load: Callable) -> None:
         "Record random states from here on; of a resumed epoch restore them first, by `load`."
@@ -192,24 +180,37 @@ class RunState:
             states["epoch"] = self.epoch_state[1]
         return states
 
-    def position_json(self, accelerator: Accelerator, losses: dict) -> str:
-        "What `data_position.json` says of all processes; the losses are of this one."
-        state = None if self.place is None else self.place.state_dict()
-        # when all have come here, all have written
-        places, all_losses, generators = zip(
-            *gather_object([(state, losses, self.own_states())]))
-        epoch, batches = self.epoch, self.batches
-        # after the last batch of an epoch a resumed run begins with the next one
-        if accelerator.gradient_state.end_of_dataloader:
-            epoch, batches = epoch + 1, 0
-        return json.dumps({"places": places, "losses": all_losses,
-                           "generators": generators, "epoch": epoch, "batches": batches})
-
 _NOT_RESTORED = (
     "The resumed run may draw other random numbers than the uninterrupted one: {} cannot be "
     "restored. Draw from torch, numpy or random, or from a torch.Generator, "
     "numpy.random.Generator or random.Random that the collator, data set or sampler holds, "
     "with dataloader_num_workers=0.")
+
+# %% ../../nbs/trainer/resume.ipynb #4ef7e68d
+def first_batch_of_stream(run: RunState, data: object) -> tuple[int, int] | None:
+    """Epoch and batch to begin with, in a stream of unknown length.
+
+    transformers divides the steps by those of an epoch, which it has to know. None
+    for other data, and for a stream that is a `StreamPosition`."""
+    is_stream = isinstance(data, IterableDataset) and not has_length(data)
+    if not is_stream or run.place is not None or not run.saved:
+        return None
+    # as many rows in all as the processes of the checkpoint have read
+    batches = run.saved["batches"] * len(run.saved["losses"]) // run.world_size
+    return run.saved["epoch"], batches
+
+def position_json(run: RunState, accelerator: Accelerator, losses: dict) -> str:
+    "What `data_position.json` says of all processes; the losses are of this one."
+    state = None if run.place is None else run.place.state_dict()
+    # when all have come here, all have written
+    places, all_losses, generators = zip(
+        *gather_object([(state, losses, run.own_states())]))
+    epoch, batches = run.epoch, run.batches
+    # after the last batch of an epoch a resumed run begins with the next one
+    if accelerator.gradient_state.end_of_dataloader:
+        epoch, batches = epoch + 1, 0
+    return json.dumps({"places": places, "losses": all_losses,
+                       "generators": generators, "epoch": epoch, "batches": batches})
 
 # %% ../../nbs/trainer/resume.ipynb #8ef634b6
 class _AtomicCheckpointMixin:
@@ -231,7 +232,7 @@ class _AtomicCheckpointMixin:
         with run.output.writing(step):
             super()._save_checkpoint(model, trial)
             run.output.commit(
-                self.state, run.position_json(self.accelerator, losses))
+                self.state, position_json(run, self.accelerator, losses))
         if self.args.push_to_hub: # it was in the staging folder when transformers did
             super()._push_from_checkpoint(str(run.output.path(step)))
 
@@ -256,6 +257,15 @@ class _AtomicCheckpointMixin:
         if not self._run_state.is_staging:
             super()._push_from_checkpoint(checkpoint_folder)
 
+# %% ../../nbs/trainer/resume.ipynb #922392a8
+def _scaled_loss(total: float, unlogged: float, steps: int, first: int) -> float:
+    """The sum of losses by which transformers' `train_loss` is the mean of all starts.
+
+    transformers adds `unlogged` to it and divides by the steps since `first`, or by
+    0.001 where there was none."""
+    divisor = max(steps - first, 0.001)
+    return (total + unlogged) / steps * divisor - unlogged
+
 # %% ../../nbs/trainer/resume.ipynb #922392a9
 class ExactResumeMixin(_AtomicCheckpointMixin):
     """Checkpoints whole or not at all; a resumed run ends like an uninterrupted one.
@@ -264,20 +274,7 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
     `TokenBudgetMixin` the place in planned batches and in streams is part of the
     checkpoint. `train` raises `FolderInUse` if another run writes to `output_dir`,
     `DamagedFolder` for a checkpoint that is not as it was written, and `ValueError`
-    for one that was made with other batches.
-
-    The moments of a run, in order:
-
-    1. once: `train` (owns the folder, finds the checkpoint),
-       `set_initial_training_values` (a stream goes on where it was),
-       `_init_training_state` (epoch and batch), which calls `_load_callback_state`;
-    2. an epoch: `_run_epoch` (before its batches are read), which calls
-       `_load_rng_state` in a resumed epoch;
-    3. a step: `get_batch_samples` (before its batches are read), and at its end
-       `_maybe_log_save_evaluate` (finishes a new checkpoint);
-    4. a checkpoint: `_save_checkpoint`, which calls `_get_output_dir`,
-       `_save_rng_state` and `_push_from_checkpoint`;
-    5. once: `_finalize_training` (`train_loss` of all starts)."""
+    for one that was made with other batches."""
 
     def __init__(self, *args, **kwargs):
         self._run_state = RunState()
@@ -322,7 +319,7 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
             return sys.maxsize, 0
         if self.args.ignore_data_skip:
             return begin
-        return run.begin_in_stream(self.train_dataset, self.args.world_size) or begin
+        return first_batch_of_stream(run, self.train_dataset) or begin
 
     def _load_callback_state(self):
         "What callbacks have counted goes into those that are passed now."
@@ -380,11 +377,7 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
         "`train_loss` becomes that of all starts of the run."
         if self._run_state.saved:
             self._restore_losses() # where no step was left to train
-            # transformers adds `_tr_loss` to this sum and divides by the steps of this
-            # start, or 0.001 where there was none; older versions divide by all steps.
-            # Scaled so, the quotient is the mean over all steps
-            steps = self.state.global_step - getattr(self, "_initial_global_step", 0)
-            divisor, unlogged = max(steps, 0.001), float(self._tr_loss)
-            mean = (self._total_loss_scalar + unlogged) / self.state.global_step
-            self._total_loss_scalar = mean * divisor - unlogged
+            self._total_loss_scalar = _scaled_loss(
+                self._total_loss_scalar, float(self._tr_loss), self.state.global_step,
+                getattr(self, "_initial_global_step", 0))
         return super()._finalize_training(*args, **kwargs)

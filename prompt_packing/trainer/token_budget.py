@@ -207,6 +207,21 @@ def saved_state(checkpoint) -> dict:
     state = json.loads(old.read_text()) if old.is_file() else {}
     return state | {"micro_batch_overhead": state.get("pass_cost")} if state else {}
 
+# %% ../../nbs/trainer/token_budget.ipynb #163f7491
+def check_collator(processes: Collectives, rows: StepRows, batches: tuple):
+    "It fails on all processes or on none: else some would wait for the others."
+    if processes.number == 1:
+        return
+    error = None
+    try:
+        for batch in batches:
+            rows.to_batch(batch)
+    except FAILURES as raised:
+        error = raised
+    failed, = processes.sum(float(error is not None))
+    if failed:
+        raise error or RuntimeError("the collator fails on another process")
+
 # %% ../../nbs/trainer/token_budget.ipynb #163f7493
 class MicroBatcher:
     "Token budget and micro-batch overhead of one training, found out when they matter."
@@ -282,7 +297,7 @@ class MicroBatcher:
         tokens = [len(batch) * int(lengths[batch].max()) for batch in batches]
         try:
             with fork_rng():
-                self._check_collator(rows, batches)
+                check_collator(self.processes, rows, batches)
                 cost = measure_overhead(
                     lambda batch: self.run(rows.to_batch(batch)), batches, tokens, clock)
         # the overhead only chooses the split, so a model that fails here may still train, and
@@ -294,20 +309,6 @@ class MicroBatcher:
                         "micro_batch_overhead.")
         total, = self.processes.sum(float(cost))
         self.micro_batch_overhead = round_overhead(float(total) / self.processes.number)
-
-    def _check_collator(self, rows: StepRows, batches: tuple):
-        "It fails on all processes or on none: else some would wait for the others."
-        if self.processes.number == 1:
-            return
-        error = None
-        try:
-            for batch in batches:
-                rows.to_batch(batch)
-        except FAILURES as raised:
-            error = raised
-        failed, = self.processes.sum(float(error is not None))
-        if failed:
-            raise error or RuntimeError("the collator fails on another process")
 
     def state_dict(self) -> dict: # JSON-safe
         return {"micro_batch_overhead": self.micro_batch_overhead,

@@ -244,6 +244,16 @@ def _differentiate(loss: torch.Tensor, model: torch.nn.Module, has_engine: bool)
     trained = [p for p in model.parameters() if p.requires_grad]
     torch.autograd.grad(loss, trained, allow_unused=True)
 
+# %% ../../nbs/trainer/trainer.ipynb #430fad6b
+def _check_exact_loss_first(cls: type, mixin: type):
+    "Split steps of a Trainer need `ExactLossMixin` before the mixin that splits."
+    before = cls.__mro__[:cls.__mro__.index(mixin)]
+    if issubclass(cls, transformers.Trainer) and ExactLossMixin not in before:
+        raise TypeError(
+            f"{cls.__name__}: ExactLossMixin must come before {mixin.__name__}, or "
+            f"split steps have a wrong gradient: write class {cls.__name__}("
+            f"ExactLossMixin, {mixin.__name__}, ...)")
+
 # %% ../../nbs/trainer/trainer.ipynb #430fad6c
 class TokenBudgetMixin(SplitPredictionMixin, _StepLoaderMixin):
     """Steps by `args.rows_per_step` or `args.tokens_per_step`, split by
@@ -253,17 +263,7 @@ class TokenBudgetMixin(SplitPredictionMixin, _StepLoaderMixin):
     gradient of a split step that of the full batch:
     `class T(ExactLossMixin, TokenBudgetMixin, Trainer)`.
     Raises `TypeError` for another order, `ValueError` for a model that cannot be
-    trained on packed rows, and for arguments that contradict each other.
-
-    The moments of a run, in order:
-
-    1. a loader, of training or evaluation: `_get_dataloader`;
-    2. once a training: `_prepare_for_training`, `_load_optimizer_and_scheduler`;
-    3. an epoch: `split_in_worker` (may workers split steps?);
-    4. a step: `split_step`, `make_micro_batch` where the loss is verified, and
-       `dry_run_batch` where memory is measured, once;
-    5. a checkpoint: `_save_optimizer_and_scheduler`;
-    6. an evaluation batch: `prediction_step`."""
+    trained on packed rows, and for arguments that contradict each other."""
     _packing_format: PackingFormat | None = None # once training begins
     _batcher: MicroBatcher | None = None # of a training
     _default_collator: Callable | None = None # of transformers, where none was passed
@@ -282,12 +282,7 @@ class TokenBudgetMixin(SplitPredictionMixin, _StepLoaderMixin):
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         check_mro(cls, TokenBudgetMixin)
-        before = cls.__mro__[:cls.__mro__.index(TokenBudgetMixin)]
-        if issubclass(cls, transformers.Trainer) and ExactLossMixin not in before:
-            raise TypeError(
-                f"{cls.__name__}: ExactLossMixin must come before TokenBudgetMixin, or "
-                f"split steps have a wrong gradient: write class {cls.__name__}("
-                "ExactLossMixin, TokenBudgetMixin, ...)")
+        _check_exact_loss_first(cls, TokenBudgetMixin)
 
     def splits_steps(self) -> bool:
         args = self.args
