@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.data_loader import SeedableRandomSampler
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
 from ..foundation.rows import (
@@ -23,9 +23,9 @@ from ..foundation.rows import (
 from .loaders import StepDataLoader
 
 # %% auto #0
-__all__ = ['get_random_state', 'set_random_state', 'RngRecordingCollator', 'RngRecordingSampler', 'torch_loader', 'record_rng',
-           'members_of', 'state_of', 'made_generator', 'set_state', 'OwnGenerators', 'own_generators',
-           'draws_in_workers']
+__all__ = ['get_random_state', 'set_random_state', 'RngRecordingCollator', 'RngRecordingSampler', 'RngRecordingStream',
+           'torch_loader', 'record_rng', 'members_of', 'state_of', 'made_generator', 'set_state', 'OwnGenerators',
+           'own_generators', 'draws_in_workers']
 
 # %% ../../nbs/trainer/random_states.ipynb #cb798460
 def get_random_state() -> tuple: # of python, numpy, torch on the CPU
@@ -42,7 +42,7 @@ class RngRecordingCollator:
     wraps_collator = True # `pass_rows_through` puts its own inside this one
 
     def __init__(self, collate: Callable):
-        self.collate, self.has_sampler = collate, False
+        self.collate = collate
         self.begin(OwnGenerators({}))
 
     def begin(self, generators: OwnGenerators, passed_over: int = 0, calls: int = 0):
@@ -50,15 +50,10 @@ class RngRecordingCollator:
         are not collated."""
         self.generators, self.passed_over = generators, passed_over
         self.first, self.calls = calls, calls
-        # what is passed over is collated where accelerate has made another loader of a
-        # stream, without our sampler
-        self.has_sampler = self.has_sampler and calls == passed_over
         self.states: dict[int, tuple] = {} # index of a batch -> the state before it
         # index of a batch -> what is called before it is read, and after it is collated
         self.before: dict[int, Callable] = {}
         self.after: dict[int, Callable] = {}
-        if not self.has_sampler:
-            self.before_batch(calls)
 
     def before_batch(self, index: int):
         if index < self.passed_over:
@@ -78,8 +73,6 @@ class RngRecordingCollator:
             self.generators.search()
         if index in self.after:
             self.after.pop(index)()
-        if not self.has_sampler: # the next rows are read now
-            self.before_batch(self.calls)
         return batch
 
 class RngRecordingSampler(BatchSampler):
@@ -100,6 +93,28 @@ class RngRecordingSampler(BatchSampler):
             raise AttributeError(name)
         return getattr(self.recorded, name)
 
+class RngRecordingStream(IterableDataset):
+    "A stream that says when the first row of its next batch is about to be read."
+    def __init__(self, stream: IterableDataset, collator: RngRecordingCollator):
+        self.recorded, self._collator = stream, collator
+
+    def __iter__(self) -> Iterator:
+        rows, noted = iter(self.recorded), None
+        while True:
+            if self._collator.calls != noted: # the last batch has been collated
+                noted = self._collator.calls
+                self._collator.before_batch(noted)
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            yield row
+
+    def __len__(self) -> int: # `TypeError` for a stream of unknown length
+        return len(self.recorded)
+
+    __getattr__ = RngRecordingSampler.__getattr__
+
 def torch_loader(dataloader: object) -> DataLoader | None:
     "The loader inside accelerate's; None for one of another kind."
     loader = getattr(dataloader, "base_dataloader", dataloader)
@@ -112,12 +127,17 @@ def record_rng(dataloader: object) -> RngRecordingCollator | None:
         return None
     if not isinstance(loader.collate_fn, RngRecordingCollator):
         loader.collate_fn = RngRecordingCollator(loader.collate_fn)
-    collator, sampler = loader.collate_fn, loader.batch_sampler
-    collator.has_sampler = sampler is not None
-    if collator.has_sampler and not isinstance(sampler, RngRecordingSampler):
-        # torch refuses to set this attribute, since loaders that iterate would not see it
-        vars(loader)["batch_sampler"] = RngRecordingSampler(sampler, collator)
-    return collator
+    # where accelerate passes over batches of a stream it makes another loader of the
+    # data set alone; of numbered rows it takes over the sampler
+    if isinstance(loader.dataset, IterableDataset):
+        name, recording = "dataset", RngRecordingStream
+    else:
+        name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        recording = RngRecordingSampler
+    if not isinstance(getattr(loader, name), recording):
+        # torch refuses to set these attributes, since loaders that iterate would not see it
+        vars(loader)[name] = recording(getattr(loader, name), loader.collate_fn)
+    return loader.collate_fn
 
 # %% ../../nbs/trainer/random_states.ipynb #88855ba2
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -277,7 +297,9 @@ def own_generators(dataloader: object) -> OwnGenerators:
         collate = collate.collate
     sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     sampler = {"sampler": getattr(sampler, "recorded", sampler)}
-    of_rows = {"collate_fn": collate, "dataset": loader.dataset}
+    data = loader.dataset
+    data = data.recorded if isinstance(data, RngRecordingStream) else data
+    of_rows = {"collate_fn": collate, "dataset": data}
     if loader.num_workers:
         return OwnGenerators(sampler, elsewhere=of_rows)
     return OwnGenerators(of_rows | sampler)
