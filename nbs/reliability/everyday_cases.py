@@ -3002,6 +3002,239 @@ def contrastive_loss_in_evaluation(Trainer, args):
     )
 
 
+# state of the user's objects
+
+
+def on_tables(Trainer, args, net=None, collate=default_data_collator, **more):
+    return Trainer(
+        net or MLP(), args(**more), train_dataset=table(), data_collator=collate
+    )
+
+
+def table_loss(Trainer, score, **attributes):
+    "A Trainer whose loss may also use what the Trainer holds: `score(self, ...)`."
+
+    class MyTrainer(Trainer):
+        def __init__(self, *a, **kw):
+            super().__init__(*a, **kw)
+            for name, make in attributes.items():
+                setattr(self, name, make(self))
+
+        def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+            outputs = model(inputs["x"])
+            loss = score(self, outputs["logits"], inputs["labels"])
+            return (loss, outputs) if return_outputs else loss
+
+    return MyTrainer
+
+
+@case("state")
+def temperature_learnt_on_the_trainer(Trainer, args):
+    class Tempered(Trainer):
+        def create_optimizer(self, *a, **kw):
+            optimizer = super().create_optimizer(*a, **kw)
+            self.temperature = nn.Parameter(torch.tensor(1.5))
+            optimizer.add_param_group({"params": [self.temperature]})
+            return optimizer
+
+        def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+            outputs = model(inputs["x"])
+            loss = F.cross_entropy(outputs["logits"] / self.temperature, inputs["labels"])
+            return (loss, outputs) if return_outputs else loss
+
+    trainer = on_tables(Tempered, args)
+    return trainer, lambda trained: {"temperature": float(trained.temperature)}
+
+
+@case("state")
+def penalty_on_a_list_of_parameters(Trainer, args):
+    def score(trainer, logits, labels):
+        penalty = sum(p.square().sum() for p in trainer.penalised)
+        return F.cross_entropy(logits, labels) + 0.05 * penalty
+
+    kind = table_loss(Trainer, score, penalised=lambda t: list(t.model.parameters()))
+    return on_tables(kind, args)
+
+
+@case("state")
+def penalty_towards_the_first_weights(Trainer, args):
+    def score(trainer, logits, labels):
+        moved = sum(
+            (p - trainer.first[name]).square().sum()
+            for name, p in trainer.named.items()
+        )
+        return F.cross_entropy(logits, labels) + 0.05 * moved
+
+    kind = table_loss(
+        Trainer,
+        score,
+        named=lambda t: dict(t.model.named_parameters()),
+        first=lambda t: {n: p.detach() + 0.1 for n, p in t.model.named_parameters()},
+    )
+    return on_tables(kind, args)
+
+
+@case("state")
+def running_mean_that_begins_with_none(Trainer, args):
+    def score(trainer, logits, labels):
+        loss = F.cross_entropy(logits, labels)
+        before = trainer.running
+        trainer.running = loss.detach() if before is None else (
+            0.9 * before + 0.1 * loss.detach()
+        )
+        return loss / trainer.running
+
+    return on_tables(table_loss(Trainer, score, running=lambda t: None), args)
+
+
+@case("state")
+def prototype_made_at_the_first_call(Trainer, args):
+    def score(trainer, logits, labels):
+        if not hasattr(trainer, "prototype"):
+            trainer.prototype = logits.mean(0).detach()
+        distance = (logits - trainer.prototype).square().sum(-1).mean()
+        return F.cross_entropy(logits, labels) + distance
+
+    return on_tables(table_loss(Trainer, score), args)
+
+
+@case("state")
+def average_meter_on_the_trainer(Trainer, args):
+    class AverageMeter:
+        def __init__(self):
+            self.total, self.rows = 0.0, 0
+
+        def update(self, value, rows):
+            self.total, self.rows = self.total + value * rows, self.rows + rows
+
+    def score(trainer, logits, labels):
+        loss = F.cross_entropy(logits, labels)
+        trainer.meter.update(loss.item(), len(labels))
+        trainer.confusion[labels.numpy(), logits.argmax(-1).numpy()] += 1
+        return loss
+
+    kind = table_loss(
+        Trainer,
+        score,
+        meter=lambda t: AverageMeter(),
+        confusion=lambda t: np.zeros((3, 3)),
+    )
+    return on_tables(kind, args), lambda t: {"rows": t.meter.rows, "mean": (
+        t.meter.total / t.meter.rows)}
+
+
+@case("state")
+def labels_shifted_in_place(Trainer, args):
+    def collate(rows):
+        batch = default_data_collator(rows)
+        return batch | {"labels": batch["labels"] + 1}
+
+    def score(trainer, logits, labels):
+        labels -= 1
+        return F.cross_entropy(logits, labels)
+
+    return on_tables(table_loss(Trainer, score), args, collate=collate)
+
+
+@case("state")
+def inputs_normalised_in_place(Trainer, args):
+    class Normalised(MLP):
+        def forward(self, x, labels=None):
+            x.sub_(0.5).div_(2.0)
+            return super().forward(x, labels)
+
+    return on_tables(Trainer, args, Normalised())
+
+
+@case("state")
+def loss_raises_its_own_exception_for_few_rows(Trainer, args):
+    class TooFewRows(Exception):
+        pass
+
+    def score(trainer, logits, labels):
+        if len(labels) < 2:
+            raise TooFewRows("at least 2 rows")
+        return F.cross_entropy(logits, labels)
+
+    return on_tables(table_loss(Trainer, score), args)
+
+
+@case("state")
+def loss_asserts_the_count_of_items(Trainer, args):
+    class Asserting(Trainer):
+        def compute_loss(
+            self, model, inputs, return_outputs=False, num_items_in_batch=None
+        ):
+            assert num_items_in_batch is None or num_items_in_batch <= 24
+            outputs = model(inputs["x"])
+            loss = F.cross_entropy(outputs["logits"], inputs["labels"])
+            return (loss, outputs) if return_outputs else loss
+
+    return on_tables(Asserting, args)
+
+
+@case("state")
+def switches_after_some_forward_passes(Trainer, args):
+    class Switching(MLP):
+        step = 0
+
+        def __init__(self):
+            super().__init__()
+            self.step = 0
+
+        def forward(self, x, labels=None):
+            self.step += 1
+            made = super().forward(x, labels)
+            if self.step > 6 and made["loss"] is not None:
+                made["loss"] = made["loss"] * 2
+            return made
+
+    return on_tables(Trainer, args, Switching())
+
+
+@case("state")
+def curriculum_that_counts_calls_of_the_collator(Trainer, args):
+    class Curriculum:
+        calls = 0
+
+        def __call__(self, rows):
+            self.calls += 1
+            batch = default_data_collator(rows)
+            return batch | {"x": batch["x"] * (0.5 if self.calls > 6 else 1.0)}
+
+    return on_tables(Trainer, args, collate=Curriculum())
+
+
+@case("state")
+def hidden_state_kept_between_batches(Trainer, args):
+    class Stateful(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.rnn, self.head = nn.GRU(6, 8, batch_first=True), nn.Linear(8, 3)
+            self.h = None
+
+        def forward(self, x, labels=None):
+            fits = self.h is not None and self.h.shape[1] == len(x)
+            out, h = self.rnn(x[:, None], self.h if fits else None)
+            self.h = h.detach()
+            logits = self.head(out[:, -1])
+            loss = None if labels is None else F.cross_entropy(logits, labels)
+            return {"loss": loss, "logits": logits}
+
+    return on_tables(Trainer, args, Stateful())
+
+
+@case("state")
+def backward_inside_of_compute_loss(Trainer, args):
+    class Twice(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+            outputs = model(inputs["x"])
+            loss = F.cross_entropy(outputs["logits"], inputs["labels"])
+            loss.backward(retain_graph=True)
+            return (loss, outputs) if return_outputs else loss
+
+    return on_tables(Twice, args)
 
 
 # one training

@@ -5,9 +5,8 @@
 # %% ../../nbs/accumulation_loss/dry_run.ipynb #1db63636
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -22,7 +21,7 @@ from ..foundation.rows import fork_rng
 
 # %% auto #0
 __all__ = ['NoDropout', 'no_gradient_checkpointing', 'is_sharded', 'reshard', 'ParameterWriteMonitor', 'detach_gradients',
-           'restore_gradients', 'leaves_of', 'side_effect_free', 'trainer_state_preserved', 'graph_without_activations']
+           'restore_gradients', 'leaves_of', 'side_effect_free', 'graph_without_activations']
 
 # %% ../../nbs/accumulation_loss/dry_run.ipynb #f372316f
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
@@ -189,56 +188,6 @@ def side_effect_free(
                     buffer.copy_(buffers[name])
         detach_gradients(parameters)
         restore_gradients(gradients)
-
-# %% ../../nbs/accumulation_loss/dry_run.ipynb #7a9e2002
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_CONTAINERS = (dict, list, set, deque)
-
-def _copied_state(value):
-    "A copy of numbers, texts and containers of them; `TypeError` if it holds anything else."
-    if isinstance(value, _PLAIN):
-        return value
-    if torch.is_tensor(value): # running means, counts
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: _copied_state(each) for key, each in value.items()}
-    if isinstance(value, (tuple, *_CONTAINERS)):
-        return type(value)(map(_copied_state, value))
-    raise TypeError(type(value))
-
-def _restore(holder: dict, name, kept):
-    "Put a value back; a container keeps its identity, since others may hold it."
-    value = holder.get(name)
-    if isinstance(kept, dict) and isinstance(value, dict):
-        for key in [key for key in value if key not in kept]:
-            del value[key]
-        for key, each in kept.items():
-            _restore(value, key, each)
-    elif isinstance(kept, list) and isinstance(value, list):
-        value[:] = kept
-    elif isinstance(kept, (set, deque)) and type(value) is type(kept):
-        value.clear()
-        value.extend(kept) if isinstance(kept, deque) else value.update(kept)
-    else:
-        holder[name] = kept
-
-@contextmanager
-def trainer_state_preserved(trainer) -> Iterator[None]:
-    """Numbers, tensors, and containers of them that are attributes of a Trainer are
-    afterwards what they were: metrics that its `compute_loss` collects, counters."""
-    before, kept = {*vars(trainer)}, {}
-    for name, value in vars(trainer).items():
-        with suppress(TypeError): # a model, a list of callbacks: left alone
-            kept[name] = _copied_state(value)
-    try:
-        yield
-    finally:
-        for name, value in kept.items():
-            if value is not None: # what is made where it is first needed stays
-                _restore(vars(trainer), name, value)
-        for name, value in list(vars(trainer).items()):
-            if name not in before and isinstance(value, (*_PLAIN, *_CONTAINERS)):
-                del vars(trainer)[name] # made meanwhile
 
 # %% ../../nbs/accumulation_loss/dry_run.ipynb #54445500
 @contextmanager

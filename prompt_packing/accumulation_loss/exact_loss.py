@@ -421,6 +421,11 @@ class ExactLossMixin(_AroundStepsMixin):
             loss = self._source.calls.compute(model, step, self._steps.compute)
         return loss.to(self.args.device)
 
+    def log(self, *args, **kwargs):
+        "As transformers logs, and not what a `compute_loss` logs in a dry run."
+        if not self.is_dry_run:
+            super().log(*args, **kwargs)
+
     def _inner_training_loop(self, *args, **kwargs):
         self._begin_run()
         try:

@@ -70,7 +70,7 @@ MESSAGES: dict[str, tuple[Exactness, str]] = { # code -> (exactness, text)
         "rows could not be verified. From now on {description}. Pass rows and a "
         "data_collator to have them verified."),
     "stateful": (_U, "The {what} returns a different result for the same rows (it has "
-        "state, or random numbers of its own). Verification and micro-batches call it more "
+        "state, such as a counter, or random numbers of its own). Verification and micro-batches call it more "
         "often than training without them, so gradients could not be verified. Make it "
         "depend on its input only, or set gradient_accumulation_steps=1."),
     "target_only_logits": (_U, "Target-only logits changed the loss in this "
@@ -81,9 +81,9 @@ MESSAGES: dict[str, tuple[Exactness, str]] = { # code -> (exactness, text)
     "writes_parameters": (_U, "The forward pass modifies parameters (such as a "
         "moving-average teacher). Verification undoes this, but micro-batches do it more "
         "often than the full batch. Move the update to a callback (on_step_end)."),
-    "writes_buffers": (_U, "The forward pass updates the buffer {name} differently in "
-        "micro-batches than in the full batch. Gradients that do not depend on it are "
-        "exact; evaluation may use it. Update it in a callback (on_step_end)."),
+    "writes_buffers": (_U, "The forward pass updates {name} (a buffer, or a counter of calls) "
+        "differently in micro-batches than in the full batch. Gradients that do not depend "
+        "on it are exact; evaluation may use it. Update it in a callback (on_step_end)."),
     "collectives": (_E, "The loss calls torch.distributed itself. Its batches are computed "
         "as the loader made them, as transformers does, and token_budget has no effect."),
     "collectives_accumulated": (_I, "The loss calls torch.distributed itself and sees one "

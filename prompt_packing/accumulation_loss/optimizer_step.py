@@ -33,8 +33,8 @@ def next_strategy(strategy: Strategy, reason: str, can_full_batch: bool) -> Stra
     """The table of decisions: how a step is computed, or computed again.
 
     `reason` is why the result of `strategy` may be wrong; '' if there is none."""
-    is_in_doubt = bool(reason) or strategy is Strategy.UNKNOWN
-    if strategy is Strategy.ROW_WEIGHTED or not is_in_doubt:
+    is_unverified = bool(reason) or strategy is Strategy.UNKNOWN
+    if strategy is Strategy.ROW_WEIGHTED or not is_unverified:
         return strategy
     return Strategy.FULL_BATCH if can_full_batch else strategy
 
@@ -304,6 +304,7 @@ class StrategyChooser:
         self.findings, self.adapter, self.processes = findings, adapter, processes
         self.rows = StepRowsChooser(adapter, processes)
         self.recorder = VerificationRecorder(findings, adapter)
+        self.failure = "" # what kept the last verification from computing the loss
 
     def dry_run(self, model, count) -> DryRun:
         return DryRun(self.adapter.unwrap(model), self.adapter, count, self.rows.lengths,
@@ -322,6 +323,7 @@ class StrategyChooser:
         is_first = not (facts.num_verifications or is_one_micro_batch)
         many = self.rows.many(step) if is_first and self.rows.can_join(step) else None
         result = verify_loss(dry_run, facts, rows, many, is_one_micro_batch)
+        self.failure = dry_run.failure
         # zeros equal zeros, which shows nothing: as if it were not verified
         is_vain = result is None or bool(result.strategies) and not result.is_conclusive
         if self.processes.sum(float(is_vain))[0]:
@@ -347,9 +349,12 @@ class StrategyChooser:
                 return f"the collator fails for a few rows ({short_text(error)})"
             modules = find_chunked_modules(dry_run, batch, rows)
             self.findings.set(chunked_modules=self.processes.of_first(modules))
-        is_possible = bool(self.findings.facts.chunked_modules)
-        return "" if is_possible else (
-            "the loss could not be verified, and no module of the model can run in chunks")
+            self.failure = self.failure or dry_run.failure
+        if self.findings.facts.chunked_modules:
+            return ""
+        why = f" ({self.failure})" if self.failure else ""
+        return (f"the loss could not be verified{why}, and no module of the model can run "
+                "in chunks")
 
     def choose(self, model, step: OptimizerStep) -> Strategy:
         "How a step is computed first: as a full batch while nothing is known."

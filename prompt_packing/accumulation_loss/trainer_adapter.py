@@ -5,7 +5,7 @@
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #40531e29
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
@@ -16,12 +16,13 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, broadcast_object_list, gather_object
 from torch.nn.parallel import DistributedDataParallel
-
+from torch.nn.utils.rnn import PackedSequence
 from transformers import Trainer
 
-from .dry_run import is_sharded, reshard, trainer_state_preserved
+from .dry_run import is_sharded, reshard
 from .target_logits import on_target_logits
 from ..foundation.private_apis import forward_without_autocast, override, set_sync
+from ..foundation.snapshots import state_preserved
 
 # %% auto #0
 __all__ = ['Engine', 'defined_normalizer', 'reported_gather', 'TrainerAdapter', 'Collectives', 'add_up_in_float32',
@@ -94,6 +95,21 @@ def reported_gather(trainer: Trainer) -> Callable:
         return usual(*args, **kwargs)
     return gather
 
+# %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #0fd428d0
+def _cloned(batch):
+    "A batch of other tensors: a loss may write into those that it is given."
+    if torch.is_tensor(batch):
+        return batch.detach().clone().requires_grad_(batch.requires_grad)
+    if isinstance(batch, Mapping):
+        made = copy(batch)
+        for name in made:
+            made[name] = _cloned(batch[name])
+        return made
+    if type(batch) in (list, tuple):
+        return type(batch)(map(_cloned, batch))
+    return PackedSequence(*map(_cloned, batch)) if isinstance(
+        batch, PackedSequence) else copy(batch)
+
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #0fd428d1
 class TrainerAdapter(Engine):
     "A Trainer as those see it who decide how steps are computed."
@@ -137,8 +153,14 @@ class TrainerAdapter(Engine):
         return None if defined is None else float(defined(batch))
 
     def state_preserved(self):
-        "Attributes of the Trainer are afterwards what they were."
-        return trainer_state_preserved(self._trainer)
+        "What the Trainer holds is afterwards what it was; an engine's model counts itself."
+        trainer = self._trainer
+        model = self.unwrap(trainer.model)
+        wrappers = [trainer.model, getattr(trainer, "model_wrapped", None),
+                    getattr(trainer, "deepspeed", None)]
+        keeps = not (self.steps_in_backward or is_sharded(model))
+        left_alone = [each for each in wrappers if not (keeps and each is model)]
+        return state_preserved(trainer, [*model.parameters(), *left_alone])
 
     def count(self, batches: list): # `num_items_in_batch` of this process's batches
         with override(self._trainer.args, average_tokens_across_devices=False):
@@ -179,7 +201,7 @@ class TrainerAdapter(Engine):
         forward = {} if plain is None else {"forward": plain}
         with self.as_single_micro_batch(targets=targets, is_dry_run=True), \
                 self._trainer.compute_loss_context_manager(), override(bare, **forward):
-            made = self._trainer.compute_loss(bare, copy(batch), num_items_in_batch=count)
+            made = self._trainer.compute_loss(bare, _cloned(batch), num_items_in_batch=count)
         return made[0] if isinstance(made, tuple) else made
 
     def backward(self, model, batches: list, count,

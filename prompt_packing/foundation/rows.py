@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader
 
 from .private_apis import pinned, tree_flatten, tree_map
+from .snapshots import state_preserved
 
 # %% auto #0
 __all__ = ['COLLATOR_ERRORS', 'RowBatch', 'RowPassthrough', 'copied', 'pass_rows_through', 'restore_collator', 'LazyBatch',
@@ -280,9 +281,7 @@ def same_batch(first, second) -> bool:
                if _has_entries(one))
 
 # %% ../../nbs/foundation/rows.ipynb #c448e7cd
-# what a collator may raise at rows that it does not expect alone
-COLLATOR_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, OSError,
-                   RuntimeError, StopIteration, TypeError, ValueError)
+COLLATOR_ERRORS = Exception # that a collator may raise at rows which it does not expect alone
 
 class RowLengths:
     """Tokens of rows; None where nobody knows, and `unknown_reason` says why.
@@ -343,7 +342,8 @@ class RowLengths:
         return [max(1, *(num_tokens(row[name]) for name in self.names)) for row in rows]
 
     def _alone(self, row) -> int:
-        with fork_rng(): # what is measured draws no number of the training
+        # what is measured draws no number of the training, and counts no call
+        with fork_rng(), state_preserved(self.collate):
             batch = self.collate(copied([row]))
         return max(1, num_positions(batch, self.main_input, self.counts_labels))
 

@@ -250,9 +250,9 @@ def _check_exact_loss_first(cls: type, mixin: type):
     before = cls.__mro__[:cls.__mro__.index(mixin)]
     if issubclass(cls, transformers.Trainer) and ExactLossMixin not in before:
         raise TypeError(
-            f"{cls.__name__}: ExactLossMixin must come before {mixin.__name__}, or "
+            f"{cls.__name__}: ExactLossMixin must come before TokenBudgetMixin, or "
             f"split steps have a wrong gradient: write class {cls.__name__}("
-            f"ExactLossMixin, {mixin.__name__}, ...)")
+            "ExactLossMixin, TokenBudgetMixin, ...)")
 
 # %% ../../nbs/trainer/trainer.ipynb #430fad6c
 class TokenBudgetMixin(SplitPredictionMixin, _StepLoaderMixin):
