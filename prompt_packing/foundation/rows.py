@@ -277,8 +277,11 @@ def same_batch(first, second) -> bool:
     others, other_shape = tree_flatten(as_dict(second))
     if str(shape) != str(other_shape):
         return False
-    return all(np.array_equal(one, other) for one, other in zip(some, others)
-               if _has_entries(one))
+    return all(np.array_equal(_dense(one), _dense(other))
+               for one, other in zip(some, others) if _has_entries(one))
+
+def _dense(values):
+    return values.to_dense() if torch.is_tensor(values) and values.is_sparse else values
 
 # %% ../../nbs/foundation/rows.ipynb #c448e7cd
 COLLATOR_ERRORS = Exception # that a collator may raise at rows which it does not expect alone
