@@ -20,6 +20,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, TrainingArguments
@@ -37,7 +38,7 @@ _CLOSED = (type, ModuleType, FunctionType, Logger, IOBase, Thread, Accelerator,
            PreTrainedTokenizerBase, TrainingArguments, TrainerState, TrainerControl,
            CallbackHandler)
 _DATA = ("train_dataset", "eval_dataset") # attributes of a Trainer
-_OF_MODULES = frozenset(vars(nn.Module()))
+_OF_MODULES = ("_parameters", "_buffers", "_modules") # they are put back elsewhere
 _MOST_OBJECTS, _MOST_BYTES = 2_000, 2**26 # that are entered; of a tensor that is copied
 
 class StateSnapshot:
@@ -64,7 +65,11 @@ class StateSnapshot:
         if isinstance(thing, (dict, list, set, deque)):
             return self._keep_entries(thing)
         if isinstance(thing, nn.Module):
-            return [member for each in thing.modules()
+            # with its hooks: a flag may say that they are there. One that has no weights
+            # before it is called changes its class then
+            modules = [each for each in thing.modules() if not isinstance(
+                each, LazyModuleMixin)]
+            return [member for each in modules
                     for member in self._keep_attributes(each, _OF_MODULES)] + [
                         *thing.buffers()]
         if isinstance(thing, tuple):
