@@ -29,6 +29,31 @@ from transformers.trainer_callback import CallbackHandler, TrainerControl, Train
 # %% auto #0
 __all__ = ['StateSnapshot', 'state_preserved', 'integers_of', 'counters']
 
+# %% ../../nbs/foundation/snapshots.ipynb #7a9e2001
+def _restore_values(thing, kept):
+    if torch.is_tensor(thing) and thing.shape == kept.shape and not torch.equal(thing, kept):
+        thing.detach().copy_(kept)
+    elif isinstance(thing, np.ndarray) and thing.shape == kept.shape:
+        thing[...] = kept
+
+def _restore_entries(thing, kept):
+    if isinstance(thing, list):
+        thing[:] = kept
+        return
+    is_same = len(thing) == len(kept) and all(
+        one is other for one, other in zip(thing, kept)) and not (
+        isinstance(thing, dict) and any(thing[key] is not kept[key] for key in kept))
+    if not is_same:
+        thing.clear()
+        thing.extend(kept) if isinstance(thing, deque) else thing.update(kept)
+
+def _restore_attributes(held: dict, kept: dict, left_alone: Iterable):
+    for name in [name for name in held if name not in kept and name not in left_alone]:
+        del held[name] # made meanwhile: where it is needed first, it is made again
+    for name, value in kept.items():
+        if name not in held or held[name] is not value:
+            held[name] = value
+
 # %% ../../nbs/foundation/snapshots.ipynb #7a9e2002
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -114,30 +139,6 @@ class StateSnapshot:
         kept = {name: value for name, value in held.items() if name not in left_alone}
         self._undo.append(partial(_restore_attributes, held, kept, left_alone))
         return kept.values()
-
-def _restore_values(thing, kept):
-    if torch.is_tensor(thing) and thing.shape == kept.shape and not torch.equal(thing, kept):
-        thing.detach().copy_(kept)
-    elif isinstance(thing, np.ndarray) and thing.shape == kept.shape:
-        thing[...] = kept
-
-def _restore_entries(thing, kept):
-    if isinstance(thing, list):
-        thing[:] = kept
-        return
-    is_same = len(thing) == len(kept) and all(
-        one is other for one, other in zip(thing, kept)) and not (
-        isinstance(thing, dict) and any(thing[key] is not kept[key] for key in kept))
-    if not is_same:
-        thing.clear()
-        thing.extend(kept) if isinstance(thing, deque) else thing.update(kept)
-
-def _restore_attributes(held: dict, kept: dict, left_alone: Iterable):
-    for name in [name for name in held if name not in kept and name not in left_alone]:
-        del held[name] # made meanwhile: where it is needed first, it is made again
-    for name, value in kept.items():
-        if name not in held or held[name] is not value:
-            held[name] = value
 
 @contextmanager
 def state_preserved(thing, left_alone: Iterable = ()) -> Iterator[None]:
