@@ -24,7 +24,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, TrainingArguments
-from transformers.trainer_callback import CallbackHandler, TrainerControl, TrainerState
+from transformers.trainer_callback import CallbackHandler
 
 # %% auto #0
 __all__ = ['StateSnapshot', 'state_preserved', 'integers_of', 'counters']
@@ -60,8 +60,7 @@ _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rand
 # not entered: what they hold is no state that a loss moves, or belongs to a library
 _CLOSED = (type, ModuleType, FunctionType, Logger, IOBase, Thread, Accelerator,
            torch.optim.Optimizer, LRScheduler, DataLoader, torch.utils.data.Dataset,
-           PreTrainedTokenizerBase, TrainingArguments, TrainerState, TrainerControl,
-           CallbackHandler)
+           PreTrainedTokenizerBase, TrainingArguments, CallbackHandler)
 _DATA = ("train_dataset", "eval_dataset") # attributes of a Trainer
 _OF_MODULES = ("_parameters", "_buffers", "_modules") # they are put back elsewhere
 _MOST_OBJECTS, _MOST_BYTES = 2_000, 2**26 # that are entered; of a tensor that is copied
