@@ -38,7 +38,10 @@ def _inputs_of(node) -> list:
     found = []
     for each, output in node.next_functions:
         while each is not None and _name_of(each) == "_DDPSink": # around a model's outputs
-            each, output = each.next_functions[output]
+            # a None before them, such as the loss where the labels are kept from the
+            # model, is an output and no input
+            inputs = each.next_functions
+            each, output = inputs[min(output, len(inputs) - 1)]
         if each is not None: # a constant has no node
             found.append(each)
     return found
@@ -47,7 +50,8 @@ def reductions(loss: torch.Tensor) -> list:
     "Nodes of the graph at which tensors become the numbers that a loss is made of."
     start = loss.grad_fn
     if start is not None and _name_of(start) == "_DDPSink":
-        start = start.next_functions[loss.output_nr][0]
+        inputs = start.next_functions
+        start = inputs[min(loss.output_nr, len(inputs) - 1)][0]
     found, todo, seen = [], [start], set()
     while todo:
         node = todo.pop()

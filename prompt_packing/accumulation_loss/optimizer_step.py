@@ -555,6 +555,8 @@ class OptimizerStepComputer:
                 attempt = self.attempts.compute(model, step, other, self.schedule.begun)
         if attempt.error is not None: # as without us
             raise attempt.error
+        if self.processes.number > 1:
+            self.processes.average_gradients(self.adapter.parameters_outside(model))
         restore_gradients(kept)
         return torch.as_tensor(attempt.loss, dtype=torch.float32) # as transformers adds it
 

@@ -50,9 +50,18 @@ class Engine:
     def parameters(self, model) -> list: # without doubles
         "All that is trained: of the model, and what only the optimizer holds."
         reshard(model)
+        return list({id(p): p for p in [*model.parameters(), *self._held()]}.values())
+
+    def _held(self) -> list: # by the optimizer
         groups = getattr(self._trainer.optimizer, "param_groups", ())
-        held = [p for group in groups for p in group["params"]]
-        return list({id(p): p for p in [*model.parameters(), *held]}.values())
+        return [p for group in groups for p in group["params"]]
+
+    def parameters_outside(self, model) -> list:
+        "What only the optimizer holds: no wrapper averages its gradients over processes."
+        if self.steps_in_backward or is_sharded(self.unwrap(model)): # it holds shards
+            return []
+        inside = {id(p) for p in model.parameters()}
+        return [p for p in self._held() if id(p) not in inside]
 
     @property
     def steps_in_backward(self) -> bool:
@@ -242,6 +251,11 @@ class Collectives:
         exact = torch.float32 if device.type == "mps" else torch.float64
         terms = [torch.as_tensor(n, dtype=exact, device=device).reshape(()) for n in numbers]
         return list(self.accelerator.reduce(torch.stack(terms), "sum"))
+
+    def average_gradients(self, parameters: list):
+        for each in parameters if self.number > 1 else ():
+            gradient = torch.zeros_like(each) if each.grad is None else each.grad
+            each.grad = self.accelerator.reduce(gradient, "mean")
 
     def of_first(self, value): # any plain object
         "What the first process has found: kernels of devices may round differently."

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -70,8 +70,14 @@ class StateSnapshot:
     has changed meanwhile. Every object stays the same one, since others may hold it."""
     def __init__(self, thing, left_alone: Iterable = ()):
         self._undo, self._seen = [], {id(each): each for each in left_alone}
-        level = [thing]
-        while level and len(self._seen) < _MOST_OBJECTS:
+        self._modules = []
+        self._enter([thing])
+        # last, since a model holds more than there is room for
+        self._enter([each for module in self._modules for each in self._keep_module(module)])
+
+    def _enter(self, level: list):
+        most = len(self._seen) + _MOST_OBJECTS
+        while level and len(self._seen) < most:
             level = [member for each in level for member in self._keep(each)]
 
     def restore(self):
@@ -89,13 +95,8 @@ class StateSnapshot:
         if isinstance(thing, (dict, list, set, deque)):
             return self._keep_entries(thing)
         if isinstance(thing, nn.Module):
-            # with its hooks: a flag may say that they are there. One that has no weights
-            # before it is called changes its class then
-            modules = [each for each in thing.modules() if not isinstance(
-                each, LazyModuleMixin)]
-            return [member for each in modules
-                    for member in self._keep_attributes(each, _OF_MODULES)] + [
-                        *thing.buffers()]
+            self._modules += thing.modules()
+            return ()
         if isinstance(thing, tuple):
             return thing
         if isinstance(thing, MethodType):
@@ -105,6 +106,17 @@ class StateSnapshot:
         # the Trainer may be of a class of ours, with attributes of the user's
         is_ours = type(thing).__module__.startswith("prompt_packing.")
         return () if is_ours and self._undo else self._keep_attributes(thing)
+
+    def _keep_module(self, module: nn.Module) -> list:
+        "With its hooks: a flag may say that they are there."
+        if isinstance(module, LazyModuleMixin): # it changes its class when it is called
+            return []
+        members = [each for each in self._keep_attributes(module, _OF_MODULES)
+                   if not isinstance(each, _PLAIN)]
+        hooks = [each for each in members if type(each) is OrderedDict and not each]
+        self._undo += [each.clear for each in hooks]
+        buffers = vars(module)["_buffers"].values()
+        return [*buffers, *(each for each in members if type(each) is not OrderedDict or each)]
 
     def _keep_values(self, thing) -> tuple:
         is_tensor = torch.is_tensor(thing)
