@@ -216,6 +216,8 @@ class ExactEvaluation:
         "The loss of the data set, in float64."
         processes = self.processes
         means = means_of_losses(self.noted, processes, self.drops_infinite)
+        if _BATCHES not in means and processes.sum(float(len(self.noted)))[0]:
+            return None # no batch has a target
         if _BATCHES not in means: # an override has predicted without us
             facts, several = self.findings.facts, self.loader.num_batches * processes.number > 1
             is_row_mean = facts.strategy is Strategy.UNKNOWN or (

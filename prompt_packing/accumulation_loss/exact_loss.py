@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+import transformers
+from accelerate.utils import DistributedType
 
 from .dry_run import detach_gradients, restore_gradients
 from prompt_packing.accumulation_loss.loss_registry import (
@@ -24,7 +26,7 @@ from .trainer_adapter import (
     Collectives, TrainerAdapter, add_up_in_float32, unsupported_reason)
 from prompt_packing.accumulation_loss.optimizer_step import (
     OptimizerStep, OptimizerStepComputer)
-from ..foundation.private_apis import check_mro, override
+from ..foundation.private_apis import check_mro, forget_preparation, override
 from ..foundation.rows import (
     LazyBatch, RowLengths, RowBatch, StepRows, as_dict, pass_rows_through,
     batch_identity, restore_collator)
@@ -219,6 +221,10 @@ class StepAssembler:
         return StepCalls(step, handed, self.findings, self.adapter, num_fillers)
 
 # %% ../../nbs/accumulation_loss/exact_loss.ipynb #0735486d
+# newer versions of transformers pass `num_items_in_batch` in an evaluation, too
+_EVALUATION_COUNTS = "_get_num_items_in_batch" in (
+    transformers.Trainer.prediction_step.__code__.co_names)
+
 class _AroundStepsMixin:
     "Loaders, evaluations (`prediction_step` once a batch) and checkpoints of exact losses."
     def attach_dataloader(self, dataloader):
@@ -250,6 +256,7 @@ class _AroundStepsMixin:
         loader = EvaluationLoader(dataloader, steps.adapter.splits_steps() and not generates,
                                   steps.adapter.main_input, self.length_fn)
         dry_run = steps.chooser.dry_run(self.model_wrapped, None)
+        dry_run.counts_batches = _EVALUATION_COUNTS
         evaluation = ExactEvaluation(self.findings, loader, dry_run, steps.processes)
         evaluation.drops_infinite = self.args.logging_nan_inf_filter
         try:
@@ -304,7 +311,7 @@ class _AroundStepsMixin:
         # of all micro-batches of a step, with its last one; nobody collates for it
         attempts = self._steps.attempts
         made, attempts.last_micro_batches = attempts.last_micro_batches, []
-        return sum(super(_AroundStepsMixin, self).floating_point_ops(each) for each in made)
+        return sum(map(self.floating_point_ops, made))
 
 # %% ../../nbs/accumulation_loss/exact_loss.ipynb #renm0002
 # overrides of 0.2, which would have no effect; to be dropped in 0.4
@@ -428,6 +435,10 @@ class ExactLossMixin(_AroundStepsMixin):
 
     def _inner_training_loop(self, *args, **kwargs):
         self._begin_run()
+        has_engine = self.accelerator.distributed_type in (
+            DistributedType.FSDP, DistributedType.DEEPSPEED)
+        if self.model_wrapped is self.model and not has_engine: # of an evaluation before
+            forget_preparation(self.accelerator, self.model)
         try:
             return super()._inner_training_loop(*args, **kwargs)
         finally:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 import math
 import torch
-from ..foundation.private_apis import input_shape
+from ..foundation.private_apis import input_shape, output_of_input
 
 # %% auto #0
 __all__ = ['reductions', 'signature_of', 'sums_rows', 'class_weights_of', 'common_ratio', 'silence']
@@ -38,10 +38,7 @@ def _inputs_of(node) -> list:
     found = []
     for each, output in node.next_functions:
         while each is not None and _name_of(each) == "_DDPSink": # around a model's outputs
-            # a None before them, such as the loss where the labels are kept from the
-            # model, is an output and no input
-            inputs = each.next_functions
-            each, output = inputs[min(output, len(inputs) - 1)]
+            each, output = output_of_input(each, output)
         if each is not None: # a constant has no node
             found.append(each)
     return found
@@ -50,8 +47,7 @@ def reductions(loss: torch.Tensor) -> list:
     "Nodes of the graph at which tensors become the numbers that a loss is made of."
     start = loss.grad_fn
     if start is not None and _name_of(start) == "_DDPSink":
-        inputs = start.next_functions
-        start = inputs[min(loss.output_nr, len(inputs) - 1)][0]
+        start, _ = output_of_input(start, loss.output_nr)
     found, todo, seen = [], [start], set()
     while todo:
         node = todo.pop()

@@ -163,6 +163,7 @@ class DryRun(Comparison):
         # without wrappers; a `TrainerAdapter`; `num_items_in_batch` of the step
         super().__init__(model, adapter)
         self.count, self.num_processes = count, num_processes
+        self.counts_batches = False # each batch by itself, as in an evaluation
         self.micro_batch = adapter.micro_batch # (rows, some indices) -> batch
         # what the first pass shows: writes into parameters (None: not known yet), which
         # are undone, and calls of torch.distributed
@@ -236,9 +237,12 @@ class DryRun(Comparison):
         with self._watched(calls=len(batches)) as watch, graph:
             return [self._result(batch, watch, loss_only, targets) for batch in batches]
 
+    def _count_of(self, batch): # `num_items_in_batch`
+        return self.adapter.count([batch]) if self.counts_batches else self.count
+
     def loss_value(self, batch, count=None, seed: int = 0) -> float:
         # with a graph: some losses compute gradients themselves, or are others without
-        count = self.count if count is None else count
+        count = self._count_of(batch) if count is None else count
         with self._watched(seed) as watch, watch:
             before = rng_state()
             loss = self.adapter.loss(self.model, batch, count)
@@ -251,7 +255,7 @@ class DryRun(Comparison):
             batch, self.class_weights)
         counts = dict(zip(counts, numbers(counts.values())))
         with watch:
-            loss = self.adapter.loss(self.model, batch, self.count, targets)
+            loss = self.adapter.loss(self.model, batch, self._count_of(batch), targets)
         if any(p.grad is not None for p in self.adapter.parameters(self.model)):
             raise RuntimeError("compute_loss computes gradients itself, by backward()")
         value, signature = float(loss.detach()), signature_of(loss)

@@ -16,8 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 # %% auto #0
 __all__ = ['BatchNorm', 'tree_flatten', 'tree_unflatten', 'tree_map', 'IF_THERE', 'computed_buffers', 'tensor_tables',
-           'input_shape', 'attention_of', 'set_attention_of', 'set_sync', 'is_compiled', 'forward_without_autocast',
-           'without_reentry', 'row_indices', 'pinned', 'no_remote_code', 'check_mro', 'override', 'in_eval_mode']
+           'input_shape', 'output_of_input', 'attention_of', 'set_attention_of', 'set_sync', 'is_compiled',
+           'forward_without_autocast', 'forget_preparation', 'without_reentry', 'row_indices', 'pinned',
+           'no_remote_code', 'check_mro', 'override', 'in_eval_mode']
 
 # %% ../../nbs/foundation/private_apis.ipynb #f0e1a007
 BatchNorm = nn.modules.batchnorm._BatchNorm # the base of `SyncBatchNorm` too
@@ -36,6 +37,11 @@ def tensor_tables(module: nn.Module) -> tuple[dict, dict]:
 def input_shape(node: Any) -> tuple:
     "The shape of the output of an autograd node."
     return tuple(node._input_metadata[0].shape)
+
+def output_of_input(node: Any, output: int) -> tuple: # node, which of its outputs
+    "What comes out of a node that hands on its inputs: None among these is none of its edges."
+    edges = node.next_functions
+    return edges[output - (len(node._input_metadata) - len(edges))]
 
 # %% ../../nbs/foundation/private_apis.ipynb #f0e1a012
 def attention_of(config: Any) -> str | None:
@@ -61,6 +67,14 @@ def is_compiled(model: nn.Module, args: Any) -> bool:
 def forward_without_autocast(model: nn.Module):
     "`forward` before accelerate wrapped it in autocast; None if it did not."
     return getattr(model, "_original_forward", None)
+
+def forget_preparation(accelerator: Any, model: nn.Module):
+    """Let accelerate prepare a model once more.
+
+    One that was prepared for an evaluation it would return as it is, and training would
+    go on without `DistributedDataParallel`."""
+    vars(model).pop("_is_accelerate_prepared", None)
+    accelerator._models[:] = [each for each in accelerator._models if each is not model]
 
 # %% ../../nbs/foundation/private_apis.ipynb #f0e1a017
 def without_reentry(model: nn.Module) -> list[tuple[nn.Module, dict]]: # for `override`
