@@ -21,8 +21,8 @@ from .private_apis import pinned, tree_flatten, tree_map
 
 # %% auto #0
 __all__ = ['COLLATOR_ERRORS', 'RowBatch', 'RowPassthrough', 'copied', 'pass_rows_through', 'restore_collator', 'LazyBatch',
-           'batch_identity', 'StepRows', 'CollatedRows', 'as_dict', 'num_rows_of', 'select_rows', 'fork_rng',
-           'rng_state', 'same_batch', 'RowLengths', 'num_tokens', 'named_leaves', 'num_positions']
+           'batch_identity', 'StepRows', 'CollatedRows', 'as_dict', 'num_rows_of', 'select_rows', 'also_forked',
+           'fork_rng', 'rng_state', 'same_batch', 'RowLengths', 'num_tokens', 'named_leaves', 'num_positions']
 
 # %% ../../nbs/foundation/rows.ipynb #2e3ad548
 class RowBatch:
@@ -246,12 +246,26 @@ def _is_list_of_rows(value, rows: int) -> bool:
             and not any(_has_entries(leaf) for leaf in tree_flatten(value)[0]))
 
 # %% ../../nbs/foundation/rows.ipynb #2839a3bc
+# each is called before numbers are drawn that do not count, and returns what is
+# called afterwards: it puts back what no random state of the process has
+_keepers: list[Callable[[], Callable[[], object]]] = []
+
+@contextmanager
+def also_forked(keep: Callable[[], Callable[[], object]]) -> Iterator[None]:
+    "`fork_rng` keeps more: generators of a collator, say."
+    _keepers.append(keep)
+    try:
+        yield
+    finally:
+        _keepers.remove(keep)
+
 @contextmanager
 def fork_rng(
     seed: int | None = None, # None: the numbers go on, and are put back afterwards
 ) -> Iterator[None]:
     "Random numbers on the CPU from a seed; afterwards as if none had been drawn."
     python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    put_back = [keep() for keep in _keepers]
     try:
         if seed is not None:
             random.seed(seed)
@@ -262,6 +276,8 @@ def fork_rng(
         random.setstate(python)
         np.random.set_state(of_numpy)
         torch.set_rng_state(of_torch)
+        for each in put_back:
+            each()
 
 def rng_state() -> tuple:
     "What is another after random numbers were drawn on the CPU."

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
@@ -20,13 +21,13 @@ from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
 from ..foundation.private_apis import override
-from ..foundation.rows import fork_rng
+from ..foundation.rows import also_forked, fork_rng
 from .checkpoints import (
     OutputFolder, SaveState, position_file, warn_of_other_run)
 from .loaders import StreamPosition
 from .random_states import (
-    OwnGenerators, RngRecordingCollator, draws_in_workers, get_random_state,
-    own_generators, record_rng, set_random_state)
+    OwnGenerators, RngRecordingCollator, batch_digest, draws_in_workers,
+    get_random_state, own_generators, record_rng, set_random_state)
 
 _logger = logging.get_logger(__name__)
 
@@ -35,7 +36,8 @@ AHEAD = "rng_before_batch" # before the batch that was read ahead
 EPOCH = "rng_before_epoch" # before the epoch's sampler has drawn
 
 # %% auto #0
-__all__ = ['AHEAD', 'EPOCH', 'losses_of_process', 'restore_callbacks', 'RunState', 'ExactResumeMixin']
+__all__ = ['AHEAD', 'EPOCH', 'losses_of_process', 'restore_callbacks', 'RunState', 'check_step_size', 'has_optimizer',
+           'ExactResumeMixin']
 
 # %% ../../nbs/trainer/resume.ipynb #ab3303b2
 def losses_of_process(saved: list[dict], rank: int, world_size: int) -> dict:
@@ -93,6 +95,8 @@ class RunState:
     batches: int = 0 # of the epoch, that the loop has read or passed over
     open_step: int | None = None # the step whose batches are read and not yet trained
     saves_after_step: bool = False # a checkpoint was wanted in the middle of a step
+    step_size: dict = field(default_factory=dict) # the arguments that decide it
+    unrestored: list = field(default_factory=list) # what a message has named
     rank: int = 0
     world_size: int = 1
 
@@ -104,10 +108,16 @@ class RunState:
         "Read what our checkpoint adds to transformers'."
         self.checkpoint = checkpoint
         self.rank, self.world_size = args.process_index, args.world_size
+        self.step_size = {name: getattr(args, name, None) or None
+                          for name in ("rows_per_step", "tokens_per_step")}
         path = position_file(checkpoint or "")
         if checkpoint is not None and path.is_file(): # transformers' has none
             self.saved = json.loads(path.read_text(encoding="utf-8"))
             self.losses = losses_of_process(self.saved["losses"], self.rank, self.world_size)
+            if not args.ignore_data_skip:
+                check_step_size(checkpoint, self.saved, self.step_size)
+        if checkpoint is not None and self.rank == 0 and not has_optimizer(checkpoint):
+            _logger.warning(_NO_OPTIMIZER.format(checkpoint))
 
     def begin_epoch(self, epoch: int, passed_over: int, dataloader: object,
                     is_stream: bool, load: Callable) -> None:
@@ -142,8 +152,14 @@ class RunState:
                 self._restore_around_batch(passed_over, states, load)
         if passed_over and draws_in_workers(dataloader):
             missing.append("random numbers in worker processes")
-        if missing:
-            _logger.warning(_NOT_RESTORED.format(", ".join(dict.fromkeys(missing))))
+        self.name_unrestored(missing)
+
+    def name_unrestored(self, paths: list[str]) -> None:
+        "Say once what a resumed run may draw otherwise."
+        paths = [path for path in dict.fromkeys(paths) if path not in self.unrestored]
+        self.unrestored += paths
+        if paths:
+            _logger.warning(_NOT_RESTORED.format(", ".join(paths)))
 
     def _restore_around_batch(self, index: int, states: dict, load: Callable) -> None:
         "Before the first batch is read, and after it is collated."
@@ -152,13 +168,15 @@ class RunState:
 
         def before():
             load(ahead if was_ahead else self.checkpoint)
-            self.generators.load_state_dict(states.get("batch" if was_ahead else "now", {}))
+            saved = states.get("batch" if was_ahead else "now", {})
+            self.name_unrestored(self.generators.load_state_dict(saved))
 
         def after():
             if was_ahead:
                 load(self.checkpoint)
-                self.generators.load_state_dict(states.get("now", {}))
+                self.name_unrestored(self.generators.load_state_dict(states.get("now", {})))
             self.has_numbers = True
+            self._compare_batch()
 
         self.recorder.before[index], self.recorder.after[index] = before, after
 
@@ -169,8 +187,28 @@ class RunState:
             return None
         return self.recorder.states.get(self.batches)
 
+    @property
+    def digest_ahead(self) -> list | None:
+        "Of the batch that has been read ahead; None: there is none."
+        return None if self.state_ahead is None else batch_digest(self.recorder.last)
+
+    def _compare_batch(self) -> None:
+        "The first batch of a resumed run with that which was read ahead at the checkpoint."
+        ahead = self.saved.get("ahead", []) # older checkpoints have none
+        expected = ahead[self.rank] if len(ahead) == self.world_size else None
+        if expected is None:
+            return
+        kind, checksum = batch_digest(self.recorder.last)
+        if kind == expected[0] and checksum != expected[1]:
+            _logger.warning(_OTHER_BATCH)
+
+    def keep_generators(self) -> Callable[[], object]:
+        "What puts the states of now back; a collator is also called where rows are tried."
+        return partial(self.generators.load_state_dict, self.generators.state_dict())
+
     def own_states(self) -> dict:
         "Of generators, as a checkpoint keeps them; {} where there are none."
+        self.generators.search() # one may have been made in this step
         if not self.generators.found:
             return {}
         states = {"now": self.generators.state_dict()}
@@ -185,6 +223,37 @@ _NOT_RESTORED = (
     "restored. Draw from torch, numpy or random, or from a torch.Generator, "
     "numpy.random.Generator or random.Random that the collator, data set or sampler holds, "
     "with dataloader_num_workers=0.")
+_OTHER_BATCH = (
+    "The first batch of the resumed run is not the one that the checkpoint's run had read: "
+    "the run goes on, and ends with other weights than an uninterrupted one. If the data, "
+    "their order, the seed, the batch size and the collator are as before, rows or batches "
+    "are made with random numbers or counters that were not found. Draw from torch, numpy "
+    "or random, or from a generator that is an attribute of the collator or data set; "
+    "shuffle a stream by its set_epoch.")
+_NO_OPTIMIZER = (
+    "{} has no optimizer state, as with save_only_model=True: optimizer and learning rate "
+    "schedule start anew, so the resumed run ends with other weights than an uninterrupted "
+    "one. To resume exactly, train with save_only_model=False.")
+_OTHER_STEP_SIZE = (
+    "{} was made with {}, and this run has {}: it would pass over other rows than those "
+    "that were trained on. Resume with {}, or set ignore_data_skip=True to begin its "
+    "epoch at the first row.")
+
+def check_step_size(checkpoint: str, saved: dict, step_size: dict) -> None:
+    "Raises `ValueError` for another size; older checkpoints do not say theirs."
+    before = {name: saved.get(name, value) for name, value in step_size.items()}
+    if before != step_size:
+        of_checkpoint, of_run = (
+            ", ".join(f"{name}={value}" for name, value in sizes.items() if value
+                      or step_size[name] != before[name])
+            for sizes in (before, step_size))
+        raise ValueError(_OTHER_STEP_SIZE.format(
+            checkpoint, of_checkpoint, of_run, of_checkpoint))
+
+def has_optimizer(checkpoint: str) -> bool: # of any kind, also of sharded runs
+    names = os.listdir(checkpoint) if os.path.isdir(checkpoint) else ["optimizer"]
+    return any(name.startswith(("optimizer", "scheduler", "global_step"))
+               for name in names)
 
 # %% ../../nbs/trainer/resume.ipynb #4ef7e68d
 def first_batch_of_stream(run: RunState, data: object) -> tuple[int, int] | None:
@@ -203,14 +272,15 @@ def position_json(run: RunState, accelerator: Accelerator, losses: dict) -> str:
     "What `data_position.json` says of all processes; the losses are of this one."
     state = None if run.place is None else run.place.state_dict()
     # when all have come here, all have written
-    places, all_losses, generators = zip(
-        *gather_object([(state, losses, run.own_states())]))
+    places, all_losses, generators, ahead = zip(
+        *gather_object([(state, losses, run.own_states(), run.digest_ahead)]))
     epoch, batches = run.epoch, run.batches
     # after the last batch of an epoch a resumed run begins with the next one
     if accelerator.gradient_state.end_of_dataloader:
         epoch, batches = epoch + 1, 0
-    return json.dumps({"places": places, "losses": all_losses,
-                       "generators": generators, "epoch": epoch, "batches": batches})
+    return json.dumps({
+        "places": places, "losses": all_losses, "generators": generators, "ahead": ahead,
+        "epoch": epoch, "batches": batches, **run.step_size})
 
 # %% ../../nbs/trainer/resume.ipynb #8ef634b6
 class _AtomicCheckpointMixin:
@@ -289,7 +359,8 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
         saves = self.args.save_strategy != "no" or self.args.enable_jit_checkpoint
         output = OutputFolder(self._get_output_dir(trial), self.accelerator,
                               self.args.save_total_limit)
-        with output.locked(locks=saves), override(run, output=output):
+        with (output.locked(locks=saves), override(run, output=output),
+              also_forked(run.keep_generators)):
             checkpoint = output.find(resume_from_checkpoint)
             run.adopt(checkpoint, self.args)
             return super().train(checkpoint, trial, *args, **kwargs)
