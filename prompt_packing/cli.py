@@ -223,19 +223,20 @@ def padding(
     for file in files:
         names = sources().sequence_columns(file, column, **reading)
         check_columns(file, names, **reading)
-    encode = load_folder("tasks").load_tokenizer(tokenizer)
+    encode, empty = text_tokenizer(tokenizer), []
     bucketing, tqdm = load_folder("bucketing"), import_module("tqdm").tqdm
     with tqdm(unit=" examples", leave=False, delay=1) as bar:
         lengths = bucketing.file_lengths(
-            files, encode, column=column, max_length=max_length,
+            files, encode, column=column, max_length=max_length, on_empty=empty.append,
             progress=lambda rows: bar.update(rows - bar.n), **reading)
     plans = bucketing.compare_plans(lengths, token_budget=token_budget)
-    report = {"rows": len(lengths), "tokens": int(lengths.sum()),
+    report = {"rows": len(lengths), "tokens": int(lengths.sum()), "left_out": len(empty),
               "plans": plans.reset_index(names="plan").to_dict("records")}
     table = plans[_SHOWN].to_string(float_format="{:.3f}".format)
-    return "\n".join([
-        "{rows:,} examples, {tokens:,} tokens".format(**report), "", table, "", _LEGEND
-    ]), report
+    summary = "{rows:,} examples, {tokens:,} tokens".format(**report)
+    if empty:
+        summary += f"; {len(empty):,} without tokens left out, first {empty[0]}"
+    return "\n".join([summary, "", table, "", _LEGEND]), report
 
 # the other columns are in the JSON
 _SHOWN = ["padding", "batches", "computed_tokens", "length_correlation"]
@@ -302,7 +303,7 @@ def tokenize(
     reading = {"encoding": encoding, "header": not no_header}
     if bad_rows == "raise":
         column = text_column(files, column, **reading)
-    encode = load_folder("tasks").load_tokenizer(tokenizer)
+    encode = text_tokenizer(tokenizer)
     corpus = load_folder("bucketing").tokenize_corpus(
         files, encode, output_dir, column=column, max_length=max_length,
         bad_rows=bad_rows, **reading)

@@ -54,7 +54,7 @@ class RngRecordingCollator:
         """Before an epoch, whose first batches are passed over; `calls` of its batches
         are not collated."""
         self.generators, self.passed_over, self.calls = generators, passed_over, calls
-        self.last = None # what was returned last
+        self.last = None # the batch that was returned last, and the number of its rows
         self.states: dict[int, tuple] = {} # index of a batch -> the state before it
         # index of a batch -> what is called before it is read, and after it is collated
         self.before: dict[int, Callable] = {}
@@ -74,7 +74,9 @@ class RngRecordingCollator:
         return get_random_state(), self.generators.state_dict()
 
     def __call__(self, rows: list) -> object:
-        self.last = batch = self.collate(rows)
+        num_rows = len(rows) if isinstance(rows, list) else 0
+        batch = self.collate(rows)
+        self.last = batch, num_rows
         index, self.calls = self.calls, self.calls + 1
         if index in self.after:
             self.after.pop(index)()
@@ -382,11 +384,12 @@ def draws_in_workers(dataloader: object) -> bool:
     return bool(has_own) or draws and not seeds_steps
 
 # %% ../../nbs/trainer/random_states.ipynb #d16e5702
-def batch_digest(batch: Any) -> list: # what it is of, and its checksum
+def batch_digest(batch: Any, num_rows: int) -> list: # of what, and its checksum
     "Of a batch, or of its rows where these are collated later."
     if isinstance(batch, RowBatch) and batch.batch is None:
-        return ["rows", _checksum(batch.rows)]
-    return ["batch", _checksum(batch.batch if isinstance(batch, RowBatch) else batch)]
+        return [f"{num_rows} rows", _checksum(batch.rows)]
+    batch = batch.batch if isinstance(batch, RowBatch) else batch
+    return [f"batch of {num_rows} rows", _checksum(batch)]
 
 def _checksum(value: Any, crc: int = 0) -> int:
     if isinstance(value, Mapping):

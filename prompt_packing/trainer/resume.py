@@ -190,7 +190,7 @@ class RunState:
     @property
     def digest_ahead(self) -> list | None:
         "Of the batch that has been read ahead; None: there is none."
-        return None if self.state_ahead is None else batch_digest(self.recorder.last)
+        return None if self.state_ahead is None else batch_digest(*self.recorder.last)
 
     def _compare_batch(self) -> None:
         "The first batch of a resumed run with that which was read ahead at the checkpoint."
@@ -198,7 +198,7 @@ class RunState:
         expected = ahead[self.rank] if len(ahead) == self.world_size else None
         if expected is None:
             return
-        kind, checksum = batch_digest(self.recorder.last)
+        kind, checksum = batch_digest(*self.recorder.last)
         if kind == expected[0] and checksum != expected[1]:
             _logger.warning(_OTHER_BATCH)
 
