@@ -246,18 +246,17 @@ def _is_list_of_rows(value, rows: int) -> bool:
             and not any(_has_entries(leaf) for leaf in tree_flatten(value)[0]))
 
 # %% ../../nbs/foundation/rows.ipynb #2839a3bc
-# each is called before numbers are drawn that do not count, and returns what is
-# called afterwards: it puts back what no random state of the process has
-_keepers: list[Callable[[], Callable[[], object]]] = []
+# what reads the states of generators besides those of the process, and what sets them
+_others: list[tuple[Callable[[], dict], Callable[[dict], object]]] = []
 
 @contextmanager
-def also_forked(keep: Callable[[], Callable[[], object]]) -> Iterator[None]:
-    "`fork_rng` keeps more: generators of a collator, say."
-    _keepers.append(keep)
+def also_forked(read: Callable[[], dict], write: Callable[[dict], object]) -> Iterator[None]:
+    "For `fork_rng` and `rng_state` these states count too: of a collator's generator, say."
+    _others.append((read, write))
     try:
         yield
     finally:
-        _keepers.remove(keep)
+        _others.remove((read, write))
 
 @contextmanager
 def fork_rng(
@@ -265,7 +264,7 @@ def fork_rng(
 ) -> Iterator[None]:
     "Random numbers on the CPU from a seed; afterwards as if none had been drawn."
     python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    put_back = [keep() for keep in _keepers]
+    others = [(write, read()) for read, write in _others]
     try:
         if seed is not None:
             random.seed(seed)
@@ -276,14 +275,14 @@ def fork_rng(
         random.setstate(python)
         np.random.set_state(of_numpy)
         torch.set_rng_state(of_torch)
-        for each in put_back:
-            each()
+        for write, states in others:
+            write(states)
 
 def rng_state() -> tuple:
     "What is another after random numbers were drawn on the CPU."
     of_numpy = np.random.get_state()
     return (hash(random.getstate()), of_numpy[1].tobytes(), of_numpy[2],
-            torch.get_rng_state().numpy().tobytes())
+            torch.get_rng_state().numpy().tobytes(), *[read() for read, _ in _others])
 
 def same_batch(first, second) -> bool:
     "Whether two batches hold the same values."

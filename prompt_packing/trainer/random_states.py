@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..foundation.rows import (
     COLLATOR_ERRORS, RowBatch, RowPassthrough, fork_rng, rng_state)
-from .loaders import StepDataLoader
+from .loaders import StepDataLoader, StreamPosition
 
 # %% auto #0
 __all__ = ['get_random_state', 'set_random_state', 'RngRecordingCollator', 'RngRecordingSampler', 'RngRecordingStream',
@@ -320,6 +320,10 @@ class OwnGenerators:
     def state_dict(self) -> dict: # JSON-safe
         return {path: state_of(generator) for path, generator in self.found.items()}
 
+    def put_back(self, states: dict) -> None: # of the generators that are found
+        for path, saved in states.items():
+            set_state(self.found[path], saved)
+
     def load_state_dict(self, states: dict) -> list[str]: # paths that are not restored
         self.search()
         missing = []
@@ -344,6 +348,14 @@ class OwnGenerators:
 def _is_iterator(thing: Any) -> bool: # that is somewhere
     return hasattr(type(thing), "__next__") and not isinstance(thing, IOBase)
 
+def _collates(loader: DataLoader) -> bool:
+    "Whether a loader, or its workers, call the user's collator; else a step does later."
+    collate = loader.collate_fn
+    if isinstance(collate, RngRecordingCollator):
+        collate = collate.collate
+    is_later = isinstance(collate, RowPassthrough) and not collate.collates
+    return not is_later or collate.split is not None
+
 def own_generators(dataloader: object) -> OwnGenerators:
     "Of the collator, the data set and the sampler of a loader."
     loader = torch_loader(dataloader)
@@ -356,12 +368,24 @@ def own_generators(dataloader: object) -> OwnGenerators:
     sampler = {"sampler": getattr(sampler, "recorded", sampler)}
     data = loader.dataset
     data = data.recorded if isinstance(data, RngRecordingStream) else data
-    of_rows = {"collate_fn": collate, "dataset": data}
-    if loader.num_workers:
-        return OwnGenerators(sampler, elsewhere=of_rows)
-    return OwnGenerators(of_rows | sampler)
+    of_collator, of_rows = {"collate_fn": collate}, {"dataset": data}
+    if isinstance(data, StreamPosition): # a stream of ours draws its numbers itself
+        return OwnGenerators(of_collator)
+    if not loader.num_workers:
+        return OwnGenerators(of_collator | of_rows | sampler)
+    if _collates(loader):
+        return OwnGenerators(sampler, elsewhere=of_collator | of_rows)
+    return OwnGenerators(of_collator | sampler, elsewhere=of_rows)
 
 # %% ../../nbs/trainer/random_states.ipynb #225759ea
+def _copied_collator(collate: Callable) -> Callable:
+    "And copies of those that it wraps, as ours and transformers' do."
+    collate = copy.copy(collate)
+    held = getattr(collate, "__dict__", {})
+    for name in {"collate", "data_collator"} & {*held}:
+        held[name] = _copied_collator(held[name])
+    return collate
+
 def draws_in_workers(dataloader: object) -> bool:
     "Whether worker processes draw random numbers that a resumed run draws anew."
     loader = torch_loader(dataloader)
@@ -370,9 +394,7 @@ def draws_in_workers(dataloader: object) -> bool:
     seeds_steps = isinstance(loader, StepDataLoader)
     data = loader.dataset.dataset if seeds_steps else loader.dataset
     # copies, in which a generator is made if they make one when they first draw
-    collate, data = copy.copy(loader.collate_fn), copy.copy(data)
-    if isinstance(collate, RowPassthrough): # the user's is called by it, or not at all
-        collate.collate = copy.copy(collate.collate)
+    collate, data = _copied_collator(loader.collate_fn), copy.copy(data)
     try:
         with fork_rng():
             before = rng_state()
@@ -380,8 +402,8 @@ def draws_in_workers(dataloader: object) -> bool:
             draws = rng_state() != before
     except COLLATOR_ERRORS: # a stream, rows of another kind
         draws = False
-    has_own = OwnGenerators({"collate_fn": collate, "dataset": data}).found
-    return bool(has_own) or draws and not seeds_steps
+    drawn_from = {"dataset": data} | ({"collate_fn": collate} if _collates(loader) else {})
+    return bool(OwnGenerators(drawn_from).found) or draws and not seeds_steps
 
 # %% ../../nbs/trainer/random_states.ipynb #d16e5702
 def batch_digest(batch: Any, num_rows: int) -> list: # of what, and its checksum

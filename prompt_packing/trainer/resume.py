@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
@@ -27,7 +26,7 @@ from .checkpoints import (
 from .loaders import StreamPosition
 from .random_states import (
     OwnGenerators, RngRecordingCollator, batch_digest, draws_in_workers,
-    get_random_state, own_generators, record_rng, set_random_state)
+    get_random_state, own_generators, record_rng, set_random_state, torch_loader)
 
 _logger = logging.get_logger(__name__)
 
@@ -88,6 +87,7 @@ class RunState:
     losses: dict | None = None # of the checkpoint, until they are put back
     has_numbers: bool = False # the random ones of the checkpoint were put back by us
     place: StreamPosition | None = None # where a stream of ours is
+    has_workers: bool = False # that read batches in place of this process
     recorder: RngRecordingCollator | None = None # of batches that are read in this process
     generators: OwnGenerators = field(default_factory=lambda: OwnGenerators({}))
     epoch_state: tuple | None = None # random state and own generators before the epoch
@@ -123,10 +123,11 @@ class RunState:
                     is_stream: bool, load: Callable) -> None:
         "Record random states from here on; of a resumed epoch restore them first, by `load`."
         self.epoch, self.batches = epoch, passed_over
+        self.generators = own_generators(dataloader)
         if self.place is not None: # a stream of ours draws its numbers itself
             return
         self.recorder = record_rng(dataloader)
-        self.generators = own_generators(dataloader)
+        self.has_workers = getattr(torch_loader(dataloader), "num_workers", 0) > 0
         if self.recorder is not None:
             # of a stream, what is passed over is collated again; of numbered rows it is not
             self.recorder.begin(self.generators, passed_over, 0 if is_stream else passed_over)
@@ -137,13 +138,9 @@ class RunState:
 
     def _restore(self, passed_over: int, dataloader: object, load: Callable) -> None:
         "The random states of a checkpoint, each at its moment."
-        states = self.saved.get("generators", [])
-        states = states[self.rank] if len(states) == self.world_size else {}
-        missing = [*self.generators.unsaved]
+        states, missing = self.saved_generators, [*self.generators.unsaved]
         if not passed_over: # the epoch begins
-            load(self.checkpoint)
-            missing += self.generators.load_state_dict(states.get("now", {}))
-            self.has_numbers = True
+            self.restore_now(load)
         elif self.saved:
             if os.path.isdir(folder := os.path.join(self.checkpoint, EPOCH)):
                 load(folder)
@@ -153,6 +150,18 @@ class RunState:
         if passed_over and draws_in_workers(dataloader):
             missing.append("random numbers in worker processes")
         self.name_unrestored(missing)
+
+    @property
+    def saved_generators(self) -> dict: # the checkpoint's states of own generators
+        states = self.saved.get("generators", [])
+        return states[self.rank] if len(states) == self.world_size else {}
+
+    def restore_now(self, load: Callable) -> None:
+        "The states when the checkpoint was made."
+        load(self.checkpoint)
+        now = self.saved_generators.get("now", {})
+        self.name_unrestored(self.generators.load_state_dict(now))
+        self.has_numbers = True
 
     def name_unrestored(self, paths: list[str]) -> None:
         "Say once what a resumed run may draw otherwise."
@@ -173,8 +182,7 @@ class RunState:
 
         def after():
             if was_ahead:
-                load(self.checkpoint)
-                self.name_unrestored(self.generators.load_state_dict(states.get("now", {})))
+                self.restore_now(load)
             self.has_numbers = True
             self._compare_batch()
 
@@ -202,16 +210,20 @@ class RunState:
         if kind == expected[0] and checksum != expected[1]:
             _logger.warning(_OTHER_BATCH)
 
-    def keep_generators(self) -> Callable[[], object]:
-        "What puts the states of now back; a collator is also called where rows are tried."
-        return partial(self.generators.load_state_dict, self.generators.state_dict())
+    def read_generators(self) -> dict: # their states, also of one that was made just now
+        self.generators.search()
+        return self.generators.state_dict()
+
+    def write_generators(self, states: dict) -> None:
+        "After a collator was called for rows that are not trained on."
+        self.generators.put_back(states)
 
     def own_states(self) -> dict:
         "Of generators, as a checkpoint keeps them; {} where there are none."
-        self.generators.search() # one may have been made in this step
-        if not self.generators.found:
+        now = self.read_generators()
+        if not now:
             return {}
-        states = {"now": self.generators.state_dict()}
+        states = {"now": now}
         if self.state_ahead is not None:
             states["batch"] = self.state_ahead[1]
         if self.epoch_state is not None:
@@ -360,7 +372,7 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
         output = OutputFolder(self._get_output_dir(trial), self.accelerator,
                               self.args.save_total_limit)
         with (output.locked(locks=saves), override(run, output=output),
-              also_forked(run.keep_generators)):
+              also_forked(run.read_generators, run.write_generators)):
             checkpoint = output.find(resume_from_checkpoint)
             run.adopt(checkpoint, self.args)
             return super().train(checkpoint, trial, *args, **kwargs)
@@ -425,13 +437,16 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
     def get_batch_samples(self, *args, **kwargs):
         "Before the batches of a step are read."
         run = self._run_state
+        needs_numbers = run.checkpoint is not None and not run.has_numbers
         # a stream of ours reads no batch ahead: here the checkpoint was made
-        if run.place is not None and run.checkpoint and not run.has_numbers:
-            super()._load_rng_state(run.checkpoint)
-            run.has_numbers = True
+        if needs_numbers and run.place is not None:
+            run.restore_now(super()._load_rng_state)
         # it stays the open one until callbacks have had `on_pre_optimizer_step`
         run.open_step = self.state.global_step
         batches, items = super().get_batch_samples(*args, **kwargs)
+        # workers are started above, which draws a number; rows may be collated below
+        if needs_numbers and run.has_workers:
+            run.restore_now(super()._load_rng_state)
         run.batches += len(batches)
         return batches, items
 
