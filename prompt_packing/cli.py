@@ -6,8 +6,8 @@
 __all__ = ['TextFiles', 'Model', 'Tokenizer', 'Column', 'Encoding', 'NoHeader', 'OutputDir', 'UTF_8', 'UsageError', 'app',
            'Version', 'HEADS', 'Checkpoint', 'METHODS', 'Saved', 'TextFile', 'TrainingFile', 'load_folder', 'validated',
            'repeated', 'positive', 'one_of', 'task_name', 'model_name', 'reader', 'sources', 'check_columns',
-           'text_column', 'check_model', 'Command', 'in_option_names', 'command', 'top', 'main', 'padding', 'audit',
-           'verify', 'tokenize', 'compare', 'predict', 'text_tokenizer', 'training_rows', 'training_model', 'budget',
+           'text_column', 'check_model', 'text_tokenizer', 'Command', 'in_option_names', 'command', 'top', 'main',
+           'padding', 'audit', 'verify', 'tokenize', 'compare', 'predict', 'training_rows', 'training_model', 'budget',
            'measure']
 
 # %% ../nbs/cli/commands.ipynb #748f9643
@@ -106,6 +106,20 @@ def check_model(folder: Path, *names: str):
     if not any((folder / name).exists() for name in names):
         raise ValueError(f"{folder} holds no {' or '.join(names)}: give a folder that a "
                          "Trainer or save_pretrained wrote, such as run/checkpoint-500")
+
+def text_tokenizer(model: str):
+    "The tokenizer of a model. Raises `ValueError` for a folder without one."
+    try:
+        return load_folder("tasks").load_tokenizer(model)
+    except (OSError, ValueError) as error:
+        folder = Path(model)
+        names = " ".join(path.name for path in folder.glob("*"))
+        if not folder.is_dir() or re.search(r"token|vocab|\.model\b", names):
+            raise # it is on the hub, or damaged
+        raise ValueError(
+            f"the folder {model} has no tokenizer, and texts need one: save it there "
+            "with tokenizer.save_pretrained, or give a file with a column input_ids"
+        ) from error
 
 # %% ../nbs/cli/commands.ipynb #333b4158
 TextFiles = Annotated[list[Path], Argument(
@@ -468,20 +482,6 @@ def _csv(table, separator):
     return text.rstrip("\n")
 
 # %% ../nbs/cli/commands.ipynb #msr00002
-def text_tokenizer(model: str):
-    "The tokenizer of a model. Raises `ValueError` for a folder without one."
-    try:
-        return load_folder("tasks").load_tokenizer(model)
-    except (OSError, ValueError) as error:
-        folder = Path(model)
-        names = " ".join(path.name for path in folder.glob("*"))
-        if not folder.is_dir() or re.search(r"token|vocab|\.model\b", names):
-            raise # it is on the hub, or damaged
-        raise ValueError(
-            f"the folder {model} has no tokenizer, and texts need one: save it there "
-            "with tokenizer.save_pretrained, or give a file with a column input_ids"
-        ) from error
-
 def training_rows(file: Path, model: str, column, label_column, max_length, **reading):
     """Rows with token ids; the `Task` of their labels, or None; and their tokenizer, or None.
 

@@ -320,6 +320,10 @@ class OwnGenerators:
     def state_dict(self) -> dict: # JSON-safe
         return {path: state_of(generator) for path, generator in self.found.items()}
 
+    def read(self) -> dict: # JSON-safe, also of a generator that was made just now
+        self.search()
+        return self.state_dict()
+
     def put_back(self, states: dict) -> None: # of the generators that are found
         for path, saved in states.items():
             set_state(self.found[path], saved)

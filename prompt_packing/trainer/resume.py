@@ -35,8 +35,8 @@ AHEAD = "rng_before_batch" # before the batch that was read ahead
 EPOCH = "rng_before_epoch" # before the epoch's sampler has drawn
 
 # %% auto #0
-__all__ = ['AHEAD', 'EPOCH', 'losses_of_process', 'restore_callbacks', 'RunState', 'check_step_size', 'has_optimizer',
-           'ExactResumeMixin']
+__all__ = ['AHEAD', 'EPOCH', 'losses_of_process', 'restore_callbacks', 'compare_batch', 'check_step_size', 'has_optimizer',
+           'RunState', 'ExactResumeMixin']
 
 # %% ../../nbs/trainer/resume.ipynb #ab3303b2
 def losses_of_process(saved: list[dict], rank: int, world_size: int) -> dict:
@@ -69,6 +69,52 @@ def restore_callbacks(callbacks: Iterable[TrainerCallback], states: dict) -> Non
             for attribute, value in state.get("attributes", {}).items():
                 setattr(callback, attribute, value)
 
+# %% ../../nbs/trainer/resume.ipynb #4ef7e689
+_NOT_RESTORED = (
+    "The resumed run may draw other random numbers than the uninterrupted one: {} cannot be "
+    "restored. Draw from torch, numpy or random, or from a torch.Generator, "
+    "numpy.random.Generator or random.Random that the collator, data set or sampler holds, "
+    "with dataloader_num_workers=0.")
+_OTHER_BATCH = (
+    "The first batch of the resumed run is not the one that the checkpoint's run had read: "
+    "the run goes on, and ends with other weights than an uninterrupted one. If the data, "
+    "their order, the seed, the batch size and the collator are as before, rows or batches "
+    "are made with random numbers or counters that were not found. Draw from torch, numpy "
+    "or random, or from a generator that is an attribute of the collator or data set; "
+    "shuffle a stream by its set_epoch.")
+_NO_OPTIMIZER = (
+    "{} has no optimizer state, as with save_only_model=True: optimizer and learning rate "
+    "schedule start anew, so the resumed run ends with other weights than an uninterrupted "
+    "one. To resume exactly, train with save_only_model=False.")
+_OTHER_STEP_SIZE = (
+    "{} was made with {}, and this run has {}: it would pass over other rows than those "
+    "that were trained on. Resume with {}, or set ignore_data_skip=True to begin its "
+    "epoch at the first row.")
+
+def compare_batch(expected: list | None, recorder: RngRecordingCollator) -> None:
+    "A digest of a checkpoint with the batch that a resumed run has collated first."
+    if expected is None: # in older checkpoints, and where no batch was read ahead
+        return
+    kind, checksum = batch_digest(*recorder.last)
+    if kind == expected[0] and checksum != expected[1]:
+        _logger.warning(_OTHER_BATCH)
+
+def check_step_size(checkpoint: str, saved: dict, step_size: dict) -> None:
+    "Raises `ValueError` for another size; older checkpoints do not say theirs."
+    before = {name: saved.get(name, value) for name, value in step_size.items()}
+    if before != step_size:
+        of_checkpoint, of_run = (
+            ", ".join(f"{name}={value}" for name, value in sizes.items() if value
+                      or step_size[name] != before[name])
+            for sizes in (before, step_size))
+        raise ValueError(_OTHER_STEP_SIZE.format(
+            checkpoint, of_checkpoint, of_run, of_checkpoint))
+
+def has_optimizer(checkpoint: str) -> bool: # of any kind, also of sharded runs
+    names = os.listdir(checkpoint) if os.path.isdir(checkpoint) else ["optimizer"]
+    return any(name.startswith(("optimizer", "scheduler", "global_step"))
+               for name in names)
+
 # %% ../../nbs/trainer/resume.ipynb #c68e5792
 def _has_ended(state: TrainerState, callbacks: Iterable[TrainerCallback]) -> bool:
     "Whether nothing is left to train: all steps are, or early stopping has stopped."
@@ -99,6 +145,10 @@ class RunState:
     unrestored: list = field(default_factory=list) # what a message has named
     rank: int = 0
     world_size: int = 1
+
+    def of_process(self, name: str) -> object: # None: not saved for this process alone
+        values = self.saved.get(name, [])
+        return values[self.rank] if len(values) == self.world_size else None
 
     @property
     def is_staging(self) -> bool: # a checkpoint is being written
@@ -138,7 +188,8 @@ class RunState:
 
     def _restore(self, passed_over: int, dataloader: object, load: Callable) -> None:
         "The random states of a checkpoint, each at its moment."
-        states, missing = self.saved_generators, [*self.generators.unsaved]
+        states = self.of_process("generators") or {}
+        missing = [*self.generators.unsaved]
         if not passed_over: # the epoch begins
             self.restore_now(load)
         elif self.saved:
@@ -151,16 +202,11 @@ class RunState:
             missing.append("random numbers in worker processes")
         self.name_unrestored(missing)
 
-    @property
-    def saved_generators(self) -> dict: # the checkpoint's states of own generators
-        states = self.saved.get("generators", [])
-        return states[self.rank] if len(states) == self.world_size else {}
-
     def restore_now(self, load: Callable) -> None:
         "The states when the checkpoint was made."
         load(self.checkpoint)
-        now = self.saved_generators.get("now", {})
-        self.name_unrestored(self.generators.load_state_dict(now))
+        states = self.of_process("generators") or {}
+        self.name_unrestored(self.generators.load_state_dict(states.get("now", {})))
         self.has_numbers = True
 
     def name_unrestored(self, paths: list[str]) -> None:
@@ -184,7 +230,7 @@ class RunState:
             if was_ahead:
                 self.restore_now(load)
             self.has_numbers = True
-            self._compare_batch()
+            compare_batch(self.of_process("ahead"), self.recorder)
 
         self.recorder.before[index], self.recorder.after[index] = before, after
 
@@ -195,32 +241,9 @@ class RunState:
             return None
         return self.recorder.states.get(self.batches)
 
-    @property
-    def digest_ahead(self) -> list | None:
-        "Of the batch that has been read ahead; None: there is none."
-        return None if self.state_ahead is None else batch_digest(*self.recorder.last)
-
-    def _compare_batch(self) -> None:
-        "The first batch of a resumed run with that which was read ahead at the checkpoint."
-        ahead = self.saved.get("ahead", []) # older checkpoints have none
-        expected = ahead[self.rank] if len(ahead) == self.world_size else None
-        if expected is None:
-            return
-        kind, checksum = batch_digest(*self.recorder.last)
-        if kind == expected[0] and checksum != expected[1]:
-            _logger.warning(_OTHER_BATCH)
-
-    def read_generators(self) -> dict: # their states, also of one that was made just now
-        self.generators.search()
-        return self.generators.state_dict()
-
-    def write_generators(self, states: dict) -> None:
-        "After a collator was called for rows that are not trained on."
-        self.generators.put_back(states)
-
     def own_states(self) -> dict:
         "Of generators, as a checkpoint keeps them; {} where there are none."
-        now = self.read_generators()
+        now = self.generators.read()
         if not now:
             return {}
         states = {"now": now}
@@ -229,43 +252,6 @@ class RunState:
         if self.epoch_state is not None:
             states["epoch"] = self.epoch_state[1]
         return states
-
-_NOT_RESTORED = (
-    "The resumed run may draw other random numbers than the uninterrupted one: {} cannot be "
-    "restored. Draw from torch, numpy or random, or from a torch.Generator, "
-    "numpy.random.Generator or random.Random that the collator, data set or sampler holds, "
-    "with dataloader_num_workers=0.")
-_OTHER_BATCH = (
-    "The first batch of the resumed run is not the one that the checkpoint's run had read: "
-    "the run goes on, and ends with other weights than an uninterrupted one. If the data, "
-    "their order, the seed, the batch size and the collator are as before, rows or batches "
-    "are made with random numbers or counters that were not found. Draw from torch, numpy "
-    "or random, or from a generator that is an attribute of the collator or data set; "
-    "shuffle a stream by its set_epoch.")
-_NO_OPTIMIZER = (
-    "{} has no optimizer state, as with save_only_model=True: optimizer and learning rate "
-    "schedule start anew, so the resumed run ends with other weights than an uninterrupted "
-    "one. To resume exactly, train with save_only_model=False.")
-_OTHER_STEP_SIZE = (
-    "{} was made with {}, and this run has {}: it would pass over other rows than those "
-    "that were trained on. Resume with {}, or set ignore_data_skip=True to begin its "
-    "epoch at the first row.")
-
-def check_step_size(checkpoint: str, saved: dict, step_size: dict) -> None:
-    "Raises `ValueError` for another size; older checkpoints do not say theirs."
-    before = {name: saved.get(name, value) for name, value in step_size.items()}
-    if before != step_size:
-        of_checkpoint, of_run = (
-            ", ".join(f"{name}={value}" for name, value in sizes.items() if value
-                      or step_size[name] != before[name])
-            for sizes in (before, step_size))
-        raise ValueError(_OTHER_STEP_SIZE.format(
-            checkpoint, of_checkpoint, of_run, of_checkpoint))
-
-def has_optimizer(checkpoint: str) -> bool: # of any kind, also of sharded runs
-    names = os.listdir(checkpoint) if os.path.isdir(checkpoint) else ["optimizer"]
-    return any(name.startswith(("optimizer", "scheduler", "global_step"))
-               for name in names)
 
 # %% ../../nbs/trainer/resume.ipynb #4ef7e68d
 def first_batch_of_stream(run: RunState, data: object) -> tuple[int, int] | None:
@@ -283,9 +269,10 @@ def first_batch_of_stream(run: RunState, data: object) -> tuple[int, int] | None
 def position_json(run: RunState, accelerator: Accelerator, losses: dict) -> str:
     "What `data_position.json` says of all processes; the losses are of this one."
     state = None if run.place is None else run.place.state_dict()
+    digest = None if run.state_ahead is None else batch_digest(*run.recorder.last)
     # when all have come here, all have written
     places, all_losses, generators, ahead = zip(
-        *gather_object([(state, losses, run.own_states(), run.digest_ahead)]))
+        *gather_object([(state, losses, run.own_states(), digest)]))
     epoch, batches = run.epoch, run.batches
     # after the last batch of an epoch a resumed run begins with the next one
     if accelerator.gradient_state.end_of_dataloader:
@@ -372,7 +359,8 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
         output = OutputFolder(self._get_output_dir(trial), self.accelerator,
                               self.args.save_total_limit)
         with (output.locked(locks=saves), override(run, output=output),
-              also_forked(run.read_generators, run.write_generators)):
+              also_forked(lambda: run.generators.read(),
+                          lambda states: run.generators.put_back(states))):
             checkpoint = output.find(resume_from_checkpoint)
             run.adopt(checkpoint, self.args)
             return super().train(checkpoint, trial, *args, **kwargs)
