@@ -6,8 +6,8 @@
 __all__ = ['TextFiles', 'Model', 'Tokenizer', 'Column', 'Encoding', 'NoHeader', 'OutputDir', 'UTF_8', 'UsageError', 'app',
            'Version', 'HEADS', 'Checkpoint', 'METHODS', 'Saved', 'TextFile', 'TrainingFile', 'load_folder', 'validated',
            'repeated', 'positive', 'one_of', 'task_name', 'model_name', 'reader', 'sources', 'check_columns',
-           'text_column', 'check_model', 'Command', 'in_option_names', 'command', 'top', 'main', 'padding', 'audit',
-           'verify', 'tokenize', 'compare', 'predict', 'text_tokenizer', 'training_rows', 'training_model', 'budget',
+           'text_column', 'check_model', 'text_tokenizer', 'Command', 'in_option_names', 'command', 'top', 'main',
+           'padding', 'audit', 'verify', 'tokenize', 'compare', 'predict', 'training_rows', 'training_model', 'budget',
            'measure']
 
 # %% ../nbs/cli/commands.ipynb #748f9643
@@ -106,6 +106,20 @@ def check_model(folder: Path, *names: str):
     if not any((folder / name).exists() for name in names):
         raise ValueError(f"{folder} holds no {' or '.join(names)}: give a folder that a "
                          "Trainer or save_pretrained wrote, such as run/checkpoint-500")
+
+def text_tokenizer(model: str):
+    "The tokenizer of a model. Raises `ValueError` for a folder without one."
+    try:
+        return load_folder("tasks").load_tokenizer(model)
+    except (OSError, ValueError) as error:
+        folder = Path(model)
+        names = " ".join(path.name for path in folder.glob("*"))
+        if not folder.is_dir() or re.search(r"token|vocab|\.model\b", names):
+            raise # it is on the hub, or damaged
+        raise ValueError(
+            f"the folder {model} has no tokenizer, and texts need one: save it there "
+            "with tokenizer.save_pretrained, or give a file with a column input_ids"
+        ) from error
 
 # %% ../nbs/cli/commands.ipynb #333b4158
 TextFiles = Annotated[list[Path], Argument(
@@ -223,19 +237,20 @@ def padding(
     for file in files:
         names = sources().sequence_columns(file, column, **reading)
         check_columns(file, names, **reading)
-    encode = load_folder("tasks").load_tokenizer(tokenizer)
+    encode, empty = text_tokenizer(tokenizer), []
     bucketing, tqdm = load_folder("bucketing"), import_module("tqdm").tqdm
     with tqdm(unit=" examples", leave=False, delay=1) as bar:
         lengths = bucketing.file_lengths(
-            files, encode, column=column, max_length=max_length,
+            files, encode, column=column, max_length=max_length, on_empty=empty.append,
             progress=lambda rows: bar.update(rows - bar.n), **reading)
     plans = bucketing.compare_plans(lengths, token_budget=token_budget)
-    report = {"rows": len(lengths), "tokens": int(lengths.sum()),
+    report = {"rows": len(lengths), "tokens": int(lengths.sum()), "left_out": len(empty),
               "plans": plans.reset_index(names="plan").to_dict("records")}
     table = plans[_SHOWN].to_string(float_format="{:.3f}".format)
-    return "\n".join([
-        "{rows:,} examples, {tokens:,} tokens".format(**report), "", table, "", _LEGEND
-    ]), report
+    summary = "{rows:,} examples, {tokens:,} tokens".format(**report)
+    if empty:
+        summary += f"; {len(empty):,} without tokens left out, first {empty[0]}"
+    return "\n".join([summary, "", table, "", _LEGEND]), report
 
 # the other columns are in the JSON
 _SHOWN = ["padding", "batches", "computed_tokens", "length_correlation"]
@@ -302,7 +317,7 @@ def tokenize(
     reading = {"encoding": encoding, "header": not no_header}
     if bad_rows == "raise":
         column = text_column(files, column, **reading)
-    encode = load_folder("tasks").load_tokenizer(tokenizer)
+    encode = text_tokenizer(tokenizer)
     corpus = load_folder("bucketing").tokenize_corpus(
         files, encode, output_dir, column=column, max_length=max_length,
         bad_rows=bad_rows, **reading)
@@ -467,20 +482,6 @@ def _csv(table, separator):
     return text.rstrip("\n")
 
 # %% ../nbs/cli/commands.ipynb #msr00002
-def text_tokenizer(model: str):
-    "The tokenizer of a model. Raises `ValueError` for a folder without one."
-    try:
-        return load_folder("tasks").load_tokenizer(model)
-    except (OSError, ValueError) as error:
-        folder = Path(model)
-        names = " ".join(path.name for path in folder.glob("*"))
-        if not folder.is_dir() or re.search(r"token|vocab|\.model\b", names):
-            raise # it is on the hub, or damaged
-        raise ValueError(
-            f"the folder {model} has no tokenizer, and texts need one: save it there "
-            "with tokenizer.save_pretrained, or give a file with a column input_ids"
-        ) from error
-
 def training_rows(file: Path, model: str, column, label_column, max_length, **reading):
     """Rows with token ids; the `Task` of their labels, or None; and their tokenizer, or None.
 

@@ -151,6 +151,7 @@ def file_token_ids(
     *,
     column: str | None = None, # the one to read; None: a kind of `ROW_KINDS`, or text
     max_length: int | None = None, # longer sequences are truncated
+    on_empty: Callable | None = None, # called with file and row of one that is left out
     **options: Any, # of `table_rows`: bad_rows, encoding, header
 ) -> Iterator[list[int]]: # ids of one sequence; a preference pair has two
     """The sequences of files of any size and kind, in their order, as token ids.
@@ -168,6 +169,8 @@ def file_token_ids(
                     sequence = conversation_ids(sequence, tokenizer, encode, max_length)
                 if sequence and not (isinstance(sequence, str) and sequence.isspace()):
                     yield sequence
+                elif on_empty:
+                    on_empty(where)
         except ValueError as error:
             if options.get("bad_rows") != "skip":
                 raise ValueError(f"{where}: {error}") from error
@@ -191,7 +194,7 @@ def file_lengths(
     tokenizer: Any, # of transformers, or a function: list of strings -> lists of ids
     *,
     progress: Callable | None = None, # called with the number of sequences so far
-    **options: Any, # of `file_token_ids`: column, max_length, bad_rows, encoding, header
+    **options: Any, # of `file_token_ids`: column, max_length, on_empty, encoding ...
 ) -> np.ndarray: # shape (sequences,), int64; blank texts are left out
     """Tokens in each sequence of files of any size.
 

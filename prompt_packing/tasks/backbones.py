@@ -157,9 +157,12 @@ def load_from(
         except OSError as error: # no such model, or a file of it is missing
             if Path(place).exists():
                 raise
-            raise OSError(
-                f"{place}: {str(error).splitlines()[0]} Without a network set "
-                f"HF_HUB_OFFLINE=1, or take {' or '.join(BACKBONES)}") from error
+            advice = "Without a network set HF_HUB_OFFLINE=1"
+            if constants.HF_HUB_OFFLINE:
+                advice = ("HF_HUB_OFFLINE is set: the name is misspelt, or the model is not "
+                          "in the cache. Unset it to download")
+            raise OSError(f"{place}: {str(error).splitlines()[0]} {advice}, or take "
+                          f"{' or '.join(BACKBONES)}") from error
         except Exception as error: # the tokenizers library raises no other kind
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ValueError(f"{place} cannot be read ({reason}): if it is damaged, "

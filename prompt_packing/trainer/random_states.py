@@ -5,11 +5,16 @@
 # %% ../../nbs/trainer/random_states.ipynb #5023d3a8
 from __future__ import annotations
 
+import copy
 import random
-from collections.abc import Callable, Iterator
-from functools import partial
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dis import get_instructions
+from functools import lru_cache, partial
 from io import IOBase
-from types import FunctionType, MethodType, ModuleType
+from types import (
+    CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType)
 from typing import Any
 
 import numpy as np
@@ -19,13 +24,13 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
 from ..foundation.rows import (
-    COLLATOR_ERRORS, RowPassthrough, fork_rng, rng_state)
-from .loaders import StepDataLoader
+    COLLATOR_ERRORS, RowBatch, RowPassthrough, fork_rng, rng_state)
+from .loaders import StepDataLoader, StreamPosition
 
 # %% auto #0
 __all__ = ['get_random_state', 'set_random_state', 'RngRecordingCollator', 'RngRecordingSampler', 'RngRecordingStream',
            'torch_loader', 'record_rng', 'members_of', 'state_of', 'made_generator', 'set_state', 'OwnGenerators',
-           'own_generators', 'draws_in_workers']
+           'own_generators', 'draws_in_workers', 'batch_digest']
 
 # %% ../../nbs/trainer/random_states.ipynb #cb798460
 def get_random_state() -> tuple: # of python, numpy, torch on the CPU
@@ -48,8 +53,8 @@ class RngRecordingCollator:
     def begin(self, generators: OwnGenerators, passed_over: int = 0, calls: int = 0):
         """Before an epoch, whose first batches are passed over; `calls` of its batches
         are not collated."""
-        self.generators, self.passed_over = generators, passed_over
-        self.first, self.calls = calls, calls
+        self.generators, self.passed_over, self.calls = generators, passed_over, calls
+        self.last = None # the batch that was returned last, and the number of its rows
         self.states: dict[int, tuple] = {} # index of a batch -> the state before it
         # index of a batch -> what is called before it is read, and after it is collated
         self.before: dict[int, Callable] = {}
@@ -60,6 +65,8 @@ class RngRecordingCollator:
             return
         if index in self.before:
             self.before.pop(index)()
+        if index < self.passed_over + 3: # some make their generator when they first draw
+            self.generators.search()
         kept = {i: state for i, state in self.states.items() if i == index - 1}
         self.states = kept | {index: self.snapshot()}
 
@@ -67,10 +74,10 @@ class RngRecordingCollator:
         return get_random_state(), self.generators.state_dict()
 
     def __call__(self, rows: list) -> object:
+        num_rows = len(rows) if isinstance(rows, list) else 0
         batch = self.collate(rows)
+        self.last = batch, num_rows
         index, self.calls = self.calls, self.calls + 1
-        if index == self.first: # a collator may make its generator when it is called
-            self.generators.search()
         if index in self.after:
             self.after.pop(index)()
         return batch
@@ -141,12 +148,18 @@ def record_rng(dataloader: object) -> RngRecordingCollator | None:
 
 # %% ../../nbs/trainer/random_states.ipynb #88855ba2
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+# of the process; a checkpoint has their states besides
+_GLOBAL_GENERATORS = random.random.__self__, np.random.rand.__self__, torch.default_generator
 # holds no generator of the user's, or one that begins anew each epoch
 _CLOSED = (str, bytes, int, float, np.ndarray, torch.Tensor, torch.nn.Module, type,
            ModuleType, IOBase, PreTrainedTokenizerBase, SeedableRandomSampler)
+# their classes name no generator of the user's
+_LIBRARIES = {*sys.stdlib_module_names, "accelerate", "datasets", "numpy", "prompt_packing",
+              "tokenizers", "torch", "transformers"}
 
 def members_of(thing: Any) -> dict[str, Any]:
-    "What an object holds, by name: attributes, entries, arguments, closure, globals."
+    """What an object holds, by name: attributes, also of its class, entries, arguments,
+    closure, globals that its functions name."""
     if isinstance(thing, _CLOSED):
         return {}
     if isinstance(thing, (dict, list, tuple)):
@@ -154,15 +167,36 @@ def members_of(thing: Any) -> dict[str, Any]:
         return {str(key): value for key, value in items} if len(thing) <= 64 else {}
     if isinstance(thing, partial):
         return {"func": thing.func, "args": thing.args, "keywords": thing.keywords}
-    if isinstance(thing, MethodType):
+    if _is_bound(thing):
         return {"__self__": thing.__self__}
     if isinstance(thing, FunctionType):
         return _members_of_function(thing)
-    called = [vars(cls).get(name) for cls in type(thing).__mro__
-              for name in ("__call__", "__getitem__", "__iter__")]
-    functions = [f for f in called if isinstance(f, FunctionType)]
-    of_class = {name: value for f in functions for name, value in _globals_of(f).items()}
-    return of_class | dict(getattr(thing, "__dict__", {}))
+    members = _members_of_class(thing) | dict(getattr(thing, "__dict__", {}))
+    if type(thing).__module__.startswith("datasets."): # its own begin anew by `set_epoch`
+        return {name: value for name, value in members.items()
+                if not isinstance(value, _GENERATORS)}
+    return members
+
+def _is_bound(thing: Any) -> bool: # a method, such as `random.Random(3).random`
+    return isinstance(thing, MethodType) or isinstance(
+        getattr(thing, "__self__", None), _GENERATORS)
+
+def _members_of_class(thing: Any) -> dict[str, Any]:
+    "Attributes of an object's classes, its slots, and what methods name."
+    members: dict[str, Any] = {}
+    named: dict[str, Any] = {}
+    for cls in reversed(type(thing).__mro__):
+        if cls.__module__.partition(".")[0] in _LIBRARIES:
+            continue
+        for name, value in vars(cls).items():
+            function = getattr(value, "__func__", value) # of a static or class method
+            if isinstance(function, FunctionType):
+                named |= _globals_of(function)
+            elif isinstance(value, MemberDescriptorType): # a slot
+                members[name] = getattr(thing, name, None)
+            elif not name.startswith("__"):
+                members[name] = value
+    return named | members
 
 def _members_of_function(function: FunctionType) -> dict[str, Any]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or ())
@@ -171,9 +205,31 @@ def _members_of_function(function: FunctionType) -> dict[str, Any]:
         "__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__}
 
 def _globals_of(function: FunctionType) -> dict[str, Any]:
-    "Generators among the globals that a function names."
-    named = {name: function.__globals__.get(name) for name in function.__code__.co_names}
-    return {name: value for name, value in named.items() if isinstance(value, _GENERATORS)}
+    """Of the globals that a function names: generators, those that objects hold, and
+    functions of the same module."""
+    members: dict[str, Any] = {}
+    for name in _names_in(function.__code__):
+        value = function.__globals__.get(name)
+        if isinstance(value, FunctionType):
+            if value.__globals__ is function.__globals__:
+                members[name] = value
+        elif isinstance(value, _GENERATORS) or _is_bound(value):
+            members[name] = value
+        elif not isinstance(value, _CLOSED):
+            is_plain = isinstance(value, (dict, list, tuple))
+            held = members_of(value) if is_plain else getattr(value, "__dict__", {})
+            members |= {f"{name}.{key}": each for key, each in held.items()
+                        if isinstance(each, _GENERATORS)}
+    return members
+
+@lru_cache(1_000)
+def _names_in(code: CodeType) -> tuple[str, ...]:
+    "Of globals, also in functions and comprehensions inside; not of attributes."
+    names = [each.argval for each in get_instructions(code) if each.opname == "LOAD_GLOBAL"]
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            names += _names_in(each)
+    return (*dict.fromkeys(names),)
 
 def _is_filled(cell) -> bool:
     try:
@@ -242,7 +298,8 @@ class OwnGenerators:
         self.unsaved += [*found, *unsaved]
 
     def _held_by(self, roots: dict) -> tuple[dict, list]: # generators; paths without state
-        found, unsaved, seen = {}, [], set()
+        found, unsaved = {}, []
+        seen = {id(each) for each in _GLOBAL_GENERATORS}
         level = list(roots.items())
         for _ in range(6): # nests of collators in wrappers are not deeper
             deeper = []
@@ -263,6 +320,14 @@ class OwnGenerators:
     def state_dict(self) -> dict: # JSON-safe
         return {path: state_of(generator) for path, generator in self.found.items()}
 
+    def read(self) -> dict: # JSON-safe, also of a generator that was made just now
+        self.search()
+        return self.state_dict()
+
+    def put_back(self, states: dict) -> None: # of the generators that are found
+        for path, saved in states.items():
+            set_state(self.found[path], saved)
+
     def load_state_dict(self, states: dict) -> list[str]: # paths that are not restored
         self.search()
         missing = []
@@ -279,13 +344,21 @@ class OwnGenerators:
         holder = self.roots
         for name in names:
             holder = holder[name] if holder is self.roots else members_of(holder)[name]
-        if vars(holder)[last] is not None:
+        if getattr(holder, last) is not None:
             raise ValueError(f"{path} is no generator")
         setattr(holder, last, made_generator(saved))
         return getattr(holder, last)
 
 def _is_iterator(thing: Any) -> bool: # that is somewhere
     return hasattr(type(thing), "__next__") and not isinstance(thing, IOBase)
+
+def _collates(loader: DataLoader) -> bool:
+    "Whether a loader, or its workers, call the user's collator; else a step does later."
+    collate = loader.collate_fn
+    if isinstance(collate, RngRecordingCollator):
+        collate = collate.collate
+    is_later = isinstance(collate, RowPassthrough) and not collate.collates
+    return not is_later or collate.split is not None
 
 def own_generators(dataloader: object) -> OwnGenerators:
     "Of the collator, the data set and the sampler of a loader."
@@ -299,21 +372,73 @@ def own_generators(dataloader: object) -> OwnGenerators:
     sampler = {"sampler": getattr(sampler, "recorded", sampler)}
     data = loader.dataset
     data = data.recorded if isinstance(data, RngRecordingStream) else data
-    of_rows = {"collate_fn": collate, "dataset": data}
-    if loader.num_workers:
-        return OwnGenerators(sampler, elsewhere=of_rows)
-    return OwnGenerators(of_rows | sampler)
+    of_collator, of_rows = {"collate_fn": collate}, {"dataset": data}
+    if isinstance(data, StreamPosition): # a stream of ours draws its numbers itself
+        return OwnGenerators(of_collator)
+    if not loader.num_workers:
+        return OwnGenerators(of_collator | of_rows | sampler)
+    if _collates(loader):
+        return OwnGenerators(sampler, elsewhere=of_collator | of_rows)
+    return OwnGenerators(of_collator | sampler, elsewhere=of_rows)
 
 # %% ../../nbs/trainer/random_states.ipynb #225759ea
+def _copied_collator(collate: Callable) -> Callable:
+    "And copies of those that it wraps, as ours and transformers' do."
+    collate = copy.copy(collate)
+    held = getattr(collate, "__dict__", {})
+    for name in {"collate", "data_collator"} & {*held}:
+        held[name] = _copied_collator(held[name])
+    return collate
+
 def draws_in_workers(dataloader: object) -> bool:
     "Whether worker processes draw random numbers that a resumed run draws anew."
     loader = torch_loader(dataloader)
-    if not getattr(loader, "num_workers", 0) or isinstance(loader, StepDataLoader):
+    if not getattr(loader, "num_workers", 0):
         return False
+    seeds_steps = isinstance(loader, StepDataLoader)
+    data = loader.dataset.dataset if seeds_steps else loader.dataset
+    # copies, in which a generator is made if they make one when they first draw
+    collate, data = _copied_collator(loader.collate_fn), copy.copy(data)
     try:
         with fork_rng():
             before = rng_state()
-            loader.collate_fn([loader.dataset[i] for i in range(2)])
-            return rng_state() != before
+            collate([data[i] for i in range(2)])
+            draws = rng_state() != before
     except COLLATOR_ERRORS: # a stream, rows of another kind
-        return False
+        draws = False
+    drawn_from = {"dataset": data} | ({"collate_fn": collate} if _collates(loader) else {})
+    return bool(OwnGenerators(drawn_from).found) or draws and not seeds_steps
+
+# %% ../../nbs/trainer/random_states.ipynb #d16e5702
+def batch_digest(batch: Any, num_rows: int) -> list: # of what, and its checksum
+    "Of a batch, or of its rows where these are collated later."
+    if isinstance(batch, RowBatch) and batch.batch is None:
+        return [f"{num_rows} rows", _checksum(batch.rows)]
+    batch = batch.batch if isinstance(batch, RowBatch) else batch
+    return [f"batch of {num_rows} rows", _checksum(batch)]
+
+def _checksum(value: Any, crc: int = 0) -> int:
+    if isinstance(value, Mapping):
+        value = [*value.items()]
+    if not isinstance(value, (list, tuple)):
+        return zlib.crc32(_bytes_of(value), crc)
+    if all(type(each) is int for each in value): # token ids, at once
+        return zlib.crc32(repr([*value]).encode(), crc)
+    crc = zlib.crc32(str(len(value)).encode(), crc)
+    for each in value:
+        crc = _checksum(each, crc)
+    return crc
+
+def _bytes_of(leaf: Any) -> bytes:
+    if isinstance(leaf, torch.Tensor):
+        is_plain = leaf.layout is torch.strided and leaf.device.type == "cpu"
+        kind = f"{tuple(leaf.shape)} {leaf.dtype}".encode()
+        if not is_plain or leaf.is_quantized:
+            return kind
+        leaf = leaf.detach().resolve_conj().resolve_neg().contiguous()
+        return kind + leaf.reshape(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+        return f"{leaf.shape} {leaf.dtype}".encode() + leaf.tobytes()
+    if type(leaf) in (str, bytes, bool, int, float, complex, type(None)):
+        return repr(leaf).encode()
+    return repr(leaf.item() if isinstance(leaf, np.number) else type(leaf).__name__).encode()

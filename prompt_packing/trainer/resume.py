@@ -20,13 +20,13 @@ from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
 from ..foundation.private_apis import override
-from ..foundation.rows import fork_rng
+from ..foundation.rows import also_forked, fork_rng
 from .checkpoints import (
     OutputFolder, SaveState, position_file, warn_of_other_run)
 from .loaders import StreamPosition
 from .random_states import (
-    OwnGenerators, RngRecordingCollator, draws_in_workers, get_random_state,
-    own_generators, record_rng, set_random_state)
+    OwnGenerators, RngRecordingCollator, batch_digest, draws_in_workers,
+    get_random_state, own_generators, record_rng, set_random_state, torch_loader)
 
 _logger = logging.get_logger(__name__)
 
@@ -35,7 +35,8 @@ AHEAD = "rng_before_batch" # before the batch that was read ahead
 EPOCH = "rng_before_epoch" # before the epoch's sampler has drawn
 
 # %% auto #0
-__all__ = ['AHEAD', 'EPOCH', 'losses_of_process', 'restore_callbacks', 'RunState', 'ExactResumeMixin']
+__all__ = ['AHEAD', 'EPOCH', 'losses_of_process', 'restore_callbacks', 'compare_batch', 'check_step_size', 'has_optimizer',
+           'RunState', 'ExactResumeMixin']
 
 # %% ../../nbs/trainer/resume.ipynb #ab3303b2
 def losses_of_process(saved: list[dict], rank: int, world_size: int) -> dict:
@@ -68,6 +69,52 @@ def restore_callbacks(callbacks: Iterable[TrainerCallback], states: dict) -> Non
             for attribute, value in state.get("attributes", {}).items():
                 setattr(callback, attribute, value)
 
+# %% ../../nbs/trainer/resume.ipynb #4ef7e689
+_NOT_RESTORED = (
+    "The resumed run may draw other random numbers than the uninterrupted one: {} cannot be "
+    "restored. Draw from torch, numpy or random, or from a torch.Generator, "
+    "numpy.random.Generator or random.Random that the collator, data set or sampler holds, "
+    "with dataloader_num_workers=0.")
+_OTHER_BATCH = (
+    "The first batch of the resumed run is not the one that the checkpoint's run had read: "
+    "the run goes on, and ends with other weights than an uninterrupted one. If the data, "
+    "their order, the seed, the batch size and the collator are as before, rows or batches "
+    "are made with random numbers or counters that were not found. Draw from torch, numpy "
+    "or random, or from a generator that is an attribute of the collator or data set; "
+    "shuffle a stream by its set_epoch.")
+_NO_OPTIMIZER = (
+    "{} has no optimizer state, as with save_only_model=True: optimizer and learning rate "
+    "schedule start anew, so the resumed run ends with other weights than an uninterrupted "
+    "one. To resume exactly, train with save_only_model=False.")
+_OTHER_STEP_SIZE = (
+    "{} was made with {}, and this run has {}: it would pass over other rows than those "
+    "that were trained on. Resume with {}, or set ignore_data_skip=True to begin its "
+    "epoch at the first row.")
+
+def compare_batch(expected: list | None, recorder: RngRecordingCollator) -> None:
+    "A digest of a checkpoint with the batch that a resumed run has collated first."
+    if expected is None: # in older checkpoints, and where no batch was read ahead
+        return
+    kind, checksum = batch_digest(*recorder.last)
+    if kind == expected[0] and checksum != expected[1]:
+        _logger.warning(_OTHER_BATCH)
+
+def check_step_size(checkpoint: str, saved: dict, step_size: dict) -> None:
+    "Raises `ValueError` for another size; older checkpoints do not say theirs."
+    before = {name: saved.get(name, value) for name, value in step_size.items()}
+    if before != step_size:
+        of_checkpoint, of_run = (
+            ", ".join(f"{name}={value}" for name, value in sizes.items() if value
+                      or step_size[name] != before[name])
+            for sizes in (before, step_size))
+        raise ValueError(_OTHER_STEP_SIZE.format(
+            checkpoint, of_checkpoint, of_run, of_checkpoint))
+
+def has_optimizer(checkpoint: str) -> bool: # of any kind, also of sharded runs
+    names = os.listdir(checkpoint) if os.path.isdir(checkpoint) else ["optimizer"]
+    return any(name.startswith(("optimizer", "scheduler", "global_step"))
+               for name in names)
+
 # %% ../../nbs/trainer/resume.ipynb #c68e5792
 def _has_ended(state: TrainerState, callbacks: Iterable[TrainerCallback]) -> bool:
     "Whether nothing is left to train: all steps are, or early stopping has stopped."
@@ -86,6 +133,7 @@ class RunState:
     losses: dict | None = None # of the checkpoint, until they are put back
     has_numbers: bool = False # the random ones of the checkpoint were put back by us
     place: StreamPosition | None = None # where a stream of ours is
+    has_workers: bool = False # that read batches in place of this process
     recorder: RngRecordingCollator | None = None # of batches that are read in this process
     generators: OwnGenerators = field(default_factory=lambda: OwnGenerators({}))
     epoch_state: tuple | None = None # random state and own generators before the epoch
@@ -93,8 +141,14 @@ class RunState:
     batches: int = 0 # of the epoch, that the loop has read or passed over
     open_step: int | None = None # the step whose batches are read and not yet trained
     saves_after_step: bool = False # a checkpoint was wanted in the middle of a step
+    step_size: dict = field(default_factory=dict) # the arguments that decide it
+    unrestored: list = field(default_factory=list) # what a message has named
     rank: int = 0
     world_size: int = 1
+
+    def of_process(self, name: str) -> object: # None: not saved for this process alone
+        values = self.saved.get(name, [])
+        return values[self.rank] if len(values) == self.world_size else None
 
     @property
     def is_staging(self) -> bool: # a checkpoint is being written
@@ -104,19 +158,26 @@ class RunState:
         "Read what our checkpoint adds to transformers'."
         self.checkpoint = checkpoint
         self.rank, self.world_size = args.process_index, args.world_size
+        self.step_size = {name: getattr(args, name, None) or None
+                          for name in ("rows_per_step", "tokens_per_step")}
         path = position_file(checkpoint or "")
         if checkpoint is not None and path.is_file(): # transformers' has none
             self.saved = json.loads(path.read_text(encoding="utf-8"))
             self.losses = losses_of_process(self.saved["losses"], self.rank, self.world_size)
+            if not args.ignore_data_skip:
+                check_step_size(checkpoint, self.saved, self.step_size)
+        if checkpoint is not None and self.rank == 0 and not has_optimizer(checkpoint):
+            _logger.warning(_NO_OPTIMIZER.format(checkpoint))
 
     def begin_epoch(self, epoch: int, passed_over: int, dataloader: object,
                     is_stream: bool, load: Callable) -> None:
         "Record random states from here on; of a resumed epoch restore them first, by `load`."
         self.epoch, self.batches = epoch, passed_over
+        self.generators = own_generators(dataloader)
         if self.place is not None: # a stream of ours draws its numbers itself
             return
         self.recorder = record_rng(dataloader)
-        self.generators = own_generators(dataloader)
+        self.has_workers = getattr(torch_loader(dataloader), "num_workers", 0) > 0
         if self.recorder is not None:
             # of a stream, what is passed over is collated again; of numbered rows it is not
             self.recorder.begin(self.generators, passed_over, 0 if is_stream else passed_over)
@@ -127,13 +188,10 @@ class RunState:
 
     def _restore(self, passed_over: int, dataloader: object, load: Callable) -> None:
         "The random states of a checkpoint, each at its moment."
-        states = self.saved.get("generators", [])
-        states = states[self.rank] if len(states) == self.world_size else {}
+        states = self.of_process("generators") or {}
         missing = [*self.generators.unsaved]
         if not passed_over: # the epoch begins
-            load(self.checkpoint)
-            missing += self.generators.load_state_dict(states.get("now", {}))
-            self.has_numbers = True
+            self.restore_now(load)
         elif self.saved:
             if os.path.isdir(folder := os.path.join(self.checkpoint, EPOCH)):
                 load(folder)
@@ -142,8 +200,21 @@ class RunState:
                 self._restore_around_batch(passed_over, states, load)
         if passed_over and draws_in_workers(dataloader):
             missing.append("random numbers in worker processes")
-        if missing:
-            _logger.warning(_NOT_RESTORED.format(", ".join(dict.fromkeys(missing))))
+        self.name_unrestored(missing)
+
+    def restore_now(self, load: Callable) -> None:
+        "The states when the checkpoint was made."
+        load(self.checkpoint)
+        states = self.of_process("generators") or {}
+        self.name_unrestored(self.generators.load_state_dict(states.get("now", {})))
+        self.has_numbers = True
+
+    def name_unrestored(self, paths: list[str]) -> None:
+        "Say once what a resumed run may draw otherwise."
+        paths = [path for path in dict.fromkeys(paths) if path not in self.unrestored]
+        self.unrestored += paths
+        if paths:
+            _logger.warning(_NOT_RESTORED.format(", ".join(paths)))
 
     def _restore_around_batch(self, index: int, states: dict, load: Callable) -> None:
         "Before the first batch is read, and after it is collated."
@@ -152,13 +223,14 @@ class RunState:
 
         def before():
             load(ahead if was_ahead else self.checkpoint)
-            self.generators.load_state_dict(states.get("batch" if was_ahead else "now", {}))
+            saved = states.get("batch" if was_ahead else "now", {})
+            self.name_unrestored(self.generators.load_state_dict(saved))
 
         def after():
             if was_ahead:
-                load(self.checkpoint)
-                self.generators.load_state_dict(states.get("now", {}))
+                self.restore_now(load)
             self.has_numbers = True
+            compare_batch(self.of_process("ahead"), self.recorder)
 
         self.recorder.before[index], self.recorder.after[index] = before, after
 
@@ -171,20 +243,15 @@ class RunState:
 
     def own_states(self) -> dict:
         "Of generators, as a checkpoint keeps them; {} where there are none."
-        if not self.generators.found:
+        now = self.generators.read()
+        if not now:
             return {}
-        states = {"now": self.generators.state_dict()}
+        states = {"now": now}
         if self.state_ahead is not None:
             states["batch"] = self.state_ahead[1]
         if self.epoch_state is not None:
             states["epoch"] = self.epoch_state[1]
         return states
-
-_NOT_RESTORED = (
-    "The resumed run may draw other random numbers than the uninterrupted one: {} cannot be "
-    "restored. Draw from torch, numpy or random, or from a torch.Generator, "
-    "numpy.random.Generator or random.Random that the collator, data set or sampler holds, "
-    "with dataloader_num_workers=0.")
 
 # %% ../../nbs/trainer/resume.ipynb #4ef7e68d
 def first_batch_of_stream(run: RunState, data: object) -> tuple[int, int] | None:
@@ -202,15 +269,17 @@ def first_batch_of_stream(run: RunState, data: object) -> tuple[int, int] | None
 def position_json(run: RunState, accelerator: Accelerator, losses: dict) -> str:
     "What `data_position.json` says of all processes; the losses are of this one."
     state = None if run.place is None else run.place.state_dict()
+    digest = None if run.state_ahead is None else batch_digest(*run.recorder.last)
     # when all have come here, all have written
-    places, all_losses, generators = zip(
-        *gather_object([(state, losses, run.own_states())]))
+    places, all_losses, generators, ahead = zip(
+        *gather_object([(state, losses, run.own_states(), digest)]))
     epoch, batches = run.epoch, run.batches
     # after the last batch of an epoch a resumed run begins with the next one
     if accelerator.gradient_state.end_of_dataloader:
         epoch, batches = epoch + 1, 0
-    return json.dumps({"places": places, "losses": all_losses,
-                       "generators": generators, "epoch": epoch, "batches": batches})
+    return json.dumps({
+        "places": places, "losses": all_losses, "generators": generators, "ahead": ahead,
+        "epoch": epoch, "batches": batches, **run.step_size})
 
 # %% ../../nbs/trainer/resume.ipynb #8ef634b6
 class _AtomicCheckpointMixin:
@@ -289,7 +358,9 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
         saves = self.args.save_strategy != "no" or self.args.enable_jit_checkpoint
         output = OutputFolder(self._get_output_dir(trial), self.accelerator,
                               self.args.save_total_limit)
-        with output.locked(locks=saves), override(run, output=output):
+        with (output.locked(locks=saves), override(run, output=output),
+              also_forked(lambda: run.generators.read(),
+                          lambda states: run.generators.put_back(states))):
             checkpoint = output.find(resume_from_checkpoint)
             run.adopt(checkpoint, self.args)
             return super().train(checkpoint, trial, *args, **kwargs)
@@ -354,13 +425,16 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
     def get_batch_samples(self, *args, **kwargs):
         "Before the batches of a step are read."
         run = self._run_state
+        needs_numbers = run.checkpoint is not None and not run.has_numbers
         # a stream of ours reads no batch ahead: here the checkpoint was made
-        if run.place is not None and run.checkpoint and not run.has_numbers:
-            super()._load_rng_state(run.checkpoint)
-            run.has_numbers = True
+        if needs_numbers and run.place is not None:
+            run.restore_now(super()._load_rng_state)
         # it stays the open one until callbacks have had `on_pre_optimizer_step`
         run.open_step = self.state.global_step
         batches, items = super().get_batch_samples(*args, **kwargs)
+        # workers are started above, which draws a number; rows may be collated below
+        if needs_numbers and run.has_workers:
+            run.restore_now(super()._load_rng_state)
         run.batches += len(batches)
         return batches, items
 
