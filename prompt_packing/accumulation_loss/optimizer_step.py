@@ -346,7 +346,7 @@ class StrategyChooser:
             try:
                 batch = dry_run.full_batch(rows)
             except FAILURES as error:
-                return f"the collator fails for a few rows ({short_text(error)})"
+                return f"no batch can be made of a few rows ({short_text(error)})"
             modules = find_chunked_modules(dry_run, batch, rows)
             self.findings.set(chunked_modules=self.processes.of_first(modules))
             self.failure = self.failure or dry_run.failure

@@ -22,6 +22,7 @@ from transformers import Trainer
 from .dry_run import is_sharded, reshard
 from .target_logits import on_target_logits
 from ..foundation.private_apis import forward_without_autocast, override, set_sync
+from ..foundation.rows import fork_rng
 from ..foundation.snapshots import state_preserved
 
 # %% auto #0
@@ -127,13 +128,17 @@ class TrainerAdapter(Engine):
         # batches before us
         super().__init__(trainer)
         self._training_step = training_step
-        self.prepare = trainer._prepare_inputs
         # (rows, some of their indices) -> a micro-batch as it is computed: packed, say
         self.micro_batch = getattr(
             trainer, "make_micro_batch", lambda rows, indices: rows.to_batch(indices))
         self.overrides, self.overrides_step = overrides, "training_step" in overrides
         self.packs = bool(getattr(trainer.args, "pack", None)) # rows into one
         self.main_input = getattr(trainer.model, "main_input_name", "input_ids")
+
+    def prepare(self, batch):
+        "As before a training step, and in vain: what an override counts there is put back."
+        with fork_rng(), self.state_preserved():
+            return self._trainer._prepare_inputs(batch)
 
     def splits_steps(self) -> bool: # with `TokenBudgetMixin`
         "Whether a step may be computed in other micro-batches than the loader's."

@@ -195,7 +195,7 @@ class _StepLoaderMixin:
         "Of a micro-batch; the first of a training shows whether its collator packs rows."
         if not self._layout_is_known and not getattr(self.args, "pack", None):
             fault = cross_attention_fault(self._steps.adapter.unwrap(model),
-                                 self._prepare_inputs(inputs), self._autocast)
+                                 self._steps.adapter.prepare(inputs), self._autocast)
             if fault:
                 self.findings.report(_attends_across.format(fault))
         self._layout_is_known = True
