@@ -474,8 +474,10 @@ class AttemptComputer:
         self.last_micro_batches = micro_batches
         if self.adapter.needs_equal_counts(model):
             micro_batches = attempt.as_many_as_others(micro_batches, self.processes)
-        self.adapter.backward(model, micro_batches, count, partial(
+        total = self.adapter.backward(model, micro_batches, count, partial(
             self.adapter.as_single_micro_batch, attempt.wrap_compute_loss, attempt.targets))
+        if not attempt.done: # the user's `training_step` calls no `compute_loss`
+            attempt.loss = total / len(micro_batches)
 
     def _full_batch(self, model, step: OptimizerStep, attempt: Attempt, index: int):
         "The backbone in chunks of the rows of this process, the loss over the rows of all."
