@@ -9,9 +9,11 @@ from copy import copy
 from dataclasses import dataclass
 import torch
 from accelerate import Accelerator
-from .loss_facts import Findings, LossFacts, Strategy, counted_targets, numbers
+from .loss_facts import (
+    Findings, LossFacts, Strategy, counted_targets, numbers)
 from .trainer_adapter import Collectives
-from .verification import FAILURES, DryRun, collates_rows, few_rows, many_rows, verify_loss
+from .verification import (
+    FAILURES, DryRun, collates_rows, few_rows, many_rows, verify_loss)
 from ..foundation.rows import (
     CollatedRows, LazyBatch, RowBatch, RowLengths, StepRows, num_rows_of,
     pass_rows_through, select_rows)

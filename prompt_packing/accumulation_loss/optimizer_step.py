@@ -14,13 +14,16 @@ import torch
 from accelerate.utils import send_to_device
 from .dry_run import detach_gradients, restore_gradients
 from .gradient_cache import GatheredRows, gradient_caching
-from .loss_facts import Findings, LossFacts, Strategy, counted_targets, numbers
-from .normalizer import common_ratio, signature_of, silence, sums_rows
+from .loss_facts import (
+    Findings, LossFacts, Strategy, counted_targets, numbers)
+from .normalizer import (
+    common_ratio, signature_of, silence, sums_rows)
 from .trainer_adapter import Collectives, TrainerAdapter
 from .verification import (
     FAILURES, DryRun, VerificationResult, FullBatchRows, few_rows, find_chunked_modules,
     fits_at_once, many_rows, short_text, verification_is_due, verify_loss)
-from ..foundation.rows import CollatedRows, RowLengths, StepRows, as_dict, fork_rng, num_rows_of
+from ..foundation.rows import (
+    CollatedRows, RowLengths, StepRows, as_dict, fork_rng, num_rows_of)
 
 # %% auto #0
 __all__ = ['UNEQUAL_COUNTS', 'NEW_TERMS', 'NO_CHUNKS', 'PRE_COLLATED', 'RANDOM_LOSS', 'CONSTANT_DIVISOR', 'next_strategy',

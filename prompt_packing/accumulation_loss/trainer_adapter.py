@@ -21,7 +21,8 @@ from transformers import Trainer
 
 from .dry_run import is_sharded, reshard
 from .target_logits import on_target_logits
-from ..foundation.private_apis import forward_without_autocast, override, set_sync
+from ..foundation.private_apis import (
+    forward_without_autocast, override, set_sync)
 from ..foundation.rows import fork_rng
 from ..foundation.snapshots import state_preserved
 

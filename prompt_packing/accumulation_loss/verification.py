@@ -20,8 +20,10 @@ from .dry_run import (
     ParameterWriteMonitor, detach_gradients, graph_without_activations, is_sharded,
     leaves_of, no_gradient_checkpointing, reshard, restore_gradients, side_effect_free)
 from .gradient_cache import find_chunkable_modules, gradient_caching
-from .loss_facts import LossFacts, Strategy, counted_targets, numbers
-from .normalizer import class_weights_of, common_ratio, signature_of, sums_rows
+from .loss_facts import (
+    LossFacts, Strategy, counted_targets, numbers)
+from .normalizer import (
+    class_weights_of, common_ratio, signature_of, sums_rows)
 from .target_logits import MOST, target_states
 from ..foundation.rows import (
     CollatedRows, StepRows, as_dict, fork_rng, num_rows_of, rng_state, same_batch)
