@@ -551,10 +551,12 @@ class OptimizerStepComputer:
     def _by_attempts(self, model, step: OptimizerStep) -> torch.Tensor:
         parameters = self.adapter.parameters(model)
         strategy, kept = self.chooser.choose(model, step), detach_gradients(parameters)
+        before = self.adapter.snapshot(model)
         attempt = self.attempts.compute(model, step, strategy, self.schedule.begun)
         # this ends: what is split can become a full batch, which can only be given up
         while (other := self._other(model, step, attempt)) is not attempt.strategy:
             detach_gradients(parameters) # of this attempt, for good
+            before.restore()
             # random numbers go on as if nothing were computed twice
             with fork_rng() if attempt.done else nullcontext():
                 attempt = self.attempts.compute(model, step, other, self.schedule.begun)
