@@ -206,7 +206,6 @@ def _from_backbone(
     tokenizer = own_tokenizer if tokenizer is None else tokenizer
     pooling = pooling or ("last" if facts.causal else "mean")
     names = _numbered_names(num_labels, id2label)
-    _check_vocabulary(tokenizer, backbone)
     config = cls.config_class(
         backbone_name=facts.source, backbone_fingerprint=facts.digest,
         backbone_dtype=str(facts.dtype).removeprefix("torch."),
@@ -220,6 +219,7 @@ def _from_backbone(
         backbone.get_input_embeddings(), init, prompt_tokens, tokenizer, seed)
     config.prompt_tokens = len(start)
     tokenizer = _fitted(tokenizer, facts, len(start)) # there must be some room
+    _check_vocabulary(tokenizer, backbone)
     model = cls(config, backbone, facts, seed)
     if len(start):
         model.prompt.weight.data.copy_(start)

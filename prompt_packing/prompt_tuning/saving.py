@@ -115,9 +115,9 @@ def warn_not_loadable(reason:str): # as `why_not_loadable` returns it
     "A message, once, about a prompt whose folder does not bring its backbone back."
     _logger.warning_once(
         f"from_pretrained will not find the backbone of this prompt: {reason}. Save "
-        "the backbone, backbone.save_pretrained(folder), and make the prompt with "
-        "from_backbone(folder, ...); or keep it, and pass from_pretrained(..., "
-        "backbone=it).")
+        "the backbone and its tokenizer in a folder, with save_pretrained, and make "
+        "the prompt with from_backbone(folder, ...); or keep the backbone, and pass "
+        "from_pretrained(..., backbone=backbone).")
 
 # %% ../../nbs/prompt_tuning/saving.ipynb #258f1118
 _hub_arguments = {"cache_dir", "force_download", "local_files_only", "proxies",
