@@ -65,8 +65,7 @@ def read_record(
     except (ValueError, RecursionError) as error: # a UnicodeDecodeError is one too
         fault = str(error)
     if fault:
-        raise ValueError(f"{file} is not a result file of compare: {fault}. Remove it, "
-                         "and the next comparison makes it again.")
+        raise ValueError(f"{file} is not a result file of compare: {fault}.")
     return record
 
 def _load_records(output_dir):

@@ -193,8 +193,14 @@ def _records(runs, output_dir, keep_finetuned, executor, what, **options):
         if reason is not None:
             refused[run] = reason
             _logger.warning(f"Skipping {run.name}: {reason.rstrip('.')}.")
-    records = {r: read_record(_file(r, output_dir)) for r in runs if r not in refused}
+    records = {r: _record(r, output_dir) for r in runs if r not in refused}
     return records, refused
+
+def _record(run, output_dir):
+    try:
+        return read_record(_file(run, output_dir))
+    except ValueError as error:
+        raise ValueError(f"{error} Remove it, and the run is made again.") from error
 
 def _is_done(run, output_dir, keep_finetuned):
     "Whether there is a record, and the model with it where it is wanted."
