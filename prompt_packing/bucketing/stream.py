@@ -176,7 +176,8 @@ def read_windows(
 def _source_of(source: Any, shuffle: bool, *, columns: Sequence[str], encoding: str,
                header: bool, seed: int, **options) -> FileSource | DatasetSource:
     "Of files, or of an iterable data set."
-    if hasattr(source, "__iter__") and not isinstance(source, (list, tuple, str)):
+    is_files = isinstance(source, (list, tuple, str, set, frozenset))
+    if hasattr(source, "__iter__") and not is_files:
         return DatasetSource(source, shuffle, **options)
     return FileSource(source, shuffle, seed=seed, columns=columns, encoding=encoding,
                       header=header, **options)
