@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 # %% auto #0
 __all__ = ['ROW_KINDS', 'MAX_READERS', 'token_encoder', 'sequence_columns', 'row_sequences', 'conversation_ids', 'file_token_ids',
-           'file_lengths', 'FileSource', 'DatasetSource', 'SourceReader']
+           'file_lengths', 'file_paths', 'FileSource', 'DatasetSource', 'SourceReader']
 
 # %% ../../nbs/bucketing/sources.ipynb #c0ead775
 def token_encoder(
@@ -249,6 +249,7 @@ class FileSource:
         self.paths, self.shuffle, self.seed = file_paths(paths), shuffle, seed
         self.num_readers = min(len(self.paths), MAX_READERS) if shuffle else 1
         self.options = options
+        self.columns = options.get("columns", ()) # beside the text
         self.checksums: dict[int, str] = {} # of the files that were opened, by number
         names = "\n".join(map(os.path.basename, self.paths))
         self.name = f"{len(self.paths)} files, checksum {zlib.crc32(names.encode())}"
@@ -290,6 +291,7 @@ class FileSource:
 class DatasetSource:
     "An iterable data set of texts, of dicts with a text, or of dicts with `input_ids`."
     checksums: dict[int, str] = {} # it has no files
+    columns = () # rows have those that they have
 
     def __init__(self,
         dataset: Iterable, # of torch or of `datasets`
