@@ -399,6 +399,9 @@ def load_task(
     if not 0 <= validation < 1:
         raise ValueError(f"validation is {validation}: give the share of the rows to "
                          "hold out, such as 0.1, or 0 for none")
+    if isinstance(labels, (set, frozenset)):
+        raise TypeError("labels is a set, which has no order: give a list of the names "
+                        "in the order of their numbers")
     is_named, metrics = isinstance(name, str) and name in TASKS, None
     if is_named:
         labels, metrics, problem_type = TASKS[name].values()
