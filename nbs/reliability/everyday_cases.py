@@ -3124,6 +3124,22 @@ def average_meter_on_the_trainer(Trainer, args):
 
 
 @case("state")
+def meter_where_a_micro_batch_fails(Trainer, args):
+    class Counting(Trainer):
+        rows = 0
+
+        def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+            self.rows += len(inputs["labels"])
+            if len(inputs["labels"]) < 8 and (inputs["x"] > 2.5).any():
+                raise ValueError("an outlier needs its full batch")
+            outputs = model(inputs["x"])
+            loss = F.cross_entropy(outputs["logits"], inputs["labels"])
+            return (loss, outputs) if return_outputs else loss
+
+    return on_tables(Counting, args), lambda trained: {"rows": trained.rows}
+
+
+@case("state")
 def labels_shifted_in_place(Trainer, args):
     def collate(rows):
         batch = default_data_collator(rows)

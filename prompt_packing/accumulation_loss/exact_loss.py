@@ -26,7 +26,8 @@ from .trainer_adapter import (
     Collectives, TrainerAdapter, add_up_in_float32, unsupported_reason)
 from prompt_packing.accumulation_loss.optimizer_step import (
     OptimizerStep, OptimizerStepComputer)
-from ..foundation.private_apis import check_mro, forget_preparation, override
+from ..foundation.private_apis import (
+    check_mro, forget_preparation, override)
 from ..foundation.rows import (
     LazyBatch, RowLengths, RowBatch, StepRows, as_dict, pass_rows_through,
     batch_identity, restore_collator)

@@ -70,9 +70,10 @@ MESSAGES: dict[str, tuple[Exactness, str]] = { # code -> (exactness, text)
         "rows could not be verified. From now on {description}. Pass rows and a "
         "data_collator to have them verified."),
     "stateful": (_U, "The {what} returns a different result for the same rows (it has "
-        "state, such as a counter, or random numbers of its own). Verification and micro-batches call it more "
-        "often than training without them, so gradients could not be verified. Make it "
-        "depend on its input only, or set gradient_accumulation_steps=1."),
+        "state, such as a counter, or random numbers of its own). Verification and "
+        "micro-batches call it more often than training without them, so gradients could "
+        "not be verified. Make it depend on its input only, or set "
+        "gradient_accumulation_steps=1."),
     "target_only_logits": (_U, "Target-only logits changed the loss in this "
         "verification. They are off from now on; steps since the last verification may "
         "be inexact."),

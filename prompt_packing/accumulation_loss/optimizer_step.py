@@ -14,13 +14,16 @@ import torch
 from accelerate.utils import send_to_device
 from .dry_run import detach_gradients, restore_gradients
 from .gradient_cache import GatheredRows, gradient_caching
-from .loss_facts import Findings, LossFacts, Strategy, counted_targets, numbers
-from .normalizer import common_ratio, signature_of, silence, sums_rows
+from .loss_facts import (
+    Findings, LossFacts, Strategy, counted_targets, numbers)
+from .normalizer import (
+    common_ratio, signature_of, silence, sums_rows)
 from .trainer_adapter import Collectives, TrainerAdapter
 from .verification import (
     FAILURES, DryRun, VerificationResult, FullBatchRows, few_rows, find_chunked_modules,
-    fits_at_once, many_rows, short_text, verification_is_due, verify_loss)
-from ..foundation.rows import CollatedRows, RowLengths, StepRows, as_dict, fork_rng, num_rows_of
+    fits_at_once, many_rows, short_text, verification_is_due, verify_loss, widest_rows)
+from ..foundation.rows import (
+    CollatedRows, RowLengths, StepRows, as_dict, fork_rng, num_rows_of)
 
 # %% auto #0
 __all__ = ['UNEQUAL_COUNTS', 'NEW_TERMS', 'NO_CHUNKS', 'PRE_COLLATED', 'RANDOM_LOSS', 'CONSTANT_DIVISOR', 'next_strategy',
@@ -196,6 +199,14 @@ class StepRowsChooser:
                 return FullBatchRows(rows, planned)
         return many_rows(rows, lengths, tokens)
 
+    def widest(self, step: OptimizerStep) -> StepRows | None:
+        "The shortest and the longest row of the step, of all processes."
+        def ends(rows: list) -> StepRows | None:
+            return widest_rows(StepRows(rows, step.rows.collate), self.lengths.or_ones(rows))
+        mine = ends(step.rows.rows)
+        mine = step.rows.rows[:1] if mine is None else mine.rows
+        return ends(self.processes.rows([mine]))
+
     def tokens_at_once(self, batches: list[list]) -> int: # rows of each loader batch
         "The budget, or the tokens of the largest loader batch."
         return self.adapter.token_budget or max(
@@ -321,8 +332,11 @@ class StrategyChooser:
         if rows is None:
             return self.recorder.accept_unverified("pre_collated", dry_run, step)
         is_first = not (facts.num_verifications or is_one_micro_batch)
-        many = self.rows.many(step) if is_first and self.rows.can_join(step) else None
-        result = verify_loss(dry_run, facts, rows, many, is_one_micro_batch)
+        more = []
+        if self.rows.can_join(step):
+            more = [self.rows.widest(step), self.rows.many(step) if is_first else None]
+        more = [each for each in more if each is not None]
+        result = verify_loss(dry_run, facts, rows, more, is_one_micro_batch)
         self.failure = dry_run.failure
         # zeros equal zeros, which shows nothing: as if it were not verified
         is_vain = result is None or bool(result.strategies) and not result.is_conclusive
@@ -548,10 +562,12 @@ class OptimizerStepComputer:
     def _by_attempts(self, model, step: OptimizerStep) -> torch.Tensor:
         parameters = self.adapter.parameters(model)
         strategy, kept = self.chooser.choose(model, step), detach_gradients(parameters)
+        before = self.adapter.snapshot(model)
         attempt = self.attempts.compute(model, step, strategy, self.schedule.begun)
         # this ends: what is split can become a full batch, which can only be given up
         while (other := self._other(model, step, attempt)) is not attempt.strategy:
             detach_gradients(parameters) # of this attempt, for good
+            before.restore()
             # random numbers go on as if nothing were computed twice
             with fork_rng() if attempt.done else nullcontext():
                 attempt = self.attempts.compute(model, step, other, self.schedule.begun)

@@ -21,9 +21,10 @@ from transformers import Trainer
 
 from .dry_run import is_sharded, reshard
 from .target_logits import on_target_logits
-from ..foundation.private_apis import forward_without_autocast, override, set_sync
+from ..foundation.private_apis import (
+    forward_without_autocast, override, set_sync)
 from ..foundation.rows import fork_rng
-from ..foundation.snapshots import state_preserved
+from ..foundation.snapshots import StateSnapshot, state_preserved
 
 # %% auto #0
 __all__ = ['Engine', 'defined_normalizer', 'reported_gather', 'TrainerAdapter', 'Collectives', 'add_up_in_float32',
@@ -121,6 +122,8 @@ def _cloned(batch):
         batch, PackedSequence) else copy(batch)
 
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #0fd428d1
+_MODELS = "model", "model_wrapped", "deepspeed" # attributes of a Trainer
+
 class TrainerAdapter(Engine):
     "A Trainer as those see it who decide how steps are computed."
     def __init__(self, trainer, training_step: Callable, overrides: set = frozenset()):
@@ -170,11 +173,16 @@ class TrainerAdapter(Engine):
         "What the Trainer holds is afterwards what it was; an engine's model counts itself."
         trainer = self._trainer
         model = self.unwrap(trainer.model)
-        wrappers = [trainer.model, getattr(trainer, "model_wrapped", None),
-                    getattr(trainer, "deepspeed", None)]
+        wrappers = [getattr(trainer, name, None) for name in _MODELS]
         keeps = not (self.steps_in_backward or is_sharded(model))
         left_alone = [each for each in wrappers if not (keeps and each is model)]
         return state_preserved(trainer, [*model.parameters(), *left_alone])
+
+    def snapshot(self, model) -> StateSnapshot:
+        "What the Trainer holds, without its model: little enough for each step."
+        model = self.unwrap(model)
+        wrappers = (getattr(self._trainer, name, None) for name in _MODELS)
+        return StateSnapshot(self._trainer, [*model.parameters(), model, *wrappers])
 
     def count(self, batches: list): # `num_items_in_batch` of this process's batches
         with override(self._trainer.args, average_tokens_across_devices=False):

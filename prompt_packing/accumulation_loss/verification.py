@@ -4,7 +4,7 @@
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #a0021610
 from __future__ import annotations
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -20,18 +20,20 @@ from .dry_run import (
     ParameterWriteMonitor, detach_gradients, graph_without_activations, is_sharded,
     leaves_of, no_gradient_checkpointing, reshard, restore_gradients, side_effect_free)
 from .gradient_cache import find_chunkable_modules, gradient_caching
-from .loss_facts import LossFacts, Strategy, counted_targets, numbers
-from .normalizer import class_weights_of, common_ratio, signature_of, sums_rows
+from .loss_facts import (
+    LossFacts, Strategy, counted_targets, numbers)
+from .normalizer import (
+    class_weights_of, common_ratio, signature_of, sums_rows)
 from .target_logits import MOST, target_states
 from ..foundation.rows import (
     CollatedRows, StepRows, as_dict, fork_rng, num_rows_of, rng_state, same_batch)
-from ..foundation.snapshots import counters, integers_of
+from ..foundation.snapshots import counters, integers_of, state_preserved
 
 # %% auto #0
 __all__ = ['FAILURES', 'SEEDS', 'short_text', 'BatchResult', 'combine', 'Comparison', 'gradient_of', 'DryRun', 'shuffled',
-           'few_rows', 'random_splits', 'FullBatchRows', 'fits_at_once', 'many_rows', 'verification_is_due',
-           'VerificationResult', 'fitting_strategies', 'collates_rows', 'without_padding_of_others',
-           'alignments_to_try', 'differing', 'verify_loss', 'find_chunked_modules']
+           'few_rows', 'random_splits', 'FullBatchRows', 'fits_at_once', 'many_rows', 'widest_rows',
+           'verification_is_due', 'VerificationResult', 'fitting_strategies', 'collates_rows',
+           'without_padding_of_others', 'alignments_to_try', 'differing', 'verify_loss', 'find_chunked_modules']
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #04e39636
 FAILURES = Exception # that a loss, a model or a collator may raise at a batch
@@ -183,8 +185,15 @@ class DryRun(Comparison):
 
     def full_batch(self, rows: StepRows):
         "The rows as one batch, as the user's collator makes it."
-        with fork_rng(), self.adapter.state_preserved():
+        with self.unnoticed(rows):
             return self.adapter.prepare(self.collated(rows.to_batch))
+
+    @contextmanager
+    def unnoticed(self, rows: StepRows | CollatedRows) -> Iterator[None]:
+        "Batches are made of rows, and random numbers and the user's objects stay as they are."
+        collate = getattr(rows, "collate", None) # also one that a data set brings
+        with fork_rng(), self.adapter.state_preserved(), state_preserved(collate):
+            yield
 
     def collated(self, make: Callable):
         """What `make` collates, on all processes or on none.
@@ -328,6 +337,18 @@ def many_rows(rows: StepRows, lengths: np.ndarray, tokens: int) -> StepRows | No
     chosen.loader_batches = [chosen.rows[i:i + each] for i in starts]
     return chosen if len(chosen.loader_batches) > 1 else None
 
+def widest_rows(rows: StepRows, lengths: np.ndarray) -> StepRows | None:
+    """The shortest and the longest row, each a micro-batch; None: they are as long.
+
+    What depends on the width of a batch shows there: frequencies of a rotary embedding
+    that the longest row chooses (dynamic NTK, LongRoPE), attention of another kind."""
+    shortest, longest = int(lengths.argmin()), int(lengths.argmax())
+    if lengths[shortest] == lengths[longest]:
+        return None
+    chosen = rows.select([shortest, longest])
+    chosen.loader_batches = [[row] for row in chosen.rows]
+    return chosen
+
 # %% ../../nbs/accumulation_loss/verification.ipynb #f66bf38a
 def verification_is_due(
     step: int, # of this run, from 1
@@ -361,12 +382,12 @@ def fitting_strategies(
     splits: list, # each of lists of row indices
     batch, # the full batch
     full: BatchResult, # what it gave
-    many: StepRows | None = None, # compared by loss value, without gradients
+    more: Sequence[StepRows] = (), # compared by loss value, without gradients
 ) -> VerificationResult:
     """By which strategies micro-batches of the rows give the full batch.
 
-    A few rows may never reach a bound (forty targets, the eight hardest rows), so
-    `many` are compared as well."""
+    A few rows may never reach a bound (forty targets, the eight hardest rows, the width
+    from which a model computes otherwise), so `more` are compared as well."""
     found = VerificationResult([Strategy.SUM, Strategy.WEIGHTED_MEAN], full=full, batch=batch)
     size = num_rows_of(batch) or 1 # 1: packed rows
     if 1 < size < len(rows): # it packs them, so they are no longer alone
@@ -386,8 +407,8 @@ def fitting_strategies(
     found.is_conclusive = dry_run.is_conclusive(full) and any(
         each.weight for each in found.results) and all(
         dry_run.is_conclusive(each) or each.loss == 0 for each in found.results)
-    if many is not None:
-        _verify_loss_only(dry_run, many, found)
+    for each in more:
+        _verify_loss_only(dry_run, each, found)
     return found
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #ee347463
@@ -400,7 +421,7 @@ def _splits_and_one_that_separates(dry_run: DryRun, found: VerificationResult,
         return
     for seed in range(2, 8):
         split, = random_splits(len(rows), seed)
-        with fork_rng():
+        with dry_run.unnoticed(rows):
             batches = [dry_run.micro_batch(rows, indices) for indices in split]
         found_counts = [counted_targets(dry_run.adapter.prepare(each)) for each in batches]
         counts = [numbers(each.get(name, 0.0) for each in found_counts) for name in names]
@@ -409,7 +430,7 @@ def _splits_and_one_that_separates(dry_run: DryRun, found: VerificationResult,
             return
 
 def _run_micro_batches(dry_run: DryRun, found: VerificationResult, rows, split, loss_only=False):
-    with fork_rng(), dry_run.adapter.state_preserved():
+    with dry_run.unnoticed(rows):
         batches = dry_run.collated(
             lambda: [dry_run.micro_batch(rows, indices) for indices in split])
         if dry_run.trims and not loss_only:
@@ -466,9 +487,9 @@ def collates_rows(rows: StepRows) -> bool: # two rows at least
 
     `lambda rows: rows[0]` takes batches out of a data set whose items are batches."""
     try:
-        with fork_rng(0):
+        with fork_rng(0), state_preserved(rows.collate):
             alone = rows.to_batch([0])
-        with fork_rng(0):
+        with fork_rng(0), state_preserved(rows.collate):
             return not same_batch(alone, rows.to_batch([0, 1]))
     except FAILURES: # as of a collator that needs two rows
         return True
@@ -491,17 +512,20 @@ def _verify_collator(dry_run: DryRun, result: VerificationResult, rows: StepRows
     # transformers may have put one that removes columns around it
     collator = {"": rows.collate, "of columns": getattr(rows.collate, "data_collator", None)}
     numbers_before = integers_of(collator)
-    with dry_run.adapter.state_preserved():
+    def batch():
         with fork_rng(0):
-            before, first = rng_state(), dry_run.collated(rows.to_batch)
-            draws = rng_state() != before
+            return dry_run.collated(rows.to_batch), rng_state()
+    with dry_run.unnoticed(rows):
         with fork_rng(0):
-            second = dry_run.collated(rows.to_batch)
+            before = rng_state()
+        (first, after), (second, _) = batch(), batch()
         counts_calls = counters(numbers_before, integers_of(collator), calls=2)
-        has_state = bool(counts_calls) or not same_batch(first, second)
-    if has_state:
+    moves = not same_batch(first, second) # with a generator of its own, say
+    with dry_run.unnoticed(rows):
+        has_state = moves and not same_batch(first, batch()[0])
+    if has_state or counts_calls:
         result.stateful.append("collator")
-    result.facts["collator_is_random"] = draws or has_state
+    result.facts["collator_is_random"] = after != before or moves or bool(counts_calls)
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #cc616a41
 SEEDS = range(1, 7) # a loss that draws only now and then does so with one of them
@@ -546,7 +570,7 @@ def verify_loss(
     dry_run: DryRun,
     facts: LossFacts, # so far
     rows: StepRows, # a few of a real step, the same on all processes
-    many: StepRows | None = None, # more of them, compared by loss value
+    more: Sequence[StepRows] = (), # others, compared by loss value
     is_one_micro_batch: bool = False, # compared with the full batch as it is: packed, say
 ) -> VerificationResult | None: # None: nothing to see
     """Find out, or verify, how the losses of micro-batches give that of the full batch.
@@ -571,7 +595,7 @@ def verify_loss(
     split_from = rows
     # where the collator makes two entries of a row, nothing says which belong to it
     if is_random and num_rows_of(batch) == len(rows):
-        split_from, many = CollatedRows(batch, len(rows)), None
+        split_from, more = CollatedRows(batch, len(rows)), ()
         dry_run.trims = dry_run.has_unequal_lengths(rows)
     buffers, found = dry_run.buffers, None
     result.full, result.batch = full, batch
@@ -585,7 +609,7 @@ def verify_loss(
     splits = [[range(len(rows))]] if is_one_micro_batch else random_splits(len(rows), index)
     tried = alignments_to_try(dry_run, facts.target_only_logits, rows, batch)
     for dry_run.targets in [*tried, None]:
-        found = fitting_strategies(dry_run, split_from, splits, batch, full, many)
+        found = fitting_strategies(dry_run, split_from, splits, batch, full, more)
         if found.strategies:
             break
     found.facts, found.stateful = result.facts, result.stateful

@@ -62,7 +62,7 @@ _CLOSED = (type, ModuleType, FunctionType, Logger, IOBase, Thread, Accelerator,
            torch.optim.Optimizer, LRScheduler, DataLoader, torch.utils.data.Dataset,
            PreTrainedTokenizerBase, TrainingArguments, CallbackHandler)
 _DATA = ("train_dataset", "eval_dataset") # attributes of a Trainer
-_OF_MODULES = ("_parameters", "_buffers", "_modules") # they are put back elsewhere
+_OF_MODULES = "_parameters", "_buffers" # they are put back elsewhere
 _MOST_OBJECTS, _MOST_BYTES = 2_000, 2**26 # that are entered; of a tensor that is copied
 
 class StateSnapshot:
@@ -70,10 +70,11 @@ class StateSnapshot:
     has changed meanwhile. Every object stays the same one, since others may hold it."""
     def __init__(self, thing, left_alone: Iterable = ()):
         self._undo, self._seen = [], {id(each): each for each in left_alone}
-        self._modules = []
+        self._modules = {} # by their ids
         self._enter([thing])
         # last, since a model holds more than there is room for
-        self._enter([each for module in self._modules for each in self._keep_module(module)])
+        self._enter([each for module in list(self._modules.values())
+                     for each in self._keep_module(module)])
 
     def _enter(self, level: list):
         most = len(self._seen) + _MOST_OBJECTS
@@ -95,7 +96,8 @@ class StateSnapshot:
         if isinstance(thing, (dict, list, set, deque)):
             return self._keep_entries(thing)
         if isinstance(thing, nn.Module):
-            self._modules += thing.modules()
+            if id(thing) not in self._modules:
+                self._modules |= {id(each): each for each in thing.modules()}
             return ()
         if isinstance(thing, tuple):
             return thing
@@ -108,7 +110,7 @@ class StateSnapshot:
         return () if is_ours and self._undo else self._keep_attributes(thing)
 
     def _keep_module(self, module: nn.Module) -> list:
-        "With its hooks: a flag may say that they are there."
+        "With its hooks and the modules in it: a flag may say which are there."
         if isinstance(module, LazyModuleMixin): # it changes its class when it is called
             return []
         members = [each for each in self._keep_attributes(module, _OF_MODULES)
