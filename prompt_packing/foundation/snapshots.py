@@ -63,12 +63,17 @@ _CLOSED = (type, ModuleType, FunctionType, Logger, IOBase, Thread, Accelerator,
            PreTrainedTokenizerBase, TrainingArguments, CallbackHandler)
 _DATA = ("train_dataset", "eval_dataset") # attributes of a Trainer
 _OF_MODULES = "_parameters", "_buffers" # they are put back elsewhere
-_MOST_OBJECTS, _MOST_BYTES = 2_000, 2**26 # that are entered; of a tensor that is copied
+_MOST_OBJECTS = 2_000 # that are entered
 
 class StateSnapshot:
     """What an object holds, and what is in it, level by level; `restore` puts back what
     has changed meanwhile. Every object stays the same one, since others may hold it."""
-    def __init__(self, thing, left_alone: Iterable = ()):
+    def __init__(self,
+        thing, # what holds everything: a Trainer, a collator
+        left_alone: Iterable = (), # objects
+        most_bytes: int = 2**26, # of a tensor or array; larger ones are data
+    ):
+        self._most_bytes = most_bytes
         self._undo, self._seen = [], {id(each): each for each in left_alone}
         self._modules = {} # by their ids
         self._enter([thing])
@@ -124,7 +129,7 @@ class StateSnapshot:
         is_tensor = torch.is_tensor(thing)
         is_plain = not is_tensor or thing.layout is torch.strided and not isinstance(
             thing, DTensor) and not thing.is_meta
-        if is_plain and thing.nbytes <= _MOST_BYTES:
+        if is_plain and thing.nbytes <= self._most_bytes:
             kept = thing.detach().clone() if is_tensor else thing.copy()
             self._undo.append(partial(_restore_values, thing, kept))
         return ()
