@@ -27,7 +27,7 @@ from .normalizer import (
 from .target_logits import MOST, target_states
 from ..foundation.rows import (
     CollatedRows, StepRows, as_dict, fork_rng, num_rows_of, rng_state, same_batch)
-from ..foundation.snapshots import counters, integers_of
+from ..foundation.snapshots import counters, integers_of, state_preserved
 
 # %% auto #0
 __all__ = ['FAILURES', 'SEEDS', 'short_text', 'BatchResult', 'combine', 'Comparison', 'gradient_of', 'DryRun', 'shuffled',
@@ -185,8 +185,15 @@ class DryRun(Comparison):
 
     def full_batch(self, rows: StepRows):
         "The rows as one batch, as the user's collator makes it."
-        with fork_rng(), self.adapter.state_preserved():
+        with self.unnoticed(rows):
             return self.adapter.prepare(self.collated(rows.to_batch))
+
+    @contextmanager
+    def unnoticed(self, rows: StepRows | CollatedRows) -> Iterator[None]:
+        "Batches are made of rows, and random numbers and the user's objects stay as they are."
+        collate = getattr(rows, "collate", None) # also one that a data set brings
+        with fork_rng(), self.adapter.state_preserved(), state_preserved(collate):
+            yield
 
     def collated(self, make: Callable):
         """What `make` collates, on all processes or on none.
@@ -402,7 +409,7 @@ def _splits_and_one_that_separates(dry_run: DryRun, found: VerificationResult,
         return
     for seed in range(2, 8):
         split, = random_splits(len(rows), seed)
-        with fork_rng():
+        with dry_run.unnoticed(rows):
             batches = [dry_run.micro_batch(rows, indices) for indices in split]
         found_counts = [counted_targets(dry_run.adapter.prepare(each)) for each in batches]
         counts = [numbers(each.get(name, 0.0) for each in found_counts) for name in names]
@@ -411,7 +418,7 @@ def _splits_and_one_that_separates(dry_run: DryRun, found: VerificationResult,
             return
 
 def _run_micro_batches(dry_run: DryRun, found: VerificationResult, rows, split, loss_only=False):
-    with fork_rng(), dry_run.adapter.state_preserved():
+    with dry_run.unnoticed(rows):
         batches = dry_run.collated(
             lambda: [dry_run.micro_batch(rows, indices) for indices in split])
         if dry_run.trims and not loss_only:
@@ -468,9 +475,9 @@ def collates_rows(rows: StepRows) -> bool: # two rows at least
 
     `lambda rows: rows[0]` takes batches out of a data set whose items are batches."""
     try:
-        with fork_rng(0):
+        with fork_rng(0), state_preserved(rows.collate):
             alone = rows.to_batch([0])
-        with fork_rng(0):
+        with fork_rng(0), state_preserved(rows.collate):
             return not same_batch(alone, rows.to_batch([0, 1]))
     except FAILURES: # as of a collator that needs two rows
         return True
@@ -493,17 +500,20 @@ def _verify_collator(dry_run: DryRun, result: VerificationResult, rows: StepRows
     # transformers may have put one that removes columns around it
     collator = {"": rows.collate, "of columns": getattr(rows.collate, "data_collator", None)}
     numbers_before = integers_of(collator)
-    with dry_run.adapter.state_preserved():
+    def batch():
         with fork_rng(0):
-            before, first = rng_state(), dry_run.collated(rows.to_batch)
-            draws = rng_state() != before
+            return dry_run.collated(rows.to_batch), rng_state()
+    with dry_run.unnoticed(rows):
         with fork_rng(0):
-            second = dry_run.collated(rows.to_batch)
+            before = rng_state()
+        (first, after), (second, _) = batch(), batch()
         counts_calls = counters(numbers_before, integers_of(collator), calls=2)
-        has_state = bool(counts_calls) or not same_batch(first, second)
-    if has_state:
+    moves = not same_batch(first, second) # with a generator of its own, say
+    with dry_run.unnoticed(rows):
+        has_state = moves and not same_batch(first, batch()[0])
+    if has_state or counts_calls:
         result.stateful.append("collator")
-    result.facts["collator_is_random"] = draws or has_state
+    result.facts["collator_is_random"] = after != before or moves or bool(counts_calls)
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #cc616a41
 SEEDS = range(1, 7) # a loss that draws only now and then does so with one of them

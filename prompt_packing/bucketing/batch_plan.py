@@ -17,11 +17,12 @@ def as_lengths(
     # one integer per row: a list, numpy or Arrow array, tensor or column
     lengths: Sequence[int] | np.ndarray,
     dtype: type | None = np.int64,  # None: as stored, so a memory map is not copied
-) -> np.ndarray:  # shape (rows,), each at least 1
+    least: int = 1,  # 0: rows may be empty
+) -> np.ndarray:  # shape (rows,)
     """Lengths as one numpy array.
 
-    Raises `ValueError` for an empty list or a length below 1, and `TypeError` for
-    anything but integers."""
+    Raises `ValueError` for an empty list or a length below the least, and `TypeError`
+    for anything but integers."""
     if not hasattr(lengths, "__array__"):
         lengths = list(lengths)
     if len(lengths) == 0:
@@ -31,11 +32,14 @@ def as_lengths(
                          "For lists of ids, give [len(ids) for ids in rows].")
     array = np.asarray(lengths)
     if array.dtype.kind not in "iu":
-        raise TypeError(f"lengths must be integers; got {array.dtype}.")
-    if array.min() < 1:
+        got = array.dtype if array.dtype != object else "None or another object"
+        raise TypeError(f"lengths must be integers; got {got}.")
+    if array.min() < least:
         row = int(array.argmin())
-        raise ValueError(f"Row {row} has length {array[row]}: every row needs at least "
-                         "one token, so leave empty rows out.")
+        rule = "every row needs at least one token, so leave empty rows out"
+        if least < 1:
+            rule = f"give the number of its tokens, at least {least}"
+        raise ValueError(f"Row {row} has length {array[row]}: {rule}.")
     return array if dtype is None else array.astype(dtype, copy=False)
 
 # %% ../../nbs/bucketing/batch_plan.ipynb #51de626a
@@ -67,6 +71,8 @@ def check_longest(lengths: np.ndarray, most: int, name: str) -> None:
 # %% ../../nbs/bucketing/batch_plan.ipynb #e1dbc497
 def epoch_random(*entropy: int) -> np.random.RandomState:
     "Random numbers for a seed, an epoch and whatever else distinguishes draws."
+    if min(entropy) < 0:
+        raise ValueError(f"seed and epoch must be at least 0; got {min(entropy)}.")
     sequence = np.random.SeedSequence(entropy)
     return np.random.RandomState(np.random.MT19937(sequence))
 

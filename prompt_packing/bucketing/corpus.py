@@ -23,7 +23,7 @@ from datasets.fingerprint import Hasher
 from filelock import FileLock
 from tqdm.auto import tqdm
 
-from prompt_packing.bucketing.sources import token_encoder
+from prompt_packing.bucketing.sources import file_paths, token_encoder
 from prompt_packing.foundation.folders import DamagedFolder, atomic_write
 from prompt_packing.foundation.text_files import file_texts, row_name
 
@@ -55,6 +55,16 @@ def shard_name(
 # %% ../../nbs/bucketing/corpus.ipynb #61d2ac39
 _schema = pa.schema([("input_ids", pa.list_(pa.int32())), ("length", pa.int32())])
 
+_stream_end = b"\xff\xff\xff\xff\0\0\0\0" # written where a stream of Arrow is closed
+
+def _is_complete(shard):
+    "Whether a shard exists, and has its end. A copy that stopped early has none."
+    if not shard.exists() or shard.stat().st_size < len(_stream_end):
+        return False
+    with open(shard, "rb") as file:
+        file.seek(-len(_stream_end), os.SEEK_END)
+        return file.read() == _stream_end
+
 def _tokenize_file(path, shard, tokenizer, max_length, reading):
     "In a worker: write a shard whole or not at all."
     encode, rows = token_encoder(tokenizer, max_length), file_texts(path, **reading)
@@ -71,7 +81,8 @@ def _tokenize_file(path, shard, tokenizer, max_length, reading):
 
 # %% ../../nbs/bucketing/corpus.ipynb #d9e42dd4
 def tokenize_corpus(
-    files: Sequence, # paths of text, csv, tsv, json, jsonl, parquet, also compressed
+    # paths of text, csv, tsv, json, jsonl, parquet, also compressed; or one, or a folder
+    files: Sequence | str | os.PathLike,
     tokenizer: Any, # of transformers, or a function: list of strings -> lists of ids
     folder: str | os.PathLike, # where to write; made if it is missing
     *,
@@ -83,11 +94,12 @@ def tokenize_corpus(
     header: bool = True, # False: a csv or tsv has column_1, column_2, ... instead
     progress: bool = True, # a bar on stderr
 ) -> Dataset: # of `datasets`: `input_ids` and `length`, rows in the order of the files
-    """Tokenize files once; shards of files that have not changed are left as they are.
+    """Tokenize files once; complete shards of unchanged files are left as they are.
 
     Where another process writes to the folder, wait for it. Files that can be read are
-    finished before the first error is raised. Raises what reading a file raises."""
-    folder, files = Path(folder), [str(path) for path in files]
+    finished before the first error is raised. Raises what reading a file raises, and
+    `ValueError` for no files."""
+    folder, files = Path(folder), file_paths(files)
     reading = {"column": column, "bad_rows": bad_rows, "encoding": encoding}
     if not header: # shards of files with one keep their names
         reading["header"] = header
@@ -99,7 +111,7 @@ def tokenize_corpus(
             left.unlink(missing_ok=True)
         shards = [shard_name(path, settings) for path in files]
         missing = {shard: path for shard, path in zip(shards, files)
-                   if not (folder / shard).exists()}
+                   if not _is_complete(folder / shard)}
         if executor is None:
             executor = ThreadPoolExecutor(1)
             stack.callback(executor.shutdown, cancel_futures=True)

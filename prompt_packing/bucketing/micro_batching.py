@@ -25,7 +25,7 @@ def _sort_rows(lengths):
     if len(lengths) == 0:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     # a row without tokens still takes up one token in its micro-batch
-    lengths = as_lengths(np.maximum(lengths, 1))
+    lengths = np.maximum(as_lengths(lengths, least=0), 1)
     order = np.argsort(-lengths, kind="stable")
     return order, lengths[order]
 

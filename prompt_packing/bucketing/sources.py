@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 # %% auto #0
 __all__ = ['ROW_KINDS', 'MAX_READERS', 'token_encoder', 'sequence_columns', 'row_sequences', 'conversation_ids', 'file_token_ids',
-           'file_lengths', 'FileSource', 'DatasetSource', 'SourceReader']
+           'file_lengths', 'file_paths', 'FileSource', 'DatasetSource', 'SourceReader']
 
 # %% ../../nbs/bucketing/sources.ipynb #c0ead775
 def token_encoder(
@@ -211,6 +211,35 @@ def file_lengths(
 # %% ../../nbs/bucketing/sources.ipynb #160ca397
 MAX_READERS = 64
 
+def file_paths(
+    paths: Sequence | str | os.PathLike, # of files; or one file, or one folder
+) -> list[str]:
+    """Paths of files; of a folder its files in the order of their names, no hidden ones.
+
+    Raises `FileNotFoundError` for a file or folder that is missing, `ValueError` for no
+    files and for folders below, `TypeError` for what is no path."""
+    if isinstance(paths, (str, os.PathLike)):
+        path = Path(paths)
+        if not path.exists() and "://" not in str(paths):
+            raise FileNotFoundError(
+                f"there is no file or folder {path}: a pattern is not expanded, so pass "
+                "a list, such as sorted(glob.glob(...))")
+        paths = sorted(path.glob("[!.]*")) if path.is_dir() else [paths]
+    if isinstance(paths, (set, frozenset)):
+        raise TypeError("a set of files has no order: pass a list, such as sorted(files)")
+    paths = list(paths)
+    for path in paths:
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(
+                f"a list of files has paths; got a {type(path).__name__}. Pass rows as "
+                "datasets.Dataset.from_list(rows).to_iterable_dataset()")
+        if os.path.isdir(path):
+            raise ValueError(f"{path} is a folder in a folder or a list, and is not "
+                             "read: pass a list of all files")
+    if not paths:
+        raise ValueError("no file to read: the folder or the list is empty")
+    return list(map(str, paths))
+
 class FileSource:
     "Files of text in any format."
     def __init__(self,
@@ -220,14 +249,10 @@ class FileSource:
         seed: int = 0, # of the order of the files
         **options: Any, # of `file_texts`
     ):
-        if isinstance(paths, (str, os.PathLike)):
-            path = Path(paths) # no hidden files of a folder
-            paths = [path] if path.is_file() else sorted(path.glob("[!.]*"))
-        if not paths:
-            raise ValueError("no file to read: the folder or the list is empty")
-        self.paths, self.shuffle, self.seed = list(map(str, paths)), shuffle, seed
+        self.paths, self.shuffle, self.seed = file_paths(paths), shuffle, seed
         self.num_readers = min(len(self.paths), MAX_READERS) if shuffle else 1
         self.options = options
+        self.columns = options.get("columns", ()) # beside the text
         self.checksums: dict[int, str] = {} # of the files that were opened, by number
         names = "\n".join(map(os.path.basename, self.paths))
         self.name = f"{len(self.paths)} files, checksum {zlib.crc32(names.encode())}"
@@ -269,6 +294,7 @@ class FileSource:
 class DatasetSource:
     "An iterable data set of texts, of dicts with a text, or of dicts with `input_ids`."
     checksums: dict[int, str] = {} # it has no files
+    columns = () # rows have those that they have
 
     def __init__(self,
         dataset: Iterable, # of torch or of `datasets`
@@ -277,6 +303,10 @@ class DatasetSource:
         column: str | None = None, # of the text; None: found in the first row
         bad_rows: str = "raise", # or "skip"
     ):
+        if hasattr(dataset, "keys"): # its names would be taken for texts
+            raise TypeError(
+                f"got a {type(dataset).__name__}: pass one split of a dictionary of data "
+                "sets, and a table as Dataset.from_pandas(table).to_iterable_dataset()")
         self.dataset, self.shuffle = dataset, shuffle
         self.column, self.bad_rows = column, bad_rows
         self.name, self.num_readers = type(dataset).__name__, 1

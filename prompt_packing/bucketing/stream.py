@@ -9,6 +9,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from prompt_packing.bucketing.sources import (
     DatasetSource, FileSource, SourceReader, token_encoder)
 
 # %% auto #0
-__all__ = ['rows_of_ids', 'window_turns', 'reshard_states', 'plan_window', 'batches_left', 'read_windows', 'StreamingBatches']
+__all__ = ['rows_of_ids', 'text_to_numbers', 'window_turns', 'reshard_states', 'plan_window', 'batches_left', 'read_windows',
+           'StreamingBatches']
 
 # %% ../../nbs/bucketing/stream.ipynb #b1b1f5ce
 def rows_of_ids(
@@ -31,7 +33,7 @@ def rows_of_ids(
     encode: Callable, # list of texts -> lists of ids; rows with ids do not need it
     max_length: int | None, # such ids are truncated to this
     most: int, # tokens that a row may have
-) -> list[dict]: # `input_ids`, and what else a row has beside texts
+) -> list[dict]: # `input_ids`, numbers, lists, and columns that the source was asked for
     """The rows of a window as a collator takes them.
 
     Raises `ValueError` that names a row without a token or with too many."""
@@ -45,13 +47,44 @@ def rows_of_ids(
         row = {"input_ids": tokens, **row}
         truncated.append({
             name: value[:max_length] if has_entries(value, len(tokens)) else value
-            for name, value in row.items() if not isinstance(value, str)})
+            for name, value in row.items()
+            if name in source.columns or not isinstance(value, str)})
         size = len(tokens[:max_length])
         if not 0 < size <= most:
             raise ValueError(
                 f"{source.row_name(file, number)} has {size} tokens; allowed are 1 to "
                 f"{most}. Set max_length to truncate it, or leave it out.")
     return truncated
+
+# %% ../../nbs/bucketing/stream.ipynb #num0cod2
+def _numbers(values):
+    "Texts as numbers, all of one type, and what is no text as it is; None: not all can."
+    for kind in (int, float):
+        with suppress(ValueError):
+            return [kind(v) if isinstance(v, str) else v for v in values]
+    return None
+
+def text_to_numbers(
+    source: FileSource | DatasetSource,
+    window: list[tuple], # (file, (number, row)) of each row
+    rows: list[dict], # of `rows_of_ids`; their columns are changed
+    strict: bool, # False: a column that holds other texts stays as it is
+) -> None:
+    """The columns that a source was asked for, as a collator of tensors takes them.
+
+    A csv has texts alone. Raises `ValueError` that names a row whose text is no number."""
+    for name in source.columns:
+        numbers = _numbers([row[name] for row in rows])
+        if numbers is not None:
+            for row, number in zip(rows, numbers):
+                row[name] = number
+        elif strict:
+            for (file, (number, _)), row in zip(window, rows):
+                if _numbers([row[name]]) is None:
+                    raise ValueError(
+                        f"{source.row_name(file, number)}: column {name!r} holds the text "
+                        f"{row[name]!r:.40}, and a tensor needs numbers. Give each class a "
+                        "number, or pass a collator, which gets the texts as they are")
 
 # %% ../../nbs/bucketing/stream.ipynb #6b11fe5f
 def window_turns(
@@ -164,6 +197,8 @@ def read_windows(
             return None
         note_files(window)
         rows = rows_of_ids(source, window, encode, stream.max_length, most)
+        if stream.makes_tensors:
+            text_to_numbers(source, window, rows, strict=not stream.yields_rows)
         return number, splits, left | {"lanes": places, "files": dict(files)}, rows
 
     with ThreadPoolExecutor(1, "read-ahead") as thread:
@@ -176,7 +211,8 @@ def read_windows(
 def _source_of(source: Any, shuffle: bool, *, columns: Sequence[str], encoding: str,
                header: bool, seed: int, **options) -> FileSource | DatasetSource:
     "Of files, or of an iterable data set."
-    if hasattr(source, "__iter__") and not isinstance(source, (list, tuple, str)):
+    is_files = isinstance(source, (list, tuple, str, set, frozenset))
+    if hasattr(source, "__iter__") and not is_files:
         return DatasetSource(source, shuffle, **options)
     return FileSource(source, shuffle, seed=seed, columns=columns, encoding=encoding,
                       header=header, **options)
@@ -245,6 +281,7 @@ class StreamingBatches(IterableDataset):
         self.window, self.seed = check_positive("window", window), seed
         self.finite, self.rank, self.world_size = not shuffle, rank, world_size
         self.collator = collator or _default_collator(tokenizer, pack)
+        self.makes_tensors = isinstance(self.collator, (PaddedCollator, PackedCollator))
         self._position: dict | None = None # after the last batch
         self._restored: dict | None = None # where the next iteration begins
 

@@ -206,6 +206,7 @@ class Run:
     problem_type:str|None = None # of the task's file; None: found from the labels
     training:str = "" # further `TrainingArguments`, as JSON
     data:str = "" # digest of the task's rows: a changed file is a changed run
+    backbone_files:str = "" # the same of a backbone's folder; "": it is a name
 
     def __post_init__(self): # equal settings are equal runs
         plain = {name: tuple(value) for name, value in vars(self).items()
@@ -224,6 +225,8 @@ class Run:
         for name, default in dict(label_separator=None, encoding=None, header=True).items():
             if self.data or settings[name] == default:
                 del settings[name]
+        if not self.backbone_files:
+            del settings["backbone_files"]
         text = json.dumps(settings, sort_keys=True)
         digits = hashlib.sha256(text.encode()).hexdigest()[:10]
         return f"{self.method}-{self.prompt_tokens}-seed{self.seed}-{digits}"
@@ -300,6 +303,13 @@ def _hold_out(inputs, share):
     return replace(inputs, **parts)
 
 # %% ../../nbs/compare/runs.ipynb #4e671b22
+class _Arguments(TrainingArguments):
+    "A share of the steps to warm up in is that of a run of ten steps or more."
+    def get_warmup_steps(self, num_training_steps):
+        if self.warmup_steps < 1 and num_training_steps < 10:
+            return 0 # one step would be enough, and its rate is 0
+        return super().get_warmup_steps(num_training_steps)
+
 def _trainer(run, inputs, model, folder):
     settings = dict(
         output_dir=folder, token_budget=run.token_budget,
@@ -311,7 +321,7 @@ def _trainer(run, inputs, model, folder):
     train = inputs.data(model, "train")
     collator = PaddedCollator(pad_token_id=inputs.tokenizer.pad_token_id)
     trainer = Trainer(
-        model=model, args=TrainingArguments(**settings), train_dataset=train,
+        model=model, args=_Arguments(**settings), train_dataset=train,
         eval_dataset=inputs.data(model, "evaluation"),
         compute_metrics=inputs.task.metric,
         data_collator=getattr(train, "data_collator", collator))

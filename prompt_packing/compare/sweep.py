@@ -19,11 +19,11 @@ from threading import Lock
 
 from tqdm.auto import tqdm
 
-from .results import Comparison
+from .results import Comparison, read_record
 from .runs import (
     METHODS, TASK_OPTIONS, Run, load_run_inputs, run_one)
 from ..foundation.folders import locked, atomic_write
-from ..tasks import load_task
+from ..tasks import BACKBONES, load_task
 
 # %% ../../nbs/compare/sweep.ipynb #3ff91d3f
 def _own(setting, method, default):
@@ -37,17 +37,49 @@ def _own(setting, method, default):
     return setting if isinstance(setting, (int, float)) else tuple(setting)
 
 # %% ../../nbs/compare/sweep.ipynb #316e9038
-def _check(methods, prompt_tokens, tasks):
+def _check_list(name, values, example):
+    if isinstance(values, (str, int)) or not len(values):
+        raise ValueError(f"{name} is {values!r}: give a list such as {example}.")
+
+def _check_methods(names, where=""):
+    if unknown := [name for name in names if name not in METHODS]:
+        raise ValueError(f"Unknown method {unknown[0]!r}{where}; known are "
+                         f"{', '.join(METHODS)}.")
+
+def _check(methods, prompt_tokens, seeds, tasks, settings):
     if bad := [task for task in tasks if not isinstance(task, (str, Path))]:
         raise TypeError("A comparison needs the name or the file of a task, not a "
                         f"{type(bad[0]).__name__}; write it to a file, for example "
                         "with to_parquet.")
-    if unknown := [m for m in methods if m not in METHODS]:
-        raise ValueError(f"Unknown method {unknown[0]!r}; known are "
-                         f"{', '.join(METHODS)}.")
+    _check_list("methods", methods, "['head', 'prompt']")
+    _check_list("prompt_tokens", prompt_tokens, "[5]")
+    _check_list("seeds", seeds, "[0, 1, 2]")
+    _check_methods(methods)
+    for name in ("learning_rate", "epochs"):
+        if isinstance(settings.get(name), dict):
+            _check_methods(settings[name], f" in {name}")
     if bad := [p for p in prompt_tokens if not isinstance(p, int) or p < 1]:
         raise ValueError("prompt_tokens must be whole numbers of at least 1, not "
                          f"{bad[0]!r}; the head alone is the method 'head'.")
+
+# %% ../../nbs/compare/sweep.ipynb #5ab1c0d1
+def _files_digest(backbone):
+    "Digest of the files in a backbone's folder; empty for a name."
+    folder = Path(backbone)
+    if str(backbone) in BACKBONES or not folder.is_dir():
+        return ""
+    h = hashlib.blake2b(digest_size=8)
+    for file in sorted(folder.iterdir()):
+        if file.suffix in (".json", ".txt", ".model"):
+            h.update(file.name.encode() + file.read_bytes())
+        elif file.suffix == ".safetensors":
+            facts = file.stat()
+            h.update(repr((file.name, facts.st_size, facts.st_mtime_ns)).encode())
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file(): # of PEFT: it is put on a backbone in another place
+        base = json.loads(adapter.read_text()).get("base_model_name_or_path")
+        h.update(_files_digest(base).encode() if base else b"")
+    return h.hexdigest()
 
 # %% ../../nbs/compare/sweep.ipynb #3490cb1b
 def plan_runs(
@@ -65,8 +97,10 @@ def plan_runs(
         method = METHODS[name]
         return {"epochs": _own(epochs, name, method.epochs),
                 "learning_rate": _own(learning_rate, name, method.learning_rate)}
+    files = {backbone: _files_digest(backbone) for backbone in backbones}
     return [
-        Run(backbone, task, method, size, seed, **own(method), **settings)
+        Run(backbone, task, method, size, seed, **own(method), **settings,
+            backbone_files=files[backbone])
         for backbone, task, method in product(backbones, tasks, methods)
         for size in (prompt_tokens if METHODS[method].prompted else (0,))
         for seed in (seeds if METHODS[method].seeded else seeds[:1])]
@@ -91,7 +125,7 @@ def _settled(run, records): # `records`: of the trials, by run
 
 # %% ../../nbs/compare/sweep.ipynb #2661e4b3
 _shared = ("backbone", "task", "train_rows", "rows_seed", "eval_rows", "max_length",
-           "dtype", "data", *TASK_OPTIONS)
+           "dtype", "data", "backbone_files", *TASK_OPTIONS)
 
 @lru_cache(maxsize=1) # a run mostly follows one that shares its inputs
 def _load_shared(run, output_dir, **options):
@@ -159,9 +193,14 @@ def _records(runs, output_dir, keep_finetuned, executor, what, **options):
         if reason is not None:
             refused[run] = reason
             _logger.warning(f"Skipping {run.name}: {reason.rstrip('.')}.")
-    records = {r: json.loads(_file(r, output_dir).read_text())
-               for r in runs if r not in refused}
+    records = {r: _record(r, output_dir) for r in runs if r not in refused}
     return records, refused
+
+def _record(run, output_dir):
+    try:
+        return read_record(_file(run, output_dir))
+    except ValueError as error:
+        raise ValueError(f"{error} Remove it, and the run is made again.") from error
 
 def _is_done(run, output_dir, keep_finetuned):
     "Whether there is a record, and the model with it where it is wanted."
@@ -201,14 +240,15 @@ def sweep(
     `settings` are fields of `Run` (`train_rows`, `init`, `source`, ...), and
     `learning_rate` and `epochs` for all methods or by name.
 
-    Raises `ValueError` for an unknown method or a prompt size below 1 and `TypeError`
-    for a data set, before anything is loaded, `OSError` for a folder that cannot be
-    written and `FolderInUse`, one of these, where another sweep writes, `ValueError`
-    for texts that leave the largest prompt no room, before their backbone's first run,
-    and where all methods refuse, and what `load_task` and `load_backbone` raise.
+    Raises `ValueError` for an unknown method, an empty list and a prompt size below 1
+    and `TypeError` for a data set, before anything is loaded, `OSError` for a folder
+    that cannot be written and `FolderInUse`, one of these, where another sweep writes,
+    `ValueError` for a damaged record, for texts that leave the largest prompt no room,
+    before their backbone's first run, and where all methods refuse, and what
+    `load_task` and `load_backbone` raise.
 
     The folder `text_cache` may be deleted; without it the next call computes again."""
-    _check(methods, prompt_tokens, tasks)
+    _check(methods, prompt_tokens, seeds, tasks, settings)
     settings["training"] = json.dumps(training, sort_keys=True) if training else ""
     given = {name: settings[name] for name in TASK_OPTIONS if name in settings}
     wanted = [run for task in tasks for run in plan_runs(

@@ -22,8 +22,8 @@ from .snapshots import state_preserved
 
 # %% auto #0
 __all__ = ['COLLATOR_ERRORS', 'RowBatch', 'RowPassthrough', 'copied', 'pass_rows_through', 'restore_collator', 'LazyBatch',
-           'batch_identity', 'StepRows', 'CollatedRows', 'as_dict', 'num_rows_of', 'select_rows', 'also_forked',
-           'fork_rng', 'rng_state', 'same_batch', 'RowLengths', 'num_tokens', 'named_leaves', 'num_positions']
+           'batch_identity', 'StepRows', 'CollatedRows', 'as_dict', 'num_rows_of', 'select_rows', 'fork_rng',
+           'rng_state', 'same_batch', 'RowLengths', 'num_tokens', 'named_leaves', 'num_positions']
 
 # %% ../../nbs/foundation/rows.ipynb #2e3ad548
 class RowBatch:
@@ -247,25 +247,12 @@ def _is_list_of_rows(value, rows: int) -> bool:
             and not any(_has_entries(leaf) for leaf in tree_flatten(value)[0]))
 
 # %% ../../nbs/foundation/rows.ipynb #2839a3bc
-# what reads the states of generators besides those of the process, and what sets them
-_others: list[tuple[Callable[[], dict], Callable[[dict], object]]] = []
-
-@contextmanager
-def also_forked(read: Callable[[], dict], write: Callable[[dict], object]) -> Iterator[None]:
-    "For `fork_rng` and `rng_state` these states count too: of a collator's generator, say."
-    _others.append((read, write))
-    try:
-        yield
-    finally:
-        _others.remove((read, write))
-
 @contextmanager
 def fork_rng(
     seed: int | None = None, # None: the numbers go on, and are put back afterwards
 ) -> Iterator[None]:
     "Random numbers on the CPU from a seed; afterwards as if none had been drawn."
     python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    others = [(write, read()) for read, write in _others]
     try:
         if seed is not None:
             random.seed(seed)
@@ -276,14 +263,12 @@ def fork_rng(
         random.setstate(python)
         np.random.set_state(of_numpy)
         torch.set_rng_state(of_torch)
-        for write, states in others:
-            write(states)
 
 def rng_state() -> tuple:
     "What is another after random numbers were drawn on the CPU."
     of_numpy = np.random.get_state()
     return (hash(random.getstate()), of_numpy[1].tobytes(), of_numpy[2],
-            torch.get_rng_state().numpy().tobytes(), *[read() for read, _ in _others])
+            torch.get_rng_state().numpy().tobytes())
 
 def same_batch(first, second) -> bool:
     "Whether two batches hold the same values."

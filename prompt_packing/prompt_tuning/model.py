@@ -25,10 +25,11 @@ from .frozen_backbone import (
     FrozenBackbone, unpack_states, can_read_values)
 from .saving import (
     PromptTuningConfig, check_arguments, check_backbone, check_unchanged,
-    read_tensors, read_tokenizer, saved_config)
+    read_tensors, read_tokenizer, saved_config, warn_not_loadable, why_not_loadable)
 from prompt_packing.prompt_tuning.fitted_head import (
     PromptHead, TextClassifier, label_loss)
 from ..tasks.backbones import as_dtype, load_backbone
+from ..tasks.labels import label_names
 
 # %% ../../nbs/prompt_tuning/model.ipynb #8c8941fd
 def _text_vectors(text, embeddings, tokenizer): # [tokens, width]
@@ -157,11 +158,30 @@ def _read(model, input_ids, attention_mask, token_type_ids, inputs_embeds=None,
     states = unpack_states(text_states, facts.state_shapes)
     return frozen.after_text(states, mask, rows)
 
+# %% ../../nbs/prompt_tuning/model.ipynb #5ab1c0a0
+def _numbered_names(num_labels, id2label): # number -> name
+    "Names of the labels; `ValueError` where there are not `num_labels` of them."
+    if id2label is None:
+        return {i: f"LABEL_{i}" for i in range(2 if num_labels is None else num_labels)}
+    names = label_names(id2label, "id2label")
+    if num_labels not in (None, len(names)):
+        raise ValueError(f"num_labels is {num_labels} and id2label has {len(names)} "
+                         "names: give one of them, or the same number.")
+    return dict(enumerate(names))
+
+def _check_vocabulary(tokenizer, backbone):
+    rows = backbone.get_input_embeddings().weight.shape[0]
+    if tokenizer is not None and len(tokenizer) > rows:
+        raise ValueError(f"The tokenizer has {len(tokenizer):,} tokens, and the "
+                         f"backbone has embeddings for {rows:,}: call backbone."
+                         "resize_token_embeddings(len(tokenizer)), save backbone and "
+                         "tokenizer in a folder, and give that folder.")
+
 # %% ../../nbs/prompt_tuning/model.ipynb #7d4fafd4
 def _from_backbone(
     cls,
     name_or_model, # a name or folder for `load_backbone`, or a loaded model
-    num_labels:int=2, # scores for each row; 1: a regression
+    num_labels:int|None=None, # scores for each row; None: 2; 1: a regression
     *,
     id2label:list|dict|None=None, # names of the labels, which say `num_labels` too
     problem_type:str|None=None, # as transformers names it; None: from the labels
@@ -185,11 +205,7 @@ def _from_backbone(
         raise ValueError(facts.unsupported_reason)
     tokenizer = own_tokenizer if tokenizer is None else tokenizer
     pooling = pooling or ("last" if facts.causal else "mean")
-    if id2label is None:
-        id2label = [f"LABEL_{i}" for i in range(num_labels)]
-    if not isinstance(id2label, dict):
-        id2label = dict(enumerate(id2label))
-    names = {int(i): str(name) for i, name in id2label.items()}
+    names = _numbered_names(num_labels, id2label)
     config = cls.config_class(
         backbone_name=facts.source, backbone_fingerprint=facts.digest,
         backbone_dtype=str(facts.dtype).removeprefix("torch."),
@@ -203,10 +219,12 @@ def _from_backbone(
         backbone.get_input_embeddings(), init, prompt_tokens, tokenizer, seed)
     config.prompt_tokens = len(start)
     tokenizer = _fitted(tokenizer, facts, len(start)) # there must be some room
+    _check_vocabulary(tokenizer, backbone)
     model = cls(config, backbone, facts, seed)
     if len(start):
         model.prompt.weight.data.copy_(start)
     model.tokenizer = tokenizer
+    model.loading_problem = why_not_loadable(backbone, facts)
     return model
 
 _from_backbone.__doc__ += f"\n\n    `init`: {_init_choices()}."
@@ -229,6 +247,8 @@ def _from_pretrained(
     source, hub = pretrained_model_name_or_path, check_arguments(hub)
     if config is None:
         config = saved_config(source, hub)
+    if backbone is None and not config.backbone_name:
+        raise ValueError(f"{source} names no backbone: give backbone=.")
     tensors = read_tensors(source, config, hub)
     model, tokenizer = _load_text_model(
         config.backbone_name if backbone is None else backbone,
@@ -243,9 +263,58 @@ def _from_pretrained(
         model.to(as_dtype(dtype))
     return model.eval()
 
+# %% ../../nbs/prompt_tuning/model.ipynb #5ab1c0a6
+def _predict(
+    model,
+    texts: str | list, # a text, or a list of texts or of pairs of texts
+    **options: Any, # `top_k` and `batch_size`, as `TextClassifier.predict` has them
+) -> list: # dicts with `label` and `score`; lists of them for several a text
+    """Labels of texts with their scores; long texts are truncated to what fits.
+
+    Where a text may have several labels, they are all that score above one half.
+    Raises `ValueError` for an empty text and for a model without a tokenizer."""
+    if model.tokenizer is None:
+        raise ValueError("This model has no tokenizer: set model.tokenizer, or "
+                         "give tokenizer=... to from_backbone.")
+    # the user may have changed the model's tokenizer since
+    limit = text_limit(model.facts, model.config.prompt_tokens, model.tokenizer)
+    classify = TextClassifier(
+        model=model, tokenizer=model.tokenizer, device=model.device,
+        truncation=limit is not None, max_length=limit)
+    return classify.predict(texts, **options)
+
+# %% ../../nbs/prompt_tuning/model.ipynb #5ab1c0a2
+def _save_pretrained(
+    model,
+    save_directory: str | os.PathLike, # a folder, made if it does not exist
+    is_main_process:bool=True, # False: another process writes
+    state_dict:dict|None=None, # tensors to save; None: the model's own
+    **kwargs: Any, # as in transformers' method, which this one calls
+):
+    """Writes prompt, head, configuration and tokenizer.
+
+    Raises `ValueError` where the backbone's weights are no longer those that the
+    folder would name."""
+    if not is_main_process:
+        return
+    check_unchanged(model)
+    # a Trainer passes a `state_dict` which may hold the backbone
+    trained = model.state_dict()
+    tensors = {name: (state_dict or trained)[name] for name in trained}
+    Path(save_directory).mkdir(parents=True, exist_ok=True)
+    PreTrainedModel.save_pretrained(
+        model, save_directory, state_dict=tensors, **kwargs)
+    if model.tokenizer is not None:
+        model.tokenizer.save_pretrained(save_directory)
+    if model.loading_problem is not None:
+        warn_not_loadable(model.loading_problem)
+
 # %% ../../nbs/prompt_tuning/model.ipynb #9ba6865c
 class PromptForSequenceClassification(PreTrainedModel):
     """A trained prompt and head on a frozen backbone; make one with `from_backbone`.
+
+    For PEFT's LoRA around it: without `modules_to_save=["prompt", "head"]` in the
+    `LoraConfig`, PEFT freezes prompt and head and does not save them.
 
     Prompt tuning: [Lester et al., 2021](https://arxiv.org/abs/2104.08691)."""
     config_class = PromptTuningConfig
@@ -253,6 +322,7 @@ class PromptForSequenceClassification(PreTrainedModel):
     accepts_loss_kwargs = True
     supports_gradient_checkpointing = True
     tokenizer = None
+    loading_problem = None # as `why_not_loadable` returns it
 
     def __init__(
         self,
@@ -276,6 +346,7 @@ class PromptForSequenceClassification(PreTrainedModel):
 
     from_backbone = classmethod(_from_backbone)
     from_pretrained = classmethod(_from_pretrained)
+    predict, save_pretrained = _predict, _save_pretrained
 
     @property
     def backbone(self) -> PreTrainedModel: return self.frozen.model
@@ -303,13 +374,15 @@ class PromptForSequenceClassification(PreTrainedModel):
         text_features:torch.Tensor|None=None, # [rows, hidden], of a text cache
         text_made_by:int|None=None, # of a text cache
         output_attentions:bool|None=None, # not available
+        output_hidden_states:bool|None=None, # not available
     ) -> SequenceClassifierOutput:
         """Logits [rows, labels], and their loss where labels are given. Raises
         `ValueError` for too long texts; on a CPU, where reading values costs no wait,
         also for empty ones."""
-        if output_attentions:
-            raise ValueError("A prompt model returns no attentions, since its text may "
-                             "come from a cache: call model.backbone for them.")
+        if output_attentions or output_hidden_states:
+            raise ValueError("A prompt model returns no attentions or hidden states, "
+                             "since its text may come from a cache: call "
+                             "model.backbone for them.")
         read = self.features(
             input_ids, attention_mask, token_type_ids, inputs_embeds=inputs_embeds,
             text_states=text_states, text_features=text_features,
@@ -325,25 +398,6 @@ class PromptForSequenceClassification(PreTrainedModel):
         "What the head reads, [rows, hidden], of texts as `forward` takes them."
         return _read(self, input_ids, attention_mask, token_type_ids, **texts)
 
-    def predict(
-        self,
-        texts: str | list, # a text, or a list of texts or of pairs of texts
-        **options: Any, # `top_k` and `batch_size`, as `TextClassifier.predict` has them
-    ) -> list: # dicts with `label` and `score`; lists of them for several a text
-        """Labels of texts with their scores; long texts are truncated to what fits.
-
-        Where a text may have several labels, they are all that score above one half.
-        Raises `ValueError` for an empty text and for a model without a tokenizer."""
-        if self.tokenizer is None:
-            raise ValueError("This model has no tokenizer: set model.tokenizer, or "
-                             "give tokenizer=... to from_backbone.")
-        # the user may have changed the model's tokenizer since
-        limit = text_limit(self.facts, self.config.prompt_tokens, self.tokenizer)
-        classify = TextClassifier(
-            model=self, tokenizer=self.tokenizer, device=self.device,
-            truncation=limit is not None, max_length=limit)
-        return classify.predict(texts, **options)
-
     def set_head(
         self,
         weight:torch.Tensor, # [labels, hidden], as `fit_head` returns it
@@ -352,28 +406,6 @@ class PromptForSequenceClassification(PreTrainedModel):
         "Puts a head in place. Raises `ValueError` for one of another shape."
         self.head.set(weight, bias)
         return self
-
-    def save_pretrained(
-        self,
-        save_directory: str | os.PathLike, # a folder, made if it does not exist
-        is_main_process:bool=True, # False: another process writes
-        state_dict:dict|None=None, # tensors to save; None: the model's own
-        **kwargs: Any, # as in transformers' method, which this one calls
-    ):
-        """Writes prompt, head, configuration and tokenizer.
-
-        Raises `ValueError` where the backbone's weights are no longer those that the
-        folder would name."""
-        if not is_main_process:
-            return
-        check_unchanged(self)
-        # a Trainer passes a `state_dict` which may hold the backbone
-        trained = self.state_dict()
-        tensors = {name: (state_dict or trained)[name] for name in trained}
-        Path(save_directory).mkdir(parents=True, exist_ok=True)
-        super().save_pretrained(save_directory, state_dict=tensors, **kwargs)
-        if self.tokenizer is not None:
-            self.tokenizer.save_pretrained(save_directory)
 
 # %% ../../nbs/prompt_tuning/model.ipynb #d127cfcb
 AutoConfig.register("prompt_tuning", PromptTuningConfig)

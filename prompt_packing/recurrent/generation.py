@@ -26,7 +26,10 @@ def unseen_mask(mask: torch.Tensor | None, new: torch.Tensor):
     if mask is None:
         return None
     if (padded := mask[:, -1] == 0).any():
-        raise ValueError(f"Row {first_row(padded)} is padded on the right: generate() "
+        row = first_row(padded)
+        check(not mask[row].any(), f"Row {row} is empty: its attention_mask is 0 "
+              "everywhere. Leave it out, or begin it with a token.")
+        raise ValueError(f"Row {row} is padded on the right: generate() "
                          "continues the end of each row, so pad on the left "
                          "(tokenizer.padding_side = 'left').")
     # one token a row has no padding

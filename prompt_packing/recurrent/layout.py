@@ -32,6 +32,8 @@ def _row_spans(mask, input_ids):
     if mask.shape != (rows, steps):
         raise ValueError("attention_mask must have the shape of input_ids, "
                          f"{(rows, steps)}, not {tuple(mask.shape)}.")
+    check(rows * steps == 0, f"input_ids of shape {(rows, steps)} have no token: leave "
+          "out batches without rows, and empty rows.")
     mask = mask.bool().to(input_ids.device)
     lengths, starts = mask.sum(1), mask.int().argmax(1)
     ends = steps - mask.flip(1).int().argmax(1)

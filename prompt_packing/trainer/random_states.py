@@ -324,10 +324,6 @@ class OwnGenerators:
         self.search()
         return self.state_dict()
 
-    def put_back(self, states: dict) -> None: # of the generators that are found
-        for path, saved in states.items():
-            set_state(self.found[path], saved)
-
     def load_state_dict(self, states: dict) -> list[str]: # paths that are not restored
         self.search()
         missing = []

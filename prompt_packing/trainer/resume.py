@@ -20,7 +20,7 @@ from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
 from ..foundation.private_apis import override
-from ..foundation.rows import also_forked, fork_rng
+from ..foundation.rows import fork_rng
 from .checkpoints import (
     OutputFolder, SaveState, position_file, warn_of_other_run)
 from .loaders import StreamPosition
@@ -358,9 +358,7 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
         saves = self.args.save_strategy != "no" or self.args.enable_jit_checkpoint
         output = OutputFolder(self._get_output_dir(trial), self.accelerator,
                               self.args.save_total_limit)
-        with (output.locked(locks=saves), override(run, output=output),
-              also_forked(lambda: run.generators.read(),
-                          lambda states: run.generators.put_back(states))):
+        with output.locked(locks=saves), override(run, output=output):
             checkpoint = output.find(resume_from_checkpoint)
             run.adopt(checkpoint, self.args)
             return super().train(checkpoint, trial, *args, **kwargs)

@@ -25,6 +25,7 @@ from ..accumulation_loss.trainer_adapter import Collectives
 from ..bucketing.collators import PackingFormat, pack_batches
 from ..bucketing.micro_batching import (
     split_packed_rows, split_into_micro_batches)
+from ..foundation.snapshots import state_preserved
 from ..foundation.rows import RowLengths, StepRows, fork_rng
 
 _logger = logging.get_logger(__name__)
@@ -280,7 +281,7 @@ class MicroBatcher:
         if self.args.token_budget != "auto": # of packed rows, as many as a batch has
             return self.args.pack * self.args.train_batch_size
         free = free_bytes(self.model, self.args.device)
-        with fork_rng():
+        with fork_rng(), state_preserved(rows.collate):
             budget = measure_token_budget(rows, lengths, self.run, self.model, free)
         # one budget for all processes: what the fullest device can hold
         return min(self.processes.rows([[budget]]))
@@ -296,7 +297,7 @@ class MicroBatcher:
         batches = [shortest], [shortest] * copies if copies > 1 else [longest]
         tokens = [len(batch) * int(lengths[batch].max()) for batch in batches]
         try:
-            with fork_rng():
+            with fork_rng(), state_preserved(rows.collate):
                 check_collator(self.processes, rows, batches)
                 cost = measure_overhead(
                     lambda batch: self.run(rows.to_batch(batch)), batches, tokens, clock)
