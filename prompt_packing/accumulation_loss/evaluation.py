@@ -4,7 +4,7 @@
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #7136680f
 from __future__ import annotations
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 import torch
@@ -13,7 +13,7 @@ from .loss_facts import (
     Findings, LossFacts, Strategy, counted_targets, numbers)
 from .trainer_adapter import Collectives
 from .verification import (
-    FAILURES, DryRun, collates_rows, few_rows, many_rows, verify_loss)
+    FAILURES, DryRun, collates_rows, few_rows, many_rows, verify_loss, widest_rows)
 from ..foundation.rows import (
     CollatedRows, LazyBatch, RowBatch, RowLengths, StepRows, num_rows_of,
     pass_rows_through, select_rows)
@@ -62,11 +62,12 @@ class EvaluationLoader:
         seen = StepRows(self.seen.rows if rows is None else rows, self.collate)
         return seen.select(few_rows(self.lengths_of(seen.rows), index))
 
-    def many(self, rows: list, budget: int | None = None) -> StepRows | None:
+    def more(self, rows: list, budget: int | None = None) -> list[StepRows]:
         "Rows that have been seen, in micro-batches of the budget, or in halves."
-        lengths = self.lengths_of(rows)
+        lengths, rows = self.lengths_of(rows), StepRows(rows, self.collate)
         tokens = budget or int(lengths.sum()) // 2
-        return many_rows(StepRows(rows, self.collate), lengths, max(1, tokens))
+        found = many_rows(rows, lengths, max(1, tokens)), widest_rows(rows, lengths)
+        return [each for each in found if each is not None]
 
     def real_rows(self, inputs, accelerator: Accelerator) -> tuple:
         """Whether a batch ends with rows that accelerate copied, and the rows before them.
@@ -97,7 +98,7 @@ class EvaluationFacts:
     def can_split(self) -> bool: # a batch into micro-batches
         return self.is_sum or bool(self.normalizers)
 
-def verify_evaluation(dry_run: DryRun, few: StepRows, many: StepRows | None = None):
+def verify_evaluation(dry_run: DryRun, few: StepRows, more: Sequence[StepRows] = ()):
     "`EvaluationFacts` by a verification on rows of the set itself; None: inconclusive."
     dry_run.micro_batch = lambda rows, indices: rows.to_batch(indices) # nothing is packed
     try:
@@ -109,7 +110,7 @@ def verify_evaluation(dry_run: DryRun, few: StepRows, many: StepRows | None = No
         except FAILURES: # without labels there is no loss that a split could change
             return EvaluationFacts(normalizers=("rows",))
         return EvaluationFacts() # no gradient: in evaluation the model writes in place
-    result = verify_loss(dry_run, LossFacts(), few, many)
+    result = verify_loss(dry_run, LossFacts(), few, more)
     if result is None or result.strategies and not result.is_conclusive:
         return None
     if result.facts.get("is_random"):
@@ -182,8 +183,8 @@ class ExactEvaluation:
         facts = EvaluationFacts()
         has_rows = self.loader.collate is not None and len(rows) > 1
         if has_rows and collates_rows(self.loader.few(rows)):
-            many = self.loader.many(rows, self.dry_run.adapter.token_budget)
-            tries = (verify_evaluation(self.dry_run, self.loader.few(rows, index), many)
+            more = self.loader.more(rows, self.dry_run.adapter.token_budget)
+            tries = (verify_evaluation(self.dry_run, self.loader.few(rows, index), more)
                      for index in range(4)) # some rows may have no target
             facts = next((each for each in tries if each is not None), facts)
         elif self.batch is not None and is_alone:

@@ -21,7 +21,7 @@ from .normalizer import (
 from .trainer_adapter import Collectives, TrainerAdapter
 from .verification import (
     FAILURES, DryRun, VerificationResult, FullBatchRows, few_rows, find_chunked_modules,
-    fits_at_once, many_rows, short_text, verification_is_due, verify_loss)
+    fits_at_once, many_rows, short_text, verification_is_due, verify_loss, widest_rows)
 from ..foundation.rows import (
     CollatedRows, RowLengths, StepRows, as_dict, fork_rng, num_rows_of)
 
@@ -199,6 +199,14 @@ class StepRowsChooser:
                 return FullBatchRows(rows, planned)
         return many_rows(rows, lengths, tokens)
 
+    def widest(self, step: OptimizerStep) -> StepRows | None:
+        "The shortest and the longest row of the step, of all processes."
+        def ends(rows: list) -> StepRows | None:
+            return widest_rows(StepRows(rows, step.rows.collate), self.lengths.or_ones(rows))
+        mine = ends(step.rows.rows)
+        mine = step.rows.rows[:1] if mine is None else mine.rows
+        return ends(self.processes.rows([mine]))
+
     def tokens_at_once(self, batches: list[list]) -> int: # rows of each loader batch
         "The budget, or the tokens of the largest loader batch."
         return self.adapter.token_budget or max(
@@ -324,8 +332,11 @@ class StrategyChooser:
         if rows is None:
             return self.recorder.accept_unverified("pre_collated", dry_run, step)
         is_first = not (facts.num_verifications or is_one_micro_batch)
-        many = self.rows.many(step) if is_first and self.rows.can_join(step) else None
-        result = verify_loss(dry_run, facts, rows, many, is_one_micro_batch)
+        more = []
+        if self.rows.can_join(step):
+            more = [self.rows.widest(step), self.rows.many(step) if is_first else None]
+        more = [each for each in more if each is not None]
+        result = verify_loss(dry_run, facts, rows, more, is_one_micro_batch)
         self.failure = dry_run.failure
         # zeros equal zeros, which shows nothing: as if it were not verified
         is_vain = result is None or bool(result.strategies) and not result.is_conclusive

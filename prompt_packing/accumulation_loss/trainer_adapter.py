@@ -182,7 +182,8 @@ class TrainerAdapter(Engine):
         "What the Trainer holds, without its model: little enough for each step."
         model = self.unwrap(model)
         wrappers = (getattr(self._trainer, name, None) for name in _MODELS)
-        return StateSnapshot(self._trainer, [*model.parameters(), model, *wrappers])
+        return StateSnapshot(
+            self._trainer, [*model.parameters(), model, *wrappers], most_bytes=2**20)
 
     def count(self, batches: list): # `num_items_in_batch` of this process's batches
         with override(self._trainer.args, average_tokens_across_devices=False):

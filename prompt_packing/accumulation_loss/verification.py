@@ -4,7 +4,7 @@
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #a0021610
 from __future__ import annotations
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -31,9 +31,9 @@ from ..foundation.snapshots import counters, integers_of, state_preserved
 
 # %% auto #0
 __all__ = ['FAILURES', 'SEEDS', 'short_text', 'BatchResult', 'combine', 'Comparison', 'gradient_of', 'DryRun', 'shuffled',
-           'few_rows', 'random_splits', 'FullBatchRows', 'fits_at_once', 'many_rows', 'verification_is_due',
-           'VerificationResult', 'fitting_strategies', 'collates_rows', 'without_padding_of_others',
-           'alignments_to_try', 'differing', 'verify_loss', 'find_chunked_modules']
+           'few_rows', 'random_splits', 'FullBatchRows', 'fits_at_once', 'many_rows', 'widest_rows',
+           'verification_is_due', 'VerificationResult', 'fitting_strategies', 'collates_rows',
+           'without_padding_of_others', 'alignments_to_try', 'differing', 'verify_loss', 'find_chunked_modules']
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #04e39636
 FAILURES = Exception # that a loss, a model or a collator may raise at a batch
@@ -337,6 +337,18 @@ def many_rows(rows: StepRows, lengths: np.ndarray, tokens: int) -> StepRows | No
     chosen.loader_batches = [chosen.rows[i:i + each] for i in starts]
     return chosen if len(chosen.loader_batches) > 1 else None
 
+def widest_rows(rows: StepRows, lengths: np.ndarray) -> StepRows | None:
+    """The shortest and the longest row, each a micro-batch; None: they are as long.
+
+    What depends on the width of a batch shows there: frequencies of a rotary embedding
+    that the longest row chooses (dynamic NTK, LongRoPE), attention of another kind."""
+    shortest, longest = int(lengths.argmin()), int(lengths.argmax())
+    if lengths[shortest] == lengths[longest]:
+        return None
+    chosen = rows.select([shortest, longest])
+    chosen.loader_batches = [[row] for row in chosen.rows]
+    return chosen
+
 # %% ../../nbs/accumulation_loss/verification.ipynb #f66bf38a
 def verification_is_due(
     step: int, # of this run, from 1
@@ -370,12 +382,12 @@ def fitting_strategies(
     splits: list, # each of lists of row indices
     batch, # the full batch
     full: BatchResult, # what it gave
-    many: StepRows | None = None, # compared by loss value, without gradients
+    more: Sequence[StepRows] = (), # compared by loss value, without gradients
 ) -> VerificationResult:
     """By which strategies micro-batches of the rows give the full batch.
 
-    A few rows may never reach a bound (forty targets, the eight hardest rows), so
-    `many` are compared as well."""
+    A few rows may never reach a bound (forty targets, the eight hardest rows, the width
+    from which a model computes otherwise), so `more` are compared as well."""
     found = VerificationResult([Strategy.SUM, Strategy.WEIGHTED_MEAN], full=full, batch=batch)
     size = num_rows_of(batch) or 1 # 1: packed rows
     if 1 < size < len(rows): # it packs them, so they are no longer alone
@@ -395,8 +407,8 @@ def fitting_strategies(
     found.is_conclusive = dry_run.is_conclusive(full) and any(
         each.weight for each in found.results) and all(
         dry_run.is_conclusive(each) or each.loss == 0 for each in found.results)
-    if many is not None:
-        _verify_loss_only(dry_run, many, found)
+    for each in more:
+        _verify_loss_only(dry_run, each, found)
     return found
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #ee347463
@@ -558,7 +570,7 @@ def verify_loss(
     dry_run: DryRun,
     facts: LossFacts, # so far
     rows: StepRows, # a few of a real step, the same on all processes
-    many: StepRows | None = None, # more of them, compared by loss value
+    more: Sequence[StepRows] = (), # others, compared by loss value
     is_one_micro_batch: bool = False, # compared with the full batch as it is: packed, say
 ) -> VerificationResult | None: # None: nothing to see
     """Find out, or verify, how the losses of micro-batches give that of the full batch.
@@ -583,7 +595,7 @@ def verify_loss(
     split_from = rows
     # where the collator makes two entries of a row, nothing says which belong to it
     if is_random and num_rows_of(batch) == len(rows):
-        split_from, many = CollatedRows(batch, len(rows)), None
+        split_from, more = CollatedRows(batch, len(rows)), ()
         dry_run.trims = dry_run.has_unequal_lengths(rows)
     buffers, found = dry_run.buffers, None
     result.full, result.batch = full, batch
@@ -597,7 +609,7 @@ def verify_loss(
     splits = [[range(len(rows))]] if is_one_micro_batch else random_splits(len(rows), index)
     tried = alignments_to_try(dry_run, facts.target_only_logits, rows, batch)
     for dry_run.targets in [*tried, None]:
-        found = fitting_strategies(dry_run, split_from, splits, batch, full, many)
+        found = fitting_strategies(dry_run, split_from, splits, batch, full, more)
         if found.strategies:
             break
     found.facts, found.stateful = result.facts, result.stateful

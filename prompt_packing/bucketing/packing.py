@@ -361,9 +361,14 @@ def cross_attention_fault(
     positions = batch.get("position_ids") if isinstance(batch, Mapping) else None
     if not torch.is_tensor(positions) or positions.dim() != 2 or len(positions) != 1:
         return None
-    starts = (positions[0] == positions[0, 0]).nonzero().flatten().tolist()
-    ends = [*starts, positions.shape[1]][1:5] # of at most four sequences
-    if len(starts) < 2:
+    positions, mask = positions[0], batch.get("attention_mask")
+    if torch.is_tensor(mask) and mask.shape == (1, len(positions)): # padding is at the end
+        positions = positions[:int(mask.ne(0).sum())]
+    starts = (positions == positions[:1]).nonzero().flatten().tolist()
+    ends = [*starts, len(positions)][1:5] # of at most four sequences
+    counts_up = all(positions[start:end].diff().eq(1).all()
+                    for start, end in zip(starts, ends))
+    if len(starts) < 2 or not counts_up:
         return None
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     try:

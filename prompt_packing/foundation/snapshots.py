@@ -62,18 +62,24 @@ _CLOSED = (type, ModuleType, FunctionType, Logger, IOBase, Thread, Accelerator,
            torch.optim.Optimizer, LRScheduler, DataLoader, torch.utils.data.Dataset,
            PreTrainedTokenizerBase, TrainingArguments, CallbackHandler)
 _DATA = ("train_dataset", "eval_dataset") # attributes of a Trainer
-_OF_MODULES = ("_parameters", "_buffers", "_modules") # they are put back elsewhere
-_MOST_OBJECTS, _MOST_BYTES = 2_000, 2**26 # that are entered; of a tensor that is copied
+_OF_MODULES = "_parameters", "_buffers" # they are put back elsewhere
+_MOST_OBJECTS = 2_000 # that are entered
 
 class StateSnapshot:
     """What an object holds, and what is in it, level by level; `restore` puts back what
     has changed meanwhile. Every object stays the same one, since others may hold it."""
-    def __init__(self, thing, left_alone: Iterable = ()):
+    def __init__(self,
+        thing, # what holds everything: a Trainer, a collator
+        left_alone: Iterable = (), # objects
+        most_bytes: int = 2**26, # of a tensor or array; larger ones are data
+    ):
+        self._most_bytes = most_bytes
         self._undo, self._seen = [], {id(each): each for each in left_alone}
-        self._modules = []
+        self._modules = {} # by their ids
         self._enter([thing])
         # last, since a model holds more than there is room for
-        self._enter([each for module in self._modules for each in self._keep_module(module)])
+        self._enter([each for module in list(self._modules.values())
+                     for each in self._keep_module(module)])
 
     def _enter(self, level: list):
         most = len(self._seen) + _MOST_OBJECTS
@@ -95,7 +101,8 @@ class StateSnapshot:
         if isinstance(thing, (dict, list, set, deque)):
             return self._keep_entries(thing)
         if isinstance(thing, nn.Module):
-            self._modules += thing.modules()
+            if id(thing) not in self._modules:
+                self._modules |= {id(each): each for each in thing.modules()}
             return ()
         if isinstance(thing, tuple):
             return thing
@@ -108,7 +115,7 @@ class StateSnapshot:
         return () if is_ours and self._undo else self._keep_attributes(thing)
 
     def _keep_module(self, module: nn.Module) -> list:
-        "With its hooks: a flag may say that they are there."
+        "With its hooks and the modules in it: a flag may say which are there."
         if isinstance(module, LazyModuleMixin): # it changes its class when it is called
             return []
         members = [each for each in self._keep_attributes(module, _OF_MODULES)
@@ -122,7 +129,7 @@ class StateSnapshot:
         is_tensor = torch.is_tensor(thing)
         is_plain = not is_tensor or thing.layout is torch.strided and not isinstance(
             thing, DTensor) and not thing.is_meta
-        if is_plain and thing.nbytes <= _MOST_BYTES:
+        if is_plain and thing.nbytes <= self._most_bytes:
             kept = thing.detach().clone() if is_tensor else thing.copy()
             self._undo.append(partial(_restore_values, thing, kept))
         return ()
