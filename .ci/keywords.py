@@ -16,7 +16,7 @@ KEYWORDS = {
     "guides/checkpoints": (
         "resume, restart, preemption, crash, spot instance, early stopping, wandb, "
         "save_total_limit, determinism, reproducible, seed, load a checkpoint"),
-    "bucketing/stream": "streaming, IterableDataset, pretraining, large corpus, infinite data",
+    "guides/large_corpora": "streaming, IterableDataset, pretraining, large corpus, infinite data",
     "bucketing/corpus": "pretokenize, tokenize once, memory map, large corpus",
     "recurrent/index": "RNN, GRU, LSTM, pack_padded_sequence, variable length",
     "packed_sequence/index": "pack_padded_sequence, pack_sequence, RNN batches",
