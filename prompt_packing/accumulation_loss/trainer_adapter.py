@@ -134,6 +134,8 @@ class TrainerAdapter(Engine):
         # (rows, some of their indices) -> a micro-batch as it is computed: packed, say
         self.micro_batch = getattr(
             trainer, "make_micro_batch", lambda rows, indices: rows.to_batch(indices))
+        own = {cls.__module__.partition(".")[0] for cls in type(trainer).__mro__}
+        self._is_plain = own <= {"prompt_packing", "transformers", "builtins"}
         self.overrides, self.overrides_step = overrides, "training_step" in overrides
         self.packs = bool(getattr(trainer.args, "pack", None)) # rows into one
         self.main_input = getattr(trainer.model, "main_input_name", "input_ids")
@@ -179,7 +181,9 @@ class TrainerAdapter(Engine):
         return state_preserved(trainer, [*model.parameters(), *left_alone])
 
     def snapshot(self, model) -> StateSnapshot:
-        "What the Trainer holds, without its model: little enough for each step."
+        "What a Trainer with code of the user holds; without its model it is little."
+        if self._is_plain and self._trainer.compute_loss_func is None:
+            return StateSnapshot(None)
         model = self.unwrap(model)
         wrappers = (getattr(self._trainer, name, None) for name in _MODELS)
         return StateSnapshot(
