@@ -33,7 +33,8 @@ from ..foundation.snapshots import counters, integers_of, state_preserved
 __all__ = ['FAILURES', 'SEEDS', 'short_text', 'BatchResult', 'combine', 'Comparison', 'gradient_of', 'DryRun', 'shuffled',
            'few_rows', 'random_splits', 'FullBatchRows', 'fits_at_once', 'many_rows', 'widest_rows',
            'verification_is_due', 'VerificationResult', 'fitting_strategies', 'collates_rows',
-           'without_padding_of_others', 'alignments_to_try', 'differing', 'verify_loss', 'find_chunked_modules']
+           'without_padding_of_others', 'alignments_to_try', 'differing', 'counted_differently', 'verify_loss',
+           'find_chunked_modules']
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #04e39636
 FAILURES = Exception # that a loss, a model or a collator may raise at a batch
@@ -173,9 +174,8 @@ class DryRun(Comparison):
         self.written = [] # what the last pass made of parameters
         self.drew = False # random numbers on the CPU, when a value was computed last
         self.moved_in_chunks = [] # buffers that move differently there
-        # buffers that the last pass moved, and attributes of modules that counted it:
-        # name -> values afterwards
-        self.buffers = {}
+        self.buffers = {} # that the last pass moved: name -> its values afterwards
+        self.counted = {} # attributes of modules that counted its calls: name -> how many
         self.failure = "" # what kept the loss from being computed
         self.class_weights = None # by which batches are counted, too
         self.processes = None # `Collectives`, where all processes verify the same rows
@@ -230,8 +230,9 @@ class DryRun(Comparison):
             self.buffers = {
                 name: b.clone() for name, b in self.model.named_buffers()
                 if name in before and b.shape == before[name].shape
-                and not torch.equal(b, before[name])} | counters(
-                    numbers_before, integers_of(dict(self.model.named_modules())), calls)
+                and not torch.equal(b, before[name])}
+            self.counted = counters(
+                numbers_before, integers_of(dict(self.model.named_modules())), calls)
         self.written = watch.written if watch else []
         if self.writes is None:
             self.writes, self.collectives = bool(watch.written), watch.collectives
@@ -565,6 +566,10 @@ def differing(buffers: dict, others: dict) -> list[str]: # names
             or name not in others or not torch.allclose(
                 buffers[name], others[name], rtol=1e-5, atol=1e-7, equal_nan=True)]
 
+def counted_differently(counted: dict, others: dict) -> list[str]: # names
+    "A flag that is set to 1 once has counted in one of two passes alone, and is no counter."
+    return [name for name in counted if others.get(name, counted[name]) != counted[name]]
+
 # %% ../../nbs/accumulation_loss/verification.ipynb #59c32fd0
 def verify_loss(
     dry_run: DryRun,
@@ -597,7 +602,7 @@ def verify_loss(
     if is_random and num_rows_of(batch) == len(rows):
         split_from, more = CollatedRows(batch, len(rows)), ()
         dry_run.trims = dry_run.has_unequal_lengths(rows)
-    buffers, found = dry_run.buffers, None
+    buffers, counted, found = dry_run.buffers, dry_run.counted, None
     result.full, result.batch = full, batch
     if dry_run.collectives and dry_run.num_processes > 1:
         result.facts["uses_collectives"] = True
@@ -615,7 +620,8 @@ def verify_loss(
     found.facts, found.stateful = result.facts, result.stateful
     if found.strategies and tried:
         found.facts["target_only_logits"] = dry_run.targets or ""
-    found.moved_buffers = differing(buffers, dry_run.buffers)
+    found.moved_buffers = differing(buffers, dry_run.buffers) + counted_differently(
+        counted, dry_run.counted)
     # not later where it fits: at first, a loss that draws now and then may fit by chance
     if not is_one_micro_batch and (index < 2 or facts.strategy not in found.strategies):
         _verify_loss_itself(dry_run, found)
