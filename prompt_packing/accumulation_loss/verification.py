@@ -567,7 +567,7 @@ def differing(buffers: dict, others: dict) -> list[str]: # names
                 buffers[name], others[name], rtol=1e-5, atol=1e-7, equal_nan=True)]
 
 def counted_differently(counted: dict, others: dict) -> list[str]: # names
-    "A flag that is set to 1 once has counted in one of two passes alone, and is no counter."
+    "Counters in both; a flag that is set to 1 once has counted in one of them alone."
     return [name for name in counted if others.get(name, counted[name]) != counted[name]]
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #59c32fd0
