@@ -30,7 +30,10 @@ const PAGES = { // what is typed: pages that answer it
   "early stopping": "guides/checkpoints", "wandb": "guides/checkpoints",
   "Windows": "index troubleshooting", "install": "index guides/quickstart",
   "learning rate": "accumulation_loss/index bucketing/index prompt_tuning/index",
-  "torch.compile": "trainer/index bucketing/index index", "bf16": "bucketing/index trainer/index"};
+  "torch.compile": "trainer/index bucketing/index index", "bf16": "bucketing/index trainer/index",
+  "how many prompt tokens should I use": "prompt_tuning/index",
+  "does it work with LoRA": "guides/peft", "resume training on another number of gpus":
+  "guides/multi_gpu guides/checkpoints", "how to stop and resume a stream": "guides/large_corpora"};
 
 const theme = {exports: {}}, waiting = [];
 new Function("module", "exports", read("site_libs/fuse/fuse.min.js"))(theme, theme.exports);
