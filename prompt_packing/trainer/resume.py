@@ -376,8 +376,7 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
     def _load_callback_state(self):
         "What callbacks have counted goes into those that are passed now."
         super()._load_callback_state() # by an option, into new callbacks
-        restore_callbacks(self.callback_handler.callbacks,
-                          self.state.stateful_callbacks)
+        restore_callbacks(self.callback_handler.callbacks, self.state.stateful_callbacks)
 
     def _run_epoch(self, *args, **kwargs):
         "Before the batches of an epoch are read."

@@ -19,13 +19,11 @@ from torch.utils.data import IterableDataset
 from ..accumulation_loss.dry_run import side_effect_free
 from ..accumulation_loss.exact_loss import ExactLossMixin
 from ..accumulation_loss.loss_facts import Exactness
-from ..accumulation_loss.verification import short_text
 from ..bucketing.batch_plan import check_positive
 from ..bucketing.collators import PackingFormat
 from ..bucketing.packing import cross_attention_fault, find_packing_format
 from ..foundation.private_apis import check_mro, pinned, override
-from ..foundation.rows import (
-    COLLATOR_ERRORS, RowLengths, StepRows, fork_rng)
+from ..foundation.rows import RowLengths, StepRows, fork_rng
 from ..packed_sequence.mixin import PackedSequenceMixin
 from .token_budget import (
     BUDGET_FILE, MicroBatcher, collated_micro_batches, plan_micro_batches, saved_state)
@@ -83,8 +81,8 @@ class BudgetArguments:
         "Tokens of an optimizer step on all devices together, on average, without "
         "padding. Stratified like rows_per_step."})
     micro_batch_overhead: int | None = field(default=None, metadata={"help":
-        "Overhead of a micro-batch besides its tokens, in tokens. "
-        "None: measured before the first step that is split."})
+        "Overhead of a micro-batch besides its tokens, in tokens. None: measured "
+        "before the first step that is split; 256 for a sharded model."})
 
     def __post_init__(self):
         super().__post_init__()
@@ -218,10 +216,6 @@ _unused_masks = (
     "makes it with assistant_only_loss=True or completion_only_loss=True, and its "
     "DataCollatorForLanguageModeling pads it")
 
-_fails_alone = (
-    "token_budget has no effect in some steps: the collator fails on some of their rows "
-    "without the others ({}). Gradients are exact.")
-
 _attends_across = (
     "The collator packs sequences, and this model attends across them ({}). Use a "
     "collator that pads. If all layers of the model are attention, pack= or another "
@@ -285,8 +279,7 @@ class TokenBudgetMixin(SplitPredictionMixin, _StepLoaderMixin):
         _check_exact_loss_first(cls, TokenBudgetMixin)
 
     def splits_steps(self) -> bool:
-        args = self.args
-        return bool(getattr(args, "token_budget", None) or getattr(args, "pack", None))
+        return any(getattr(self.args, name, None) for name in ("token_budget", "pack"))
 
     @property
     def token_budget(self) -> int | None:
@@ -342,14 +335,9 @@ class TokenBudgetMixin(SplitPredictionMixin, _StepLoaderMixin):
             reason = self.row_lengths.unknown_reason or "on another process"
             self.findings.report("unknown_lengths", reason=reason)
             return None, None
-        plans, error = micro_batcher(rows, lengths), ""
-        try:
-            collated = [plan.collate(rows) for plan in plans]
-        except COLLATOR_ERRORS as raised: # as of rows that it leaves out, alone
-            error = short_text(raised)
-        if not micro_batcher.all_know(None if error else lengths):
-            self.findings.report(_fails_alone.format(error or "on another process"),
-                                 Exactness.EXACT)
+        plans = micro_batcher(rows, lengths)
+        collated = micro_batcher.collate(plans, rows)
+        if collated is None:
             return None, None
         batches = [plan.join(made, self._packing_format)
                    for plan, made in zip(plans, collated)]
