@@ -23,7 +23,7 @@ from ..bucketing.batch_plan import check_positive
 from ..bucketing.collators import PackingFormat
 from ..bucketing.packing import cross_attention_fault, find_packing_format
 from ..foundation.private_apis import check_mro, pinned, override
-from ..foundation.rows import RowLengths, StepRows, fork_rng
+from ..foundation.rows import RowLengths, StepRows
 from ..packed_sequence.mixin import PackedSequenceMixin
 from .token_budget import (
     BUDGET_FILE, MicroBatcher, collated_micro_batches, plan_micro_batches, saved_state)
@@ -165,29 +165,18 @@ class _StepLoaderMixin:
 
     def split_in_worker(self, dataloader) -> Callable | None: # `StepRows` -> batches
         "Where a loader's batch is the step, its workers split and collate."
-        micro_batcher, has_workers = (
-            self._micro_batcher(), getattr(dataloader, "num_workers", 0))
-        # sharded processes (`needs_equal_counts`) agree on a number of micro-batches, which
-        # no worker can
-        is_step = (self.args.gradient_accumulation_steps == 1
-                   and not micro_batcher.needs_equal_counts)
-        if (self.args.pack or micro_batcher.token_budget is None or not has_workers
-                or not is_step):
+        args = self.args
+        # by arguments alone, so that a resumed run collates where the first one did;
+        # sharded processes agree on a number of micro-batches, which no worker can
+        can_split = (
+            isinstance(args.token_budget, int) and args.micro_batch_overhead is not None
+            and args.gradient_accumulation_steps == 1 and not args.pack
+            and not self._micro_batcher().needs_equal_counts)
+        if not can_split or not getattr(dataloader, "num_workers", 0):
             return None
-        data = dataloader.dataset
-        # workers cannot measure, so this process does before they start
-        if micro_batcher.micro_batch_overhead is None and not isinstance(data, IterableDataset):
-            with fork_rng(): # what reading a row draws
-                size = min(len(data), self.args.train_batch_size)
-                few = StepRows([data[i] for i in range(size)], self.row_lengths.collate)
-            lengths = self.row_lengths(few.rows)
-            if lengths is None:
-                return None
-            micro_batcher.measure_overhead_once(few, lengths)
-        return None if micro_batcher.micro_batch_overhead is None else partial(
-            collated_micro_batches, lengths=self.row_lengths,
-            token_budget=micro_batcher.token_budget,
-            micro_batch_overhead=micro_batcher.micro_batch_overhead)
+        return partial(
+            collated_micro_batches, lengths=self.row_lengths, token_budget=args.token_budget,
+            micro_batch_overhead=args.micro_batch_overhead)
 
     def training_step(self, model, inputs, *args, **kwargs):
         "Of a micro-batch; the first of a training shows whether its collator packs rows."
