@@ -99,7 +99,7 @@ def _removable(steps: Iterable[int], limit: int | None, newest: int, best: int |
 class OutputFolder:
     """The `output_dir` of a training, for the run that owns it.
 
-    Once a run: `owned`, and `find` in its block. Once a checkpoint: `writing`, in its
+    Once a run: `locked`, and `find` in its block. Once a checkpoint: `writing`, in its
     block `commit`, then `finish`."""
     def __init__(self,
         folder: str | os.PathLike,

@@ -32,7 +32,7 @@ from .loaders import StepDataLoader, StreamPosition
 # %% auto #0
 __all__ = ['get_random_state', 'set_random_state', 'RngRecordingCollator', 'RngRecordingSampler', 'RngRecordingStream',
            'torch_loader', 'record_rng', 'save_generators', 'load_generators', 'made_generator', 'OwnGenerators',
-           'own_generators', 'draws_in_workers', 'batch_digest']
+           'users_collator', 'own_generators', 'draws_in_workers', 'batch_digest']
 
 # %% ../../nbs/trainer/random_states.ipynb #cb798460
 def get_random_state() -> tuple: # of python, numpy, torch on the CPU
@@ -299,21 +299,24 @@ def _collates(loader: DataLoader) -> bool:
     is_later = isinstance(collate, RowPassthrough) and not collate.collates
     return not is_later or collate.split is not None
 
+def users_collator(loader: DataLoader) -> Callable:
+    collate = loader.collate_fn
+    while isinstance(collate, (RngRecordingCollator, RowPassthrough)): # ours
+        collate = collate.collate
+    return collate
+
 def own_generators(dataloader: object) -> OwnGenerators:
     "Of the collator, the data set and the sampler of a loader."
     loader = torch_loader(dataloader)
     if loader is None:
         return OwnGenerators({})
-    collate = loader.collate_fn
-    while isinstance(collate, (RngRecordingCollator, RowPassthrough)): # ours
-        collate = collate.collate
     sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     data = getattr(loader.dataset, "recorded", loader.dataset)
     if isinstance(data, StreamPosition): # a stream of ours draws its numbers itself
         data = None
     in_workers = ("dataset", "collate_fn") if _collates(loader) else ("dataset",)
     return OwnGenerators(
-        {"collate_fn": collate, "dataset": data,
+        {"collate_fn": users_collator(loader), "dataset": data,
          "sampler": getattr(sampler, "recorded", sampler)},
         in_workers if loader.num_workers else ())
 
@@ -325,8 +328,9 @@ def draws_in_workers(dataloader: object) -> bool:
         return False
     seeds_steps = isinstance(loader, StepDataLoader)
     data = loader.dataset.dataset if seeds_steps else loader.dataset
-    # torch's data sets are not entered by a snapshot
-    with fork_rng(), state_preserved([loader.collate_fn, getattr(data, "__dict__", None)]):
+    # data sets, and what wraps a collator, are not entered by a snapshot
+    held = [users_collator(loader), getattr(data, "__dict__", None)]
+    with fork_rng(), state_preserved(held):
         before = rng_state()
         try:
             loader.collate_fn([data[i] for i in range(2)])
