@@ -185,7 +185,8 @@ def check_step_size(checkpoint: str, saved: dict, step_size: dict) -> None:
     before = {name: saved.get(name, value) for name, value in step_size.items()}
     if before != step_size:
         of_checkpoint, of_run = (
-            ", ".join(f"{name}={value}" for name, value in sizes.items())
+            ", ".join(f"{name}={value}" for name, value in sizes.items() if value
+                      or step_size[name] != before[name])
             for sizes in (before, step_size))
         raise ValueError(_OTHER_STEP_SIZE.format(
             checkpoint, of_checkpoint, of_run, of_checkpoint))
