@@ -13,7 +13,8 @@ from functools import partial
 from io import IOBase
 from logging import Logger
 from threading import Thread
-from types import FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,41 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 from transformers.trainer_callback import CallbackHandler
 
 # %% auto #0
-__all__ = ['StateSnapshot', 'state_preserved', 'integers_of', 'counters']
+__all__ = ['GENERATORS', 'generator_state', 'set_generator_state', 'members_of', 'StateSnapshot', 'state_preserved',
+           'integers_of', 'counters']
+
+# %% ../../nbs/foundation/snapshots.ipynb #gen0mem2
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_MOST_ENTRIES = 256 # of a list or dictionary; more are data
+
+def generator_state(generator: Any) -> Any: # None: it has none, as `random.SystemRandom`
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, random.SystemRandom):
+        return None
+    return (generator.getstate() if isinstance(generator, random.Random)
+            else generator.get_state())
+
+def set_generator_state(generator: Any, state: Any) -> None:
+    "Raises `ValueError`, `TypeError` or `RuntimeError` for the state of another kind."
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
+
+def members_of(thing: Any) -> dict[str, Any]:
+    "What an object holds, by name: entries, arguments, what a method is of, attributes."
+    if isinstance(thing, (dict, list, tuple, set, deque)):
+        items = thing.items() if isinstance(thing, dict) else enumerate(thing)
+        is_data = len(thing) > _MOST_ENTRIES
+        return {} if is_data else {str(key): value for key, value in items}
+    if isinstance(thing, partial):
+        return {"func": thing.func, "args": thing.args, "keywords": thing.keywords}
+    if isinstance(thing, (MethodType, BuiltinMethodType)):
+        return {"__self__": thing.__self__}
+    return dict(getattr(thing, "__dict__", {}))
 
 # %% ../../nbs/foundation/snapshots.ipynb #7a9e2001
 def _restore_values(thing, kept):
@@ -56,7 +91,6 @@ def _restore_attributes(held: dict, kept: dict, left_alone: Iterable):
 
 # %% ../../nbs/foundation/snapshots.ipynb #7a9e2002
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 # not entered: what they hold is no state that a loss moves, or belongs to a library
 _CLOSED = (type, ModuleType, FunctionType, Logger, IOBase, Thread, Accelerator,
            torch.optim.Optimizer, LRScheduler, DataLoader, torch.utils.data.Dataset,
@@ -91,28 +125,28 @@ class StateSnapshot:
             undo()
 
     def _keep(self, thing) -> Iterable: # what it holds
-        if isinstance(thing, _PLAIN) or id(thing) in self._seen or isinstance(thing, _CLOSED):
+        if isinstance(thing, (*_PLAIN, *_CLOSED)) or id(thing) in self._seen:
             return ()
         self._seen[id(thing)] = thing
-        if torch.is_tensor(thing) or isinstance(thing, np.ndarray):
-            return self._keep_values(thing)
-        if isinstance(thing, _GENERATORS):
-            return self._keep_position(thing)
-        if isinstance(thing, (dict, list, set, deque)):
-            return self._keep_entries(thing)
         if isinstance(thing, nn.Module):
-            if id(thing) not in self._modules:
-                self._modules |= {id(each): each for each in thing.modules()}
+            self._modules |= {id(each): each for each in thing.modules()}
             return ()
-        if isinstance(thing, tuple):
-            return thing
-        if isinstance(thing, MethodType):
-            return (thing.__self__,)
-        if isinstance(thing, partial):
-            return (thing.func, thing.args, thing.keywords)
-        # the Trainer may be of a class of ours, with attributes of the user's
-        is_ours = type(thing).__module__.startswith("prompt_packing.")
-        return () if is_ours and self._undo else self._keep_attributes(thing)
+        if torch.is_tensor(thing) or isinstance(thing, np.ndarray):
+            self._keep_values(thing)
+            return ()
+        if isinstance(thing, GENERATORS):
+            state = generator_state(thing)
+            if state is not None:
+                self._undo.append(partial(set_generator_state, thing, state))
+            return ()
+        if isinstance(thing, (dict, list, set, deque)):
+            kept = dict(thing) if isinstance(thing, dict) else list(thing)
+            self._undo.append(partial(_restore_entries, thing, kept))
+        elif not isinstance(thing, (tuple, partial, MethodType, BuiltinMethodType)):
+            # the Trainer may be of a class of ours, with attributes of the user's
+            is_ours = type(thing).__module__.startswith("prompt_packing.")
+            return () if is_ours and self._undo else self._keep_attributes(thing)
+        return members_of(thing).values()
 
     def _keep_module(self, module: nn.Module) -> list:
         "With its hooks and the modules in it: a flag may say which are there."
@@ -125,30 +159,13 @@ class StateSnapshot:
         buffers = vars(module)["_buffers"].values()
         return [*buffers, *(each for each in members if type(each) is not OrderedDict or each)]
 
-    def _keep_values(self, thing) -> tuple:
+    def _keep_values(self, thing):
         is_tensor = torch.is_tensor(thing)
         is_plain = not is_tensor or thing.layout is torch.strided and not isinstance(
             thing, DTensor) and not thing.is_meta
         if is_plain and thing.nbytes <= self._most_bytes:
             kept = thing.detach().clone() if is_tensor else thing.copy()
             self._undo.append(partial(_restore_values, thing, kept))
-        return ()
-
-    def _keep_position(self, generator) -> tuple:
-        for get, set_ in (("get_state", "set_state"), ("getstate", "setstate")):
-            if hasattr(generator, get):
-                self._undo.append(partial(getattr(generator, set_), getattr(generator, get)()))
-                return ()
-        bits = generator.bit_generator
-        self._undo.append(partial(setattr, bits, "state", bits.state))
-        return ()
-
-    def _keep_entries(self, thing) -> Iterable:
-        kept = dict(thing) if isinstance(thing, dict) else list(thing)
-        self._undo.append(partial(_restore_entries, thing, kept))
-        if len(kept) > _MOST_OBJECTS: # data
-            return ()
-        return kept.values() if isinstance(kept, dict) else kept
 
     def _keep_attributes(self, thing, left_alone: Iterable = _DATA) -> Iterable:
         held = getattr(thing, "__dict__", None)

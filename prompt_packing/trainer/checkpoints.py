@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from enum import Enum, auto
-from itertools import takewhile
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -100,7 +99,7 @@ def _removable(steps: Iterable[int], limit: int | None, newest: int, best: int |
 class OutputFolder:
     """The `output_dir` of a training, for the run that owns it.
 
-    Once a run: `owned`, and `find` in its block. Once a checkpoint: `writing`, in its
+    Once a run: `locked`, and `find` in its block. Once a checkpoint: `writing`, in its
     block `commit`, then `finish`."""
     def __init__(self,
         folder: str | os.PathLike,
@@ -110,8 +109,8 @@ class OutputFolder:
         self.folder, self.accelerator, self.limit = Path(folder), accelerator, limit
         self.run: str | None = None # 8 digits that all processes of this run share
         self.state, self.step = SaveState.IDLE, 0 # of the newest checkpoint
+        self.takes_last = False # later checkpoints than that of the resume are damaged
         self.best: int | None = None # step of the best checkpoint, which is kept
-        self.damaged: set[int] = set() # steps of checkpoints that were passed over
 
     @contextmanager
     def locked(self, locks: bool = True) -> Iterator[OutputFolder]: # itself
@@ -134,11 +133,9 @@ class OutputFolder:
         if resume_from_checkpoint in (None, False):
             return None
         chosen = resume_from_checkpoint
+        self.takes_last = chosen is True
         if chosen is True and self.accelerator.is_main_process:
             chosen = last_checkpoint(self.folder)
-            newest_first = reversed(checkpoints_in(self.folder).items())
-            self.damaged = {step for step, _ in takewhile(
-                lambda each: str(each[1]) != chosen, newest_first)}
         chosen, = broadcast_object_list([chosen])
         # of what is no folder transformers says what is wrong
         if self.accelerator.is_local_main_process and os.path.isdir(chosen):
@@ -212,7 +209,7 @@ def warn_of_other_run(
 ) -> None:
     "A later resume would take the highest step, whichever run has written it."
     beyond = [path.name for other, path in checkpoints_in(output.folder).items()
-              if other > step and other not in output.damaged]
+              if other > step and not output.takes_last]
     if beyond and output.accelerator.is_main_process:
         _logger.warning(
             f"{output.folder} holds {', '.join(beyond)} of another run, and this run "

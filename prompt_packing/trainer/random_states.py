@@ -5,16 +5,15 @@
 # %% ../../nbs/trainer/random_states.ipynb #5023d3a8
 from __future__ import annotations
 
-import copy
 import random
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dis import get_instructions
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterator
 from io import IOBase
+from pathlib import Path
 from types import (
-    CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType)
+    BuiltinMethodType, CellType, CodeType, FunctionType, MemberDescriptorType,
+    MethodType, ModuleType)
 from typing import Any
 
 import numpy as np
@@ -23,14 +22,17 @@ from accelerate.data_loader import SeedableRandomSampler
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
+from ..foundation.private_apis import tree_flatten, tree_map
 from ..foundation.rows import (
-    COLLATOR_ERRORS, RowBatch, RowPassthrough, fork_rng, rng_state)
+    COLLATOR_ERRORS, RowBatch, RowPassthrough, as_dict, fork_rng, rng_state)
+from ..foundation.snapshots import (
+    GENERATORS, generator_state, members_of, set_generator_state, state_preserved)
 from .loaders import StepDataLoader, StreamPosition
 
 # %% auto #0
 __all__ = ['get_random_state', 'set_random_state', 'RngRecordingCollator', 'RngRecordingSampler', 'RngRecordingStream',
-           'torch_loader', 'record_rng', 'members_of', 'state_of', 'made_generator', 'set_state', 'OwnGenerators',
-           'own_generators', 'draws_in_workers', 'batch_digest']
+           'torch_loader', 'record_rng', 'save_generators', 'load_generators', 'made_generator', 'OwnGenerators',
+           'users_collator', 'own_generators', 'draws_in_workers', 'batch_digest']
 
 # %% ../../nbs/trainer/random_states.ipynb #cb798460
 def get_random_state() -> tuple: # of python, numpy, torch on the CPU
@@ -46,53 +48,49 @@ class RngRecordingCollator:
     "A collator; keeps the random states before the last two batches were read."
     wraps_collator = True # `pass_rows_through` puts its own inside this one
 
-    def __init__(self, collate: Callable):
-        self.collate = collate
+    def __init__(self, collate: Callable, is_stream: bool):
+        self.collate, self.is_stream = collate, is_stream
         self.begin(OwnGenerators({}))
 
-    def begin(self, generators: OwnGenerators, passed_over: int = 0, calls: int = 0):
-        """Before an epoch, whose first batches are passed over; `calls` of its batches
-        are not collated."""
-        self.generators, self.passed_over, self.calls = generators, passed_over, calls
+    def begin(self,
+        generators: OwnGenerators,
+        passed_over: int = 0, # the first batches of the epoch
+        before: Callable | None = None, # called before the first batch is read
+        after: Callable | None = None, # and after it is collated
+    ):
+        "Before an epoch."
+        self.generators, self.passed_over = generators, passed_over
+        # of a stream, what is passed over is collated again; of numbered rows it is not
+        self.calls = 0 if self.is_stream else passed_over
+        self.before, self.after = before, after
         self.last = None # the batch that was returned last, and the number of its rows
         self.states: dict[int, tuple] = {} # index of a batch -> the state before it
-        # index of a batch -> what is called before it is read, and after it is collated
-        self.before: dict[int, Callable] = {}
-        self.after: dict[int, Callable] = {}
 
     def before_batch(self, index: int):
         if index < self.passed_over:
             return
-        if index in self.before:
-            self.before.pop(index)()
+        if index == self.passed_over and self.before:
+            self.before()
         if index < self.passed_over + 3: # some make their generator when they first draw
             self.generators.search()
         kept = {i: state for i, state in self.states.items() if i == index - 1}
-        self.states = kept | {index: self.snapshot()}
-
-    def snapshot(self) -> tuple: # random state, states of own generators
-        return get_random_state(), self.generators.state_dict()
+        self.states = kept | {index: self.generators.snapshot()}
 
     def __call__(self, rows: list) -> object:
         num_rows = len(rows) if isinstance(rows, list) else 0
         batch = self.collate(rows)
         self.last = batch, num_rows
-        index, self.calls = self.calls, self.calls + 1
-        if index in self.after:
-            self.after.pop(index)()
+        self.calls += 1
+        if self.calls == self.passed_over + 1 and self.after:
+            self.after()
         return batch
 
-class RngRecordingSampler(BatchSampler):
-    "A batch sampler that says when its next batch is about to be read."
-    def __init__(self, sampler: BatchSampler, collator: RngRecordingCollator):
-        self.recorded, self._collator = sampler, collator
+class _Recorded:
+    "Rows or their numbers, as a loader reads them; it says when the next batch is due."
+    def __init__(self, recorded: object, collator: RngRecordingCollator):
+        self.recorded, self._collator = recorded, collator
 
-    def __iter__(self) -> Iterator:
-        for index, batch in enumerate(self.recorded):
-            self._collator.before_batch(index)
-            yield batch
-
-    def __len__(self) -> int:
+    def __len__(self) -> int: # `TypeError` for a stream of unknown length
         return len(self.recorded)
 
     def __getattr__(self, name: str): # `set_epoch`, and what else a loader asks for
@@ -100,11 +98,15 @@ class RngRecordingSampler(BatchSampler):
             raise AttributeError(name)
         return getattr(self.recorded, name)
 
-class RngRecordingStream(IterableDataset):
-    "A stream that says when the first row of its next batch is about to be read."
-    def __init__(self, stream: IterableDataset, collator: RngRecordingCollator):
-        self.recorded, self._collator = stream, collator
+class RngRecordingSampler(_Recorded, BatchSampler):
+    "A batch sampler that says when its next batch is about to be read."
+    def __iter__(self) -> Iterator:
+        for index, batch in enumerate(self.recorded):
+            self._collator.before_batch(index)
+            yield batch
 
+class RngRecordingStream(_Recorded, IterableDataset):
+    "A stream that says when the first row of its next batch is about to be read."
     def __iter__(self) -> Iterator:
         rows, noted = iter(self.recorded), None
         while True:
@@ -117,11 +119,6 @@ class RngRecordingStream(IterableDataset):
                 return
             yield row
 
-    def __len__(self) -> int: # `TypeError` for a stream of unknown length
-        return len(self.recorded)
-
-    __getattr__ = RngRecordingSampler.__getattr__
-
 def torch_loader(dataloader: object) -> DataLoader | None:
     "The loader inside accelerate's; None for one of another kind."
     loader = getattr(dataloader, "base_dataloader", dataloader)
@@ -132,13 +129,13 @@ def record_rng(dataloader: object) -> RngRecordingCollator | None:
     loader = torch_loader(dataloader)
     if loader is None or loader.num_workers:
         return None
+    is_stream = isinstance(loader.dataset, IterableDataset)
     if not isinstance(loader.collate_fn, RngRecordingCollator):
-        loader.collate_fn = RngRecordingCollator(loader.collate_fn)
+        loader.collate_fn = RngRecordingCollator(loader.collate_fn, is_stream)
     # where accelerate passes over batches of a stream it makes another loader of the
     # data set alone; of numbered rows it takes over the sampler
-    if isinstance(loader.dataset, IterableDataset):
-        name, recording = "dataset", RngRecordingStream
-    else:
+    name, recording = "dataset", RngRecordingStream
+    if not is_stream:
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         recording = RngRecordingSampler
     if not isinstance(getattr(loader, name), recording):
@@ -147,9 +144,6 @@ def record_rng(dataloader: object) -> RngRecordingCollator | None:
     return loader.collate_fn
 
 # %% ../../nbs/trainer/random_states.ipynb #88855ba2
-_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-# of the process; a checkpoint has their states besides
-_GLOBAL_GENERATORS = random.random.__self__, np.random.rand.__self__, torch.default_generator
 # holds no generator of the user's, or one that begins anew each epoch
 _CLOSED = (str, bytes, int, float, np.ndarray, torch.Tensor, torch.nn.Module, type,
            ModuleType, IOBase, PreTrainedTokenizerBase, SeedableRandomSampler)
@@ -157,192 +151,141 @@ _CLOSED = (str, bytes, int, float, np.ndarray, torch.Tensor, torch.nn.Module, ty
 _LIBRARIES = {*sys.stdlib_module_names, "accelerate", "datasets", "numpy", "prompt_packing",
               "tokenizers", "torch", "transformers"}
 
-def members_of(thing: Any) -> dict[str, Any]:
-    """What an object holds, by name: attributes, also of its class, entries, arguments,
-    closure, globals that its functions name."""
+def _reachable(thing: Any) -> dict[str, Any]:
+    "What an object holds, by name; also its class, and a function's closure and globals."
     if isinstance(thing, _CLOSED):
         return {}
-    if isinstance(thing, (dict, list, tuple)):
-        items = thing.items() if isinstance(thing, dict) else enumerate(thing)
-        return {str(key): value for key, value in items} if len(thing) <= 64 else {}
-    if isinstance(thing, partial):
-        return {"func": thing.func, "args": thing.args, "keywords": thing.keywords}
-    if _is_bound(thing):
-        return {"__self__": thing.__self__}
     if isinstance(thing, FunctionType):
         return _members_of_function(thing)
-    members = _members_of_class(thing) | dict(getattr(thing, "__dict__", {}))
+    members = _members_of_class(thing) | members_of(thing)
     if type(thing).__module__.startswith("datasets."): # its own begin anew by `set_epoch`
         return {name: value for name, value in members.items()
-                if not isinstance(value, _GENERATORS)}
+                if not isinstance(value, GENERATORS)}
     return members
 
-def _is_bound(thing: Any) -> bool: # a method, such as `random.Random(3).random`
-    return isinstance(thing, MethodType) or isinstance(
-        getattr(thing, "__self__", None), _GENERATORS)
-
 def _members_of_class(thing: Any) -> dict[str, Any]:
-    "Attributes of an object's classes, its slots, and what methods name."
+    "Methods and attributes of an object's classes, and its slots."
     members: dict[str, Any] = {}
-    named: dict[str, Any] = {}
     for cls in reversed(type(thing).__mro__):
         if cls.__module__.partition(".")[0] in _LIBRARIES:
             continue
         for name, value in vars(cls).items():
-            function = getattr(value, "__func__", value) # of a static or class method
-            if isinstance(function, FunctionType):
-                named |= _globals_of(function)
-            elif isinstance(value, MemberDescriptorType): # a slot
-                members[name] = getattr(thing, name, None)
-            elif not name.startswith("__"):
-                members[name] = value
-    return named | members
+            is_slot = isinstance(value, MemberDescriptorType)
+            # a static or class method has a function
+            members[name] = getattr(thing, name, None) if is_slot else getattr(
+                value, "__func__", value)
+    return members
 
 def _members_of_function(function: FunctionType) -> dict[str, Any]:
-    cells = zip(function.__code__.co_freevars, function.__closure__ or ())
-    closure = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
-    return _globals_of(function) | closure | {
-        "__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__}
-
-def _globals_of(function: FunctionType) -> dict[str, Any]:
-    """Of the globals that a function names: generators, those that objects hold, and
-    functions of the same module."""
+    """Closure and defaults; of the globals that it names generators, those that objects
+    hold, and functions of the same module."""
     members: dict[str, Any] = {}
     for name in _names_in(function.__code__):
         value = function.__globals__.get(name)
-        if isinstance(value, FunctionType):
-            if value.__globals__ is function.__globals__:
-                members[name] = value
-        elif isinstance(value, _GENERATORS) or _is_bound(value):
+        is_near = getattr(value, "__globals__", None) is function.__globals__
+        if is_near or isinstance(value, (*GENERATORS, MethodType, BuiltinMethodType)):
             members[name] = value
         elif not isinstance(value, _CLOSED):
-            is_plain = isinstance(value, (dict, list, tuple))
-            held = members_of(value) if is_plain else getattr(value, "__dict__", {})
-            members |= {f"{name}.{key}": each for key, each in held.items()
-                        if isinstance(each, _GENERATORS)}
-    return members
+            members |= {f"{name}.{key}": each for key, each in members_of(value).items()
+                        if isinstance(each, GENERATORS)}
+    # an empty cell is that of a name which is assigned later
+    closure = {name: cell.cell_contents for name, cell in zip(
+        function.__code__.co_freevars, function.__closure__ or ()) if cell != CellType()}
+    return members | closure | {
+        "__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__}
 
-@lru_cache(1_000)
-def _names_in(code: CodeType) -> tuple[str, ...]:
-    "Of globals, also in functions and comprehensions inside; not of attributes."
-    names = [each.argval for each in get_instructions(code) if each.opname == "LOAD_GLOBAL"]
+def _names_in(code: CodeType) -> dict[str, None]:
+    "Of globals and attributes, also in functions and comprehensions inside."
+    names = dict.fromkeys(code.co_names)
     for each in code.co_consts:
         if isinstance(each, CodeType):
-            names += _names_in(each)
-    return (*dict.fromkeys(names),)
-
-def _is_filled(cell) -> bool:
-    try:
-        cell.cell_contents
-    except ValueError: # of a name that is assigned later
-        return False
-    return True
+            names |= _names_in(each)
+    return names
 
 # %% ../../nbs/trainer/random_states.ipynb #38762f81
-def state_of(generator: Any) -> dict | None: # JSON-safe; None: it cannot be told
-    if isinstance(generator, torch.Generator):
-        return {"kind": "torch", "state": bytes(generator.get_state().tolist()).hex()}
-    if isinstance(generator, np.random.Generator):
-        bits = generator.bit_generator
-        return {"kind": type(bits).__name__, "state": _plain(bits.state)}
-    if isinstance(generator, np.random.RandomState):
-        return {"kind": "RandomState", "state": _plain(generator.get_state(legacy=False))}
-    try:
-        return {"kind": "random", "state": _plain(generator.getstate())}
-    except (NotImplementedError, AttributeError): # as of `random.SystemRandom`
-        return None
+def save_generators(states: dict[str, Any], folder: str, rank: int) -> None:
+    "Of a process, beside its random state in a checkpoint; no file where there are none."
+    if states:
+        plain = tree_map(lambda x: x.tolist() if isinstance(x, np.ndarray) else x, states)
+        torch.save(plain, _generators_file(folder, rank))
 
-def _plain(state):
-    if isinstance(state, dict):
-        return {name: _plain(value) for name, value in state.items()}
-    if isinstance(state, np.ndarray):
-        return state.tolist()
-    return [*map(_plain, state)] if isinstance(state, tuple) else state
+def load_generators(folder: str, rank: int) -> dict[str, Any]:
+    file = _generators_file(folder, rank)
+    return torch.load(file, weights_only=True) if file.is_file() else {}
 
-def made_generator(saved: dict) -> Any:
-    "A generator of the kind that was saved."
-    if saved["kind"] == "torch":
+def _generators_file(folder: str, rank: int) -> Path:
+    return Path(folder, f"generators_{rank}.pth")
+
+def made_generator(state: Any) -> Any:
+    "A generator of the kind whose state this is."
+    if torch.is_tensor(state):
         return torch.Generator()
-    if saved["kind"] == "random":
-        return random.Random()
-    if saved["kind"] == "RandomState":
-        return np.random.RandomState()
-    return np.random.Generator(getattr(np.random, saved["kind"])())
-
-def set_state(generator: Any, saved: dict) -> None:
-    "Raises `ValueError`, `TypeError` or `AttributeError` for one of another kind."
-    state = saved["state"]
-    if saved["kind"] == "torch":
-        generator.set_state(torch.tensor([*bytes.fromhex(state)], dtype=torch.uint8))
-    elif saved["kind"] == "random":
-        version, key, gauss = state
-        generator.setstate((version, tuple(key), gauss))
-    elif saved["kind"] == "RandomState":
-        generator.set_state(state)
-    else:
-        generator.bit_generator.state = state
+    if isinstance(state, dict):
+        return np.random.Generator(getattr(np.random, state["bit_generator"])())
+    return random.Random() if isinstance(state[0], int) else np.random.RandomState()
 
 # %% ../../nbs/trainer/random_states.ipynb #b177cf2f
+# of the process; a checkpoint has their states besides
+_GLOBAL_GENERATORS = random.random.__self__, np.random.rand.__self__, torch.default_generator
+
 class OwnGenerators:
     "Generators that objects hold, by the path to each."
     def __init__(self,
-        roots: dict[str, Any], # name -> an object of this process: a collator, say
-        elsewhere: dict[str, Any] | None = None, # whose copies in workers are used
+        roots: dict[str, Any], # name -> an object: a collator, say
+        in_workers: tuple = (), # names of those whose copies in workers are used
     ):
-        self.roots, self.elsewhere = roots, elsewhere or {}
+        self.roots, self.in_workers = roots, in_workers
         self.search()
 
     def search(self):
-        self.found, self.unsaved = self._held_by(self.roots)
-        found, unsaved = self._held_by(self.elsewhere)
-        self.unsaved += [*found, *unsaved]
-
-    def _held_by(self, roots: dict) -> tuple[dict, list]: # generators; paths without state
-        found, unsaved = {}, []
+        self.found, self.unsaved = {}, [] # generators by path; paths without a state
         seen = {id(each) for each in _GLOBAL_GENERATORS}
-        level = list(roots.items())
+        level = list(self.roots.items())
         for _ in range(6): # nests of collators in wrappers are not deeper
             deeper = []
             for path, thing in level:
                 if id(thing) in seen or len(seen) > 2_000:
                     continue
                 seen.add(id(thing))
-                if isinstance(thing, _GENERATORS) and state_of(thing) is not None:
-                    found[path] = thing
-                elif isinstance(thing, _GENERATORS) or _is_iterator(thing):
-                    unsaved.append(path)
+                if isinstance(thing, GENERATORS) or _is_iterator(thing):
+                    self._note(path, thing)
                 else:
                     deeper += [(f"{path}.{name}", member)
-                               for name, member in members_of(thing).items()]
+                               for name, member in _reachable(thing).items()]
             level = deeper
-        return found, unsaved
 
-    def state_dict(self) -> dict: # JSON-safe
-        return {path: state_of(generator) for path, generator in self.found.items()}
+    def _note(self, path: str, thing: Any):
+        is_in_worker = path.partition(".")[0] in self.in_workers
+        if is_in_worker or _is_iterator(thing) or generator_state(thing) is None:
+            self.unsaved.append(path)
+        else:
+            self.found[path] = thing
 
-    def read(self) -> dict: # JSON-safe, also of a generator that was made just now
-        self.search()
-        return self.state_dict()
+    def state_dict(self) -> dict[str, Any]: # by path
+        return {path: generator_state(generator) for path, generator in self.found.items()}
 
-    def load_state_dict(self, states: dict) -> list[str]: # paths that are not restored
+    def snapshot(self) -> tuple: # random state of the process, states of own generators
+        return get_random_state(), self.state_dict()
+
+    def load_state_dict(self, states: dict[str, Any]) -> list[str]: # paths that are not restored
         self.search()
         missing = []
-        for path, saved in states.items():
+        for path, state in states.items():
             try:
-                set_state(self.found.get(path) or self._made(path, saved), saved)
+                set_generator_state(self.found.get(path) or self._made(path, state), state)
             except (AttributeError, KeyError, TypeError, ValueError, RuntimeError):
                 missing.append(path)
         return missing
 
-    def _made(self, path: str, saved: dict) -> Any:
+    def _made(self, path: str, state: Any) -> Any:
         "In the place of None: a collator makes its generator when it is called first."
         *names, last = path.split(".")
         holder = self.roots
         for name in names:
-            holder = holder[name] if holder is self.roots else members_of(holder)[name]
+            holder = holder[name] if holder is self.roots else _reachable(holder)[name]
         if getattr(holder, last) is not None:
             raise ValueError(f"{path} is no generator")
-        setattr(holder, last, made_generator(saved))
+        setattr(holder, last, made_generator(state))
         return getattr(holder, last)
 
 def _is_iterator(thing: Any) -> bool: # that is somewhere
@@ -356,36 +299,28 @@ def _collates(loader: DataLoader) -> bool:
     is_later = isinstance(collate, RowPassthrough) and not collate.collates
     return not is_later or collate.split is not None
 
+def users_collator(loader: DataLoader) -> Callable:
+    collate = loader.collate_fn
+    while isinstance(collate, (RngRecordingCollator, RowPassthrough)): # ours
+        collate = collate.collate
+    return collate
+
 def own_generators(dataloader: object) -> OwnGenerators:
     "Of the collator, the data set and the sampler of a loader."
     loader = torch_loader(dataloader)
     if loader is None:
         return OwnGenerators({})
-    collate = loader.collate_fn
-    while isinstance(collate, (RngRecordingCollator, RowPassthrough)): # ours
-        collate = collate.collate
     sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    sampler = {"sampler": getattr(sampler, "recorded", sampler)}
-    data = loader.dataset
-    data = data.recorded if isinstance(data, RngRecordingStream) else data
-    of_collator, of_rows = {"collate_fn": collate}, {"dataset": data}
+    data = getattr(loader.dataset, "recorded", loader.dataset)
     if isinstance(data, StreamPosition): # a stream of ours draws its numbers itself
-        return OwnGenerators(of_collator)
-    if not loader.num_workers:
-        return OwnGenerators(of_collator | of_rows | sampler)
-    if _collates(loader):
-        return OwnGenerators(sampler, elsewhere=of_collator | of_rows)
-    return OwnGenerators(of_collator | sampler, elsewhere=of_rows)
+        data = None
+    in_workers = ("dataset", "collate_fn") if _collates(loader) else ("dataset",)
+    return OwnGenerators(
+        {"collate_fn": users_collator(loader), "dataset": data,
+         "sampler": getattr(sampler, "recorded", sampler)},
+        in_workers if loader.num_workers else ())
 
 # %% ../../nbs/trainer/random_states.ipynb #225759ea
-def _copied_collator(collate: Callable) -> Callable:
-    "And copies of those that it wraps, as ours and transformers' do."
-    collate = copy.copy(collate)
-    held = getattr(collate, "__dict__", {})
-    for name in {"collate", "data_collator"} & {*held}:
-        held[name] = _copied_collator(held[name])
-    return collate
-
 def draws_in_workers(dataloader: object) -> bool:
     "Whether worker processes draw random numbers that a resumed run draws anew."
     loader = torch_loader(dataloader)
@@ -393,48 +328,42 @@ def draws_in_workers(dataloader: object) -> bool:
         return False
     seeds_steps = isinstance(loader, StepDataLoader)
     data = loader.dataset.dataset if seeds_steps else loader.dataset
-    # copies, in which a generator is made if they make one when they first draw
-    collate, data = _copied_collator(loader.collate_fn), copy.copy(data)
-    try:
-        with fork_rng():
-            before = rng_state()
-            collate([data[i] for i in range(2)])
-            draws = rng_state() != before
-    except COLLATOR_ERRORS: # a stream, rows of another kind
-        draws = False
-    drawn_from = {"dataset": data} | ({"collate_fn": collate} if _collates(loader) else {})
-    return bool(OwnGenerators(drawn_from).found) or draws and not seeds_steps
+    # data sets, and what wraps a collator, are not entered by a snapshot
+    held = [users_collator(loader), getattr(data, "__dict__", None)]
+    with fork_rng(), state_preserved(held):
+        before = rng_state()
+        try:
+            loader.collate_fn([data[i] for i in range(2)])
+        except COLLATOR_ERRORS: # a stream, rows of another kind
+            return False
+        draws = rng_state() != before
+        # some are made at the first draw
+        generators = own_generators(loader)
+        makes = any(not path.startswith("sampler") for path in generators.unsaved)
+    return makes or draws and not seeds_steps
 
 # %% ../../nbs/trainer/random_states.ipynb #d16e5702
 def batch_digest(batch: Any, num_rows: int) -> list: # of what, and its checksum
     "Of a batch, or of its rows where these are collated later."
+    kind = f"batch of {num_rows} rows"
     if isinstance(batch, RowBatch) and batch.batch is None:
-        return [f"{num_rows} rows", _checksum(batch.rows)]
-    batch = batch.batch if isinstance(batch, RowBatch) else batch
-    return [f"batch of {num_rows} rows", _checksum(batch)]
+        kind, batch = f"{num_rows} rows", [as_dict(row) for row in batch.rows]
+    elif isinstance(batch, RowBatch):
+        batch = batch.batch
+    leaves, shape = tree_flatten(as_dict(batch))
+    checksum = zlib.crc32(str(shape).encode())
+    for leaf in leaves:
+        checksum = zlib.crc32(_bytes_of(leaf), checksum)
+    return [kind, checksum]
 
-def _checksum(value: Any, crc: int = 0) -> int:
-    if isinstance(value, Mapping):
-        value = [*value.items()]
-    if not isinstance(value, (list, tuple)):
-        return zlib.crc32(_bytes_of(value), crc)
-    if all(type(each) is int for each in value): # token ids, at once
-        return zlib.crc32(repr([*value]).encode(), crc)
-    crc = zlib.crc32(str(len(value)).encode(), crc)
-    for each in value:
-        crc = _checksum(each, crc)
-    return crc
-
-def _bytes_of(leaf: Any) -> bytes:
-    if isinstance(leaf, torch.Tensor):
-        is_plain = leaf.layout is torch.strided and leaf.device.type == "cpu"
-        kind = f"{tuple(leaf.shape)} {leaf.dtype}".encode()
-        if not is_plain or leaf.is_quantized:
-            return kind
+def _bytes_of(leaf: Any) -> bytes: # of an object of another kind, the name of its class
+    kind = type(leaf).__name__
+    is_plain = torch.is_tensor(leaf) and leaf.layout is torch.strided
+    if is_plain and leaf.device.type == "cpu" and not leaf.is_quantized:
+        kind = f"{leaf.dtype} {tuple(leaf.shape)}" # bfloat16 is no dtype of numpy
         leaf = leaf.detach().resolve_conj().resolve_neg().contiguous()
-        return kind + leaf.reshape(-1).view(torch.uint8).numpy().tobytes()
-    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
-        return f"{leaf.shape} {leaf.dtype}".encode() + leaf.tobytes()
-    if type(leaf) in (str, bytes, bool, int, float, complex, type(None)):
-        return repr(leaf).encode()
-    return repr(leaf.item() if isinstance(leaf, np.number) else type(leaf).__name__).encode()
+        leaf = leaf.reshape(-1).view(torch.uint8).numpy()
+    if isinstance(leaf, (np.ndarray, np.generic)) and not leaf.dtype.hasobject:
+        return f"{kind} {leaf.dtype} {leaf.shape}".encode() + leaf.tobytes()
+    is_value = isinstance(leaf, (str, bytes, int, float, complex, type(None)))
+    return (repr(leaf) if is_value else kind).encode()

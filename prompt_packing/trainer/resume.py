@@ -25,8 +25,8 @@ from .checkpoints import (
     OutputFolder, SaveState, position_file, warn_of_other_run)
 from .loaders import StreamPosition
 from .random_states import (
-    OwnGenerators, RngRecordingCollator, batch_digest, draws_in_workers,
-    get_random_state, own_generators, record_rng, set_random_state, torch_loader)
+    OwnGenerators, RngRecordingCollator, batch_digest, draws_in_workers, load_generators,
+    own_generators, record_rng, save_generators, set_random_state)
 
 _logger = logging.get_logger(__name__)
 
@@ -35,7 +35,7 @@ AHEAD = "rng_before_batch" # before the batch that was read ahead
 EPOCH = "rng_before_epoch" # before the epoch's sampler has drawn
 
 # %% auto #0
-__all__ = ['AHEAD', 'EPOCH', 'losses_of_process', 'restore_callbacks', 'compare_batch', 'check_step_size', 'has_optimizer',
+__all__ = ['AHEAD', 'EPOCH', 'losses_of_process', 'restore_callbacks', 'RandomNumbers', 'check_step_size', 'has_optimizer',
            'RunState', 'ExactResumeMixin']
 
 # %% ../../nbs/trainer/resume.ipynb #ab3303b2
@@ -69,7 +69,7 @@ def restore_callbacks(callbacks: Iterable[TrainerCallback], states: dict) -> Non
             for attribute, value in state.get("attributes", {}).items():
                 setattr(callback, attribute, value)
 
-# %% ../../nbs/trainer/resume.ipynb #4ef7e689
+# %% ../../nbs/trainer/resume.ipynb #rng0run1
 _NOT_RESTORED = (
     "The resumed run may draw other random numbers than the uninterrupted one: {} cannot be "
     "restored. Draw from torch, numpy or random, or from a torch.Generator, "
@@ -82,6 +82,95 @@ _OTHER_BATCH = (
     "are made with random numbers or counters that were not found. Draw from torch, numpy "
     "or random, or from a generator that is an attribute of the collator or data set; "
     "shuffle a stream by its set_epoch.")
+
+class RandomNumbers:
+    """The random states of a run, and of the checkpoint that it is resumed from.
+
+    Before the batches of an epoch are read, `begin_epoch` records them from here on; in
+    a resumed epoch it restores those of the checkpoint, each at its moment."""
+    def __init__(self,
+        checkpoint: str | None = None,
+        rank: int = 0,
+        digest: list | None = None, # of the batch that its run had read ahead
+        load: Callable | None = None, # a folder: the random state of the process
+    ):
+        self.checkpoint, self.rank, self.digest = checkpoint, rank, digest
+        self._load = load
+        self.is_restored = checkpoint is None # with the state of the checkpoint
+        self.recorder: RngRecordingCollator | None = None # of batches of this process
+        self.generators = OwnGenerators({})
+        self.epoch_state: tuple | None = None # before the epoch
+        self.unrestored: list[str] = [] # what a message has named
+
+    def begin_epoch(self, dataloader: object, passed_over: int): # number of batches
+        self.generators, hooks = own_generators(dataloader), ()
+        if isinstance(getattr(dataloader, "dataset", None), StreamPosition):
+            return # a stream of ours draws its numbers itself, and reads nothing ahead
+        self.recorder = record_rng(dataloader)
+        if not self.is_restored:
+            missing = [*self.generators.unsaved]
+            if passed_over and draws_in_workers(dataloader):
+                missing.append("random numbers in worker processes")
+            self._name(missing)
+            if not passed_over: # the epoch begins
+                self.restore()
+            elif self._load_folder(EPOCH):
+                hooks = self._before_batch, self._after_batch
+        if self.recorder is not None:
+            self.recorder.begin(self.generators, passed_over, *hooks)
+        self.epoch_state = self.generators.snapshot()
+
+    def _before_batch(self):
+        if not self._load_folder(AHEAD): # no batch had been read ahead
+            self.restore()
+
+    def _after_batch(self):
+        self.restore()
+        kind, checksum = batch_digest(*self.recorder.last)
+        if self.digest and kind == self.digest[0] and checksum != self.digest[1]:
+            _logger.warning(_OTHER_BATCH)
+
+    def restore(self):
+        "The states when the checkpoint was made, once."
+        if not self.is_restored:
+            self._load_folder("")
+            self.is_restored = True
+
+    def _load_folder(self, name: str) -> bool: # whether the checkpoint has it
+        folder = os.path.join(self.checkpoint, name)
+        if not os.path.isdir(folder):
+            return False
+        self._load(folder)
+        states = load_generators(folder, self.rank)
+        self._name(self.generators.load_state_dict(states))
+        return True
+
+    def _name(self, paths: list[str]):
+        "Say once what a resumed run may draw otherwise."
+        paths = [path for path in dict.fromkeys(paths) if path not in self.unrestored]
+        self.unrestored += paths
+        if paths:
+            _logger.warning(_NOT_RESTORED.format(", ".join(paths)))
+
+    def ahead(self, batches: int) -> tuple | None: # None: no batch was read ahead
+        "The state before the batch after so many of the epoch."
+        if self.recorder is None or self.recorder.calls <= batches:
+            return None
+        return self.recorder.states.get(batches)
+
+    def save(self, folder: str, batches: int, save: Callable):
+        "The states of now, before the epoch, and before the batch that was read ahead."
+        save(folder)
+        self.generators.search()
+        save_generators(self.generators.state_dict(), folder, self.rank)
+        with fork_rng(): # afterwards the numbers are as before
+            for name, state in ((AHEAD, self.ahead(batches)), (EPOCH, self.epoch_state)):
+                if state is not None:
+                    set_random_state(state[0])
+                    save(os.path.join(folder, name))
+                    save_generators(state[1], os.path.join(folder, name), self.rank)
+
+# %% ../../nbs/trainer/resume.ipynb #4ef7e689
 _NO_OPTIMIZER = (
     "{} has no optimizer state, as with save_only_model=True: optimizer and learning rate "
     "schedule start anew, so the resumed run ends with other weights than an uninterrupted "
@@ -90,14 +179,6 @@ _OTHER_STEP_SIZE = (
     "{} was made with {}, and this run has {}: it would pass over other rows than those "
     "that were trained on. Resume with {}, or set ignore_data_skip=True to begin its "
     "epoch at the first row.")
-
-def compare_batch(expected: list | None, recorder: RngRecordingCollator) -> None:
-    "A digest of a checkpoint with the batch that a resumed run has collated first."
-    if expected is None: # in older checkpoints, and where no batch was read ahead
-        return
-    kind, checksum = batch_digest(*recorder.last)
-    if kind == expected[0] and checksum != expected[1]:
-        _logger.warning(_OTHER_BATCH)
 
 def check_step_size(checkpoint: str, saved: dict, step_size: dict) -> None:
     "Raises `ValueError` for another size; older checkpoints do not say theirs."
@@ -131,130 +212,37 @@ class RunState:
     checkpoint: str | None = None # to resume from
     saved: dict = field(default_factory=dict) # its `data_position.json`
     losses: dict | None = None # of the checkpoint, until they are put back
-    has_numbers: bool = False # the random ones of the checkpoint were put back by us
+    numbers: RandomNumbers = field(default_factory=RandomNumbers)
     place: StreamPosition | None = None # where a stream of ours is
-    has_workers: bool = False # that read batches in place of this process
-    recorder: RngRecordingCollator | None = None # of batches that are read in this process
-    generators: OwnGenerators = field(default_factory=lambda: OwnGenerators({}))
-    epoch_state: tuple | None = None # random state and own generators before the epoch
     epoch: int = 0
     batches: int = 0 # of the epoch, that the loop has read or passed over
     open_step: int | None = None # the step whose batches are read and not yet trained
     saves_after_step: bool = False # a checkpoint was wanted in the middle of a step
     step_size: dict = field(default_factory=dict) # the arguments that decide it
-    unrestored: list = field(default_factory=list) # what a message has named
-    rank: int = 0
-    world_size: int = 1
 
-    def of_process(self, name: str) -> object: # None: not saved for this process alone
-        values = self.saved.get(name, [])
-        return values[self.rank] if len(values) == self.world_size else None
+    def adopt(self, checkpoint: str | None, args: TrainingArguments, load: Callable) -> None:
+        "Read what our checkpoint adds to transformers'; `load` reads its random state."
+        self.checkpoint, rank, digests = checkpoint, args.process_index, ()
+        self.step_size = {name: getattr(args, name, None) or None
+                          for name in ("rows_per_step", "tokens_per_step")}
+        if checkpoint is not None and position_file(checkpoint).is_file(): # ours
+            self.saved = json.loads(position_file(checkpoint).read_text(encoding="utf-8"))
+            self.losses = losses_of_process(self.saved["losses"], rank, args.world_size)
+            digests = self.saved.get("ahead", ())
+            if not args.ignore_data_skip:
+                check_step_size(checkpoint, self.saved, self.step_size)
+        if checkpoint is not None and rank == 0 and not has_optimizer(checkpoint):
+            _logger.warning(_NO_OPTIMIZER.format(checkpoint))
+        digest = digests[rank] if len(digests) == args.world_size else None
+        self.numbers = RandomNumbers(checkpoint, rank, digest, load)
 
     @property
     def is_staging(self) -> bool: # a checkpoint is being written
         return self.output is not None and self.output.state is SaveState.STAGED
 
-    def adopt(self, checkpoint: str | None, args: TrainingArguments) -> None:
-        "Read what our checkpoint adds to transformers'."
-        self.checkpoint = checkpoint
-        self.rank, self.world_size = args.process_index, args.world_size
-        self.step_size = {name: getattr(args, name, None) or None
-                          for name in ("rows_per_step", "tokens_per_step")}
-        path = position_file(checkpoint or "")
-        if checkpoint is not None and path.is_file(): # transformers' has none
-            self.saved = json.loads(path.read_text(encoding="utf-8"))
-            self.losses = losses_of_process(self.saved["losses"], self.rank, self.world_size)
-            if not args.ignore_data_skip:
-                check_step_size(checkpoint, self.saved, self.step_size)
-        if checkpoint is not None and self.rank == 0 and not has_optimizer(checkpoint):
-            _logger.warning(_NO_OPTIMIZER.format(checkpoint))
-
-    def begin_epoch(self, epoch: int, passed_over: int, dataloader: object,
-                    is_stream: bool, load: Callable) -> None:
-        "Record random states from here on; of a resumed epoch restore them first, by `load`."
-        self.epoch, self.batches = epoch, passed_over
-        self.generators = own_generators(dataloader)
-        if self.place is not None: # a stream of ours draws its numbers itself
-            return
-        self.recorder = record_rng(dataloader)
-        self.has_workers = getattr(torch_loader(dataloader), "num_workers", 0) > 0
-        if self.recorder is not None:
-            # of a stream, what is passed over is collated again; of numbered rows it is not
-            self.recorder.begin(self.generators, passed_over, 0 if is_stream else passed_over)
-        is_first = self.epoch_state is None # of this start
-        if self.checkpoint is not None and is_first:
-            self._restore(passed_over, dataloader, load)
-        self.epoch_state = get_random_state(), self.generators.state_dict()
-
-    def _restore(self, passed_over: int, dataloader: object, load: Callable) -> None:
-        "The random states of a checkpoint, each at its moment."
-        states = self.of_process("generators") or {}
-        missing = [*self.generators.unsaved]
-        if not passed_over: # the epoch begins
-            self.restore_now(load)
-        elif self.saved:
-            if os.path.isdir(folder := os.path.join(self.checkpoint, EPOCH)):
-                load(folder)
-            missing += self.generators.load_state_dict(states.get("epoch", {}))
-            if self.recorder is not None:
-                self._restore_around_batch(passed_over, states, load)
-        if passed_over and draws_in_workers(dataloader):
-            missing.append("random numbers in worker processes")
-        self.name_unrestored(missing)
-
-    def restore_now(self, load: Callable) -> None:
-        "The states when the checkpoint was made."
-        load(self.checkpoint)
-        states = self.of_process("generators") or {}
-        self.name_unrestored(self.generators.load_state_dict(states.get("now", {})))
-        self.has_numbers = True
-
-    def name_unrestored(self, paths: list[str]) -> None:
-        "Say once what a resumed run may draw otherwise."
-        paths = [path for path in dict.fromkeys(paths) if path not in self.unrestored]
-        self.unrestored += paths
-        if paths:
-            _logger.warning(_NOT_RESTORED.format(", ".join(paths)))
-
-    def _restore_around_batch(self, index: int, states: dict, load: Callable) -> None:
-        "Before the first batch is read, and after it is collated."
-        ahead = os.path.join(self.checkpoint, AHEAD)
-        was_ahead = os.path.isdir(ahead) # the batch had been read at the checkpoint
-
-        def before():
-            load(ahead if was_ahead else self.checkpoint)
-            saved = states.get("batch" if was_ahead else "now", {})
-            self.name_unrestored(self.generators.load_state_dict(saved))
-
-        def after():
-            if was_ahead:
-                self.restore_now(load)
-            self.has_numbers = True
-            compare_batch(self.of_process("ahead"), self.recorder)
-
-        self.recorder.before[index], self.recorder.after[index] = before, after
-
-    @property
-    def state_ahead(self) -> tuple | None: # random state, own generators
-        "Before the batch that has been read and not been trained on; None: there is none."
-        if self.recorder is None or self.recorder.calls <= self.batches:
-            return None
-        return self.recorder.states.get(self.batches)
-
-    def own_states(self) -> dict:
-        "Of generators, as a checkpoint keeps them; {} where there are none."
-        now = self.generators.read()
-        if not now:
-            return {}
-        states = {"now": now}
-        if self.state_ahead is not None:
-            states["batch"] = self.state_ahead[1]
-        if self.epoch_state is not None:
-            states["epoch"] = self.epoch_state[1]
-        return states
-
 # %% ../../nbs/trainer/resume.ipynb #4ef7e68d
-def first_batch_of_stream(run: RunState, data: object) -> tuple[int, int] | None:
+def first_batch_of_stream(
+    run: RunState, data: object, world_size: int) -> tuple[int, int] | None:
     """Epoch and batch to begin with, in a stream of unknown length.
 
     transformers divides the steps by those of an epoch, which it has to know. None
@@ -263,23 +251,22 @@ def first_batch_of_stream(run: RunState, data: object) -> tuple[int, int] | None
     if not is_stream or run.place is not None or not run.saved:
         return None
     # as many rows in all as the processes of the checkpoint have read
-    batches = run.saved["batches"] * len(run.saved["losses"]) // run.world_size
+    batches = run.saved["batches"] * len(run.saved["losses"]) // world_size
     return run.saved["epoch"], batches
 
 def position_json(run: RunState, accelerator: Accelerator, losses: dict) -> str:
     "What `data_position.json` says of all processes; the losses are of this one."
     state = None if run.place is None else run.place.state_dict()
-    digest = None if run.state_ahead is None else batch_digest(*run.recorder.last)
+    is_ahead = run.numbers.ahead(run.batches) is not None
+    digest = batch_digest(*run.numbers.recorder.last) if is_ahead else None
     # when all have come here, all have written
-    places, all_losses, generators, ahead = zip(
-        *gather_object([(state, losses, run.own_states(), digest)]))
+    places, all_losses, ahead = zip(*gather_object([(state, losses, digest)]))
     epoch, batches = run.epoch, run.batches
     # after the last batch of an epoch a resumed run begins with the next one
     if accelerator.gradient_state.end_of_dataloader:
         epoch, batches = epoch + 1, 0
-    return json.dumps({
-        "places": places, "losses": all_losses, "generators": generators, "ahead": ahead,
-        "epoch": epoch, "batches": batches, **run.step_size})
+    return json.dumps({"places": places, "losses": all_losses, "ahead": ahead,
+                       "epoch": epoch, "batches": batches, **run.step_size})
 
 # %% ../../nbs/trainer/resume.ipynb #8ef634b6
 class _AtomicCheckpointMixin:
@@ -313,13 +300,8 @@ class _AtomicCheckpointMixin:
 
     def _save_rng_state(self, output_dir):
         "Also the states before the epoch, and before a batch that was read ahead."
-        super()._save_rng_state(output_dir)
         run = self._run_state
-        for folder, state in ((AHEAD, run.state_ahead), (EPOCH, run.epoch_state)):
-            if state is not None:
-                with fork_rng(): # afterwards the numbers are as before
-                    set_random_state(state[0])
-                    super()._save_rng_state(os.path.join(output_dir, folder))
+        run.numbers.save(output_dir, run.batches, super()._save_rng_state)
 
     def _push_from_checkpoint(self, checkpoint_folder):
         "What is pushed is the committed checkpoint."
@@ -360,7 +342,7 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
                               self.args.save_total_limit)
         with output.locked(locks=saves), override(run, output=output):
             checkpoint = output.find(resume_from_checkpoint)
-            run.adopt(checkpoint, self.args)
+            run.adopt(checkpoint, self.args, super()._load_rng_state)
             return super().train(checkpoint, trial, *args, **kwargs)
 
     def set_initial_training_values(self, args, dataloader, *rest):
@@ -388,24 +370,22 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
             return sys.maxsize, 0
         if self.args.ignore_data_skip:
             return begin
-        return first_batch_of_stream(run, self.train_dataset) or begin
+        return first_batch_of_stream(
+            run, self.train_dataset, self.args.world_size) or begin
 
     def _load_callback_state(self):
         "What callbacks have counted goes into those that are passed now."
         super()._load_callback_state() # by an option, into new callbacks
-        restore_callbacks(self.callback_handler.callbacks,
-                          self.state.stateful_callbacks)
+        restore_callbacks(self.callback_handler.callbacks, self.state.stateful_callbacks)
 
     def _run_epoch(self, *args, **kwargs):
         "Before the batches of an epoch are read."
         self._restore_losses()
-        is_first = kwargs["epoch"] == kwargs["epochs_trained"]
-        skipped = kwargs["steps_trained_in_current_epoch"] if is_first else 0
-        is_stream = isinstance(self.train_dataset, IterableDataset)
+        run, is_first = self._run_state, kwargs["epoch"] == kwargs["epochs_trained"]
+        run.epoch = kwargs["epoch"]
+        run.batches = kwargs["steps_trained_in_current_epoch"] if is_first else 0
         # now, when others have wrapped the collator of the loader
-        self._run_state.begin_epoch(
-            kwargs["epoch"], skipped, kwargs["train_dataloader"], is_stream,
-            super()._load_rng_state)
+        run.numbers.begin_epoch(kwargs["train_dataloader"], run.batches)
         return super()._run_epoch(*args, **kwargs)
 
     def _restore_losses(self):
@@ -417,22 +397,18 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
 
     def _load_rng_state(self, checkpoint):
         "transformers' attempt, after it has read the first batches of a resumed epoch."
-        if not self._run_state.has_numbers:
-            super()._load_rng_state(checkpoint)
+        self._run_state.numbers.restore()
 
     def get_batch_samples(self, *args, **kwargs):
         "Before the batches of a step are read."
         run = self._run_state
-        needs_numbers = run.checkpoint is not None and not run.has_numbers
-        # a stream of ours reads no batch ahead: here the checkpoint was made
-        if needs_numbers and run.place is not None:
-            run.restore_now(super()._load_rng_state)
+        if run.place is not None: # it reads no batch ahead: here the checkpoint was made
+            run.numbers.restore()
         # it stays the open one until callbacks have had `on_pre_optimizer_step`
         run.open_step = self.state.global_step
         batches, items = super().get_batch_samples(*args, **kwargs)
         # workers are started above, which draws a number; rows may be collated below
-        if needs_numbers and run.has_workers:
-            run.restore_now(super()._load_rng_state)
+        run.numbers.restore()
         run.batches += len(batches)
         return batches, items
 

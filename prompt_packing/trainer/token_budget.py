@@ -26,14 +26,14 @@ from ..bucketing.collators import PackingFormat, pack_batches
 from ..bucketing.micro_batching import (
     split_packed_rows, split_into_micro_batches)
 from ..foundation.snapshots import state_preserved
-from ..foundation.rows import RowLengths, StepRows, fork_rng
+from ..foundation.rows import COLLATOR_ERRORS, RowLengths, StepRows, fork_rng
 
 _logger = logging.get_logger(__name__)
 
 # %% auto #0
 __all__ = ['NEVER_SPLIT', 'DEFAULT_OVERHEAD', 'BUDGET_FILE', 'MicroBatchPlan', 'plan_micro_batches', 'collated_micro_batches',
-           'round_overhead', 'measure_overhead', 'activation_bytes', 'peak_bytes', 'free_bytes', 'measure_token_budget',
-           'saved_state', 'MicroBatcher']
+           'round_overhead', 'measure_overhead', 'overhead_in_step', 'activation_bytes', 'peak_bytes', 'free_bytes',
+           'measure_token_budget', 'saved_state', 'MicroBatcher']
 
 # %% ../../nbs/trainer/token_budget.ipynb #c109ba2a
 NEVER_SPLIT = 2 ** 40 # tokens: an overhead so large that few micro-batches are made
@@ -119,6 +119,24 @@ def measure_overhead(
     if per_token <= 0: # nothing but the overhead costs anything
         return float(tokens[1])
     return max(least[0] / per_token - tokens[0], 0.0)
+
+def overhead_in_step(
+    rows: StepRows,
+    lengths: np.ndarray, # tokens in each of them
+    run: Callable, # forward and backward of a batch, waited for
+    token_budget: int,
+    device: torch.device,
+) -> float: # in tokens
+    "By the shortest row and many copies of it, or the longest where all are long."
+    # other programs do not disturb a processor's time; a device is waited for
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    shortest, longest = int(lengths.argmin()), int(lengths.argmax())
+    copies = min(160, token_budget) // max(int(lengths[shortest]), 1)
+    batches = [shortest], [shortest] * copies if copies > 1 else [longest]
+    tokens = [len(batch) * int(lengths[batch].max()) for batch in batches]
+    with fork_rng(), state_preserved(rows.collate):
+        return measure_overhead(
+            lambda batch: run(rows.to_batch(batch)), batches, tokens, clock)
 
 # %% ../../nbs/trainer/token_budget.ipynb #e1565736
 def activation_bytes(
@@ -209,19 +227,9 @@ def saved_state(checkpoint) -> dict:
     return state | {"micro_batch_overhead": state.get("pass_cost")} if state else {}
 
 # %% ../../nbs/trainer/token_budget.ipynb #163f7491
-def check_collator(processes: Collectives, rows: StepRows, batches: tuple):
-    "It fails on all processes or on none: else some would wait for the others."
-    if processes.number == 1:
-        return
-    error = None
-    try:
-        for batch in batches:
-            rows.to_batch(batch)
-    except FAILURES as raised:
-        error = raised
-    failed, = processes.sum(float(error is not None))
-    if failed:
-        raise error or RuntimeError("the collator fails on another process")
+_fails_alone = (
+    "token_budget has no effect in some steps: the collator fails on some of their rows "
+    "without the others ({}). Gradients are exact.")
 
 # %% ../../nbs/trainer/token_budget.ipynb #163f7493
 class MicroBatcher:
@@ -240,13 +248,13 @@ class MicroBatcher:
         # processes run forward and backward together, so each needs as many micro-batches
         self.needs_equal_counts = is_sharded(model)
 
-    def all_know(self, lengths: np.ndarray | None) -> bool:
-        "Whether lengths are known: on all processes, where these measure or split together."
+    def all_know(self, value: object) -> bool: # lengths, or batches; None: not known
+        "Whether it is known: on all processes, where these measure or split together."
         is_alone = self.processes.number == 1 or not (
             self.needs_equal_counts or None in (self.token_budget, self.micro_batch_overhead))
         if is_alone:
-            return lengths is not None
-        unknown, = self.processes.sum(float(lengths is None))
+            return value is not None
+        unknown, = self.processes.sum(float(value is None))
         return not unknown
 
     def __call__(self, rows: StepRows, lengths: np.ndarray) -> list: # of `MicroBatchPlan`
@@ -270,12 +278,24 @@ class MicroBatcher:
             plans = plans if len(plans) == most else split(num_micro_batches=most)
         # a step of as many tokens as the budget is meant to be split: it hardly ever fits
         if not pack and budget != getattr(self.args, "tokens_per_step", None):
-            computed = sum(len(rows) * int(lengths[rows].max()) + cost
-                           for rows in (plan.indices for plan in plans))
+            computed = sum(len(plan.indices) * int(lengths[plan.indices].max()) + cost
+                           for plan in plans)
             if computed > len(lengths) * longest + cost:
                 self.report(f"token_budget={budget:,} splits steps that would cost less "
                          "as one micro-batch: set a larger budget if memory allows it")
         return plans
+
+    def collate(self, plans: list, rows: StepRows) -> list | None: # batches of each plan
+        "None where the collator fails on some rows without the others, on any process."
+        collated, error = None, "on another process"
+        try:
+            collated = [plan.collate(rows) for plan in plans]
+        except COLLATOR_ERRORS as raised: # as of rows that it leaves out, alone
+            error = short_text(raised)
+        if self.all_know(collated):
+            return collated
+        self.report(_fails_alone.format(error))
+        return None
 
     def _find_budget(self, rows: StepRows, lengths: np.ndarray) -> int:
         if self.args.token_budget != "auto": # of packed rows, as many as a batch has
@@ -287,27 +307,19 @@ class MicroBatcher:
         return min(self.processes.rows([[budget]]))
 
     def measure_overhead_once(self, rows: StepRows, lengths: np.ndarray):
-        "Measured, and the same on all processes."
-        # other programs do not disturb a processor's time; a device is waited for
-        is_cpu = self.args.device.type == "cpu"
-        clock = time.process_time if is_cpu else time.perf_counter
-        # the shortest row and many copies of it, or the longest where all are long
-        shortest, longest = int(lengths.argmin()), int(lengths.argmax())
-        copies = min(160, self.token_budget) // max(int(lengths[shortest]), 1)
-        batches = [shortest], [shortest] * copies if copies > 1 else [longest]
-        tokens = [len(batch) * int(lengths[batch].max()) for batch in batches]
-        try:
-            with fork_rng(), state_preserved(rows.collate):
-                check_collator(self.processes, rows, batches)
-                cost = measure_overhead(
-                    lambda batch: self.run(rows.to_batch(batch)), batches, tokens, clock)
-        # the overhead only chooses the split, so a model that fails here may still train, and
-        # other processes wait in the sum below
-        except FAILURES as error:
-            cost = DEFAULT_OVERHEAD
-            self.report(f"micro_batch_overhead could not be measured ({short_text(error)}); "
-                        f"{cost} tokens are assumed. Only speed depends on it: set "
-                        "micro_batch_overhead.")
+        "The same on all processes; of a sharded model it is not measured."
+        cost = DEFAULT_OVERHEAD
+        # where a pass is one of all processes, they would wait for one whose batch fails
+        if not self.needs_equal_counts:
+            try:
+                cost = overhead_in_step(
+                    rows, lengths, self.run, self.token_budget, self.args.device)
+            # it only chooses the split, so a model that fails here may still train
+            except FAILURES as error:
+                self.report(
+                    f"micro_batch_overhead could not be measured ({short_text(error)}); "
+                    f"{cost} tokens are assumed. Only speed depends on it: set "
+                    "micro_batch_overhead.")
         total, = self.processes.sum(float(cost))
         self.micro_batch_overhead = round_overhead(float(total) / self.processes.number)
 

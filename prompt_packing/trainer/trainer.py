@@ -19,13 +19,11 @@ from torch.utils.data import IterableDataset
 from ..accumulation_loss.dry_run import side_effect_free
 from ..accumulation_loss.exact_loss import ExactLossMixin
 from ..accumulation_loss.loss_facts import Exactness
-from ..accumulation_loss.verification import short_text
 from ..bucketing.batch_plan import check_positive
 from ..bucketing.collators import PackingFormat
 from ..bucketing.packing import cross_attention_fault, find_packing_format
 from ..foundation.private_apis import check_mro, pinned, override
-from ..foundation.rows import (
-    COLLATOR_ERRORS, RowLengths, StepRows, fork_rng)
+from ..foundation.rows import RowLengths, StepRows
 from ..packed_sequence.mixin import PackedSequenceMixin
 from .token_budget import (
     BUDGET_FILE, MicroBatcher, collated_micro_batches, plan_micro_batches, saved_state)
@@ -83,8 +81,8 @@ class BudgetArguments:
         "Tokens of an optimizer step on all devices together, on average, without "
         "padding. Stratified like rows_per_step."})
     micro_batch_overhead: int | None = field(default=None, metadata={"help":
-        "Overhead of a micro-batch besides its tokens, in tokens. "
-        "None: measured before the first step that is split."})
+        "Overhead of a micro-batch besides its tokens, in tokens. None: measured "
+        "before the first step that is split; 256 for a sharded model."})
 
     def __post_init__(self):
         super().__post_init__()
@@ -167,29 +165,18 @@ class _StepLoaderMixin:
 
     def split_in_worker(self, dataloader) -> Callable | None: # `StepRows` -> batches
         "Where a loader's batch is the step, its workers split and collate."
-        micro_batcher, has_workers = (
-            self._micro_batcher(), getattr(dataloader, "num_workers", 0))
-        # sharded processes (`needs_equal_counts`) agree on a number of micro-batches, which
-        # no worker can
-        is_step = (self.args.gradient_accumulation_steps == 1
-                   and not micro_batcher.needs_equal_counts)
-        if (self.args.pack or micro_batcher.token_budget is None or not has_workers
-                or not is_step):
+        args = self.args
+        # by arguments alone, so that a resumed run collates where the first one did;
+        # sharded processes agree on a number of micro-batches, which no worker can
+        can_split = (
+            isinstance(args.token_budget, int) and args.micro_batch_overhead is not None
+            and args.gradient_accumulation_steps == 1 and not args.pack
+            and not self._micro_batcher().needs_equal_counts)
+        if not can_split or not getattr(dataloader, "num_workers", 0):
             return None
-        data = dataloader.dataset
-        # workers cannot measure, so this process does before they start
-        if micro_batcher.micro_batch_overhead is None and not isinstance(data, IterableDataset):
-            with fork_rng(): # what reading a row draws
-                size = min(len(data), self.args.train_batch_size)
-                few = StepRows([data[i] for i in range(size)], self.row_lengths.collate)
-            lengths = self.row_lengths(few.rows)
-            if lengths is None:
-                return None
-            micro_batcher.measure_overhead_once(few, lengths)
-        return None if micro_batcher.micro_batch_overhead is None else partial(
-            collated_micro_batches, lengths=self.row_lengths,
-            token_budget=micro_batcher.token_budget,
-            micro_batch_overhead=micro_batcher.micro_batch_overhead)
+        return partial(
+            collated_micro_batches, lengths=self.row_lengths, token_budget=args.token_budget,
+            micro_batch_overhead=args.micro_batch_overhead)
 
     def training_step(self, model, inputs, *args, **kwargs):
         "Of a micro-batch; the first of a training shows whether its collator packs rows."
@@ -217,10 +204,6 @@ _unused_masks = (
     "none. Add a column labels with the ids, and -100 where {0} is 0. TRL's SFTTrainer "
     "makes it with assistant_only_loss=True or completion_only_loss=True, and its "
     "DataCollatorForLanguageModeling pads it")
-
-_fails_alone = (
-    "token_budget has no effect in some steps: the collator fails on some of their rows "
-    "without the others ({}). Gradients are exact.")
 
 _attends_across = (
     "The collator packs sequences, and this model attends across them ({}). Use a "
@@ -285,8 +268,7 @@ class TokenBudgetMixin(SplitPredictionMixin, _StepLoaderMixin):
         _check_exact_loss_first(cls, TokenBudgetMixin)
 
     def splits_steps(self) -> bool:
-        args = self.args
-        return bool(getattr(args, "token_budget", None) or getattr(args, "pack", None))
+        return any(getattr(self.args, name, None) for name in ("token_budget", "pack"))
 
     @property
     def token_budget(self) -> int | None:
@@ -342,14 +324,9 @@ class TokenBudgetMixin(SplitPredictionMixin, _StepLoaderMixin):
             reason = self.row_lengths.unknown_reason or "on another process"
             self.findings.report("unknown_lengths", reason=reason)
             return None, None
-        plans, error = micro_batcher(rows, lengths), ""
-        try:
-            collated = [plan.collate(rows) for plan in plans]
-        except COLLATOR_ERRORS as raised: # as of rows that it leaves out, alone
-            error = short_text(raised)
-        if not micro_batcher.all_know(None if error else lengths):
-            self.findings.report(_fails_alone.format(error or "on another process"),
-                                 Exactness.EXACT)
+        plans = micro_batcher(rows, lengths)
+        collated = micro_batcher.collate(plans, rows)
+        if collated is None:
             return None, None
         batches = [plan.join(made, self._packing_format)
                    for plan, made in zip(plans, collated)]
