@@ -564,5 +564,6 @@ def measure(
     text = table.drop(columns="note").to_string(float_format=digits, na_rep="-")
     if table["tokens/s"].notna().any():
         notes = [text, "", *notes]
-    summary = table.attrs["summary"]
-    return "\n".join([*notes, summary]), {"rows": rows, "summary": summary}
+    return ("\n".join([*notes, table.attrs["summary"]]),
+            {"rows": rows, "summary": table.attrs["summary"]},
+            130 * table.attrs["is_interrupted"])

@@ -300,8 +300,8 @@ def measure_training(
     * `verification s`: of the first two steps; no other column contains verifications
     * `note`: why a setting could not be trained, or what our Trainer logged
 
-    Raises `ValueError` for rows of unknown length, for several devices or processes,
-    and if nothing can be trained."""
+    Ctrl-C ends it with what was measured. Raises `ValueError` for rows of unknown
+    length, for several devices or processes, and if nothing can be trained."""
     end = time.monotonic() + max_seconds
     size = min(check_positive("batch_size", batch_size), len(rows))
     collate = collator or padded_collator(model)
@@ -322,19 +322,25 @@ def measure_training(
             "transformers": {},
             "group_by_length": dict(train_sampling_strategy="group_by_length"),
             "token_budget": budget, "pack": budget | dict(pack=pack)}).items()}
-    text = ""
+    text, is_interrupted = "", False
     if plans["random"].padding < MIN_PADDING:
         share = plans["random"].padding
         text = (f"Nothing can be gained: of what steps of {size} rows compute, {share:.0%} is "
                 f"padding (rows of {lengths.min()} to {longest} tokens). Nothing was measured.")
     else:
-        take_turns([*lines.values()], model, rows, collate, lengths, end, progress, arguments)
+        try:
+            take_turns([*lines.values()], model, rows, collate, lengths, end, progress,
+                       arguments)
+        except KeyboardInterrupt:
+            is_interrupted = True
+            if not any(each.epochs for each in lines.values()):
+                raise
     errors = [each.error for each in lines.values()]
     if all(errors) and {*errors} != {"out of memory"}:
         raise ValueError(f"nothing can be trained: {errors[0]}")
     table = table_of(lines)
     table.attrs.update(
-        summary=text or summary(lines, table),
+        summary=text or summary(lines, table), is_interrupted=is_interrupted,
         epochs={name: each.epochs for name, each in lines.items()})
     return table
 
