@@ -298,7 +298,8 @@ def in_child(folder, script, arguments, rank, environment, timeout):
 # ---- comparison
 
 TIMES = re.compile("runtime|per_second|_time$|jit_compilation|total_flos|seconds")
-OUR_FILES = re.compile(r"data_position\.json|loss_facts\.json|manifest\.json|token_budget\.json|rng_before_")
+OUR_FILES = re.compile(r"data_position\.json|loss_facts\.json|manifest\.json|token_budget\.json|rng_before_"
+                       r"|generators_")
 TEXTS = ("predict_results.txt", "predict_predictions.json", "eval_predictions.json",
          "generated_predictions.txt", "predictions.txt")
 
