@@ -197,13 +197,17 @@ def read_windows(
             yield window
 
 # %% ../../nbs/bucketing/stream.ipynb #49212cc6
-def _process_of_environment() -> tuple[int, int]:
-    "Rank and number of processes, by torch.distributed or the environment."
+def _process_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    "As given, or by torch.distributed, or by the environment."
+    if rank is not None:
+        return check_rank(rank, world_size)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
-def _position_in(states: Sequence[dict], rank: int, world_size: int, finite: bool) -> dict:
+def _position_in(
+    states: Sequence[dict], rank: int, world_size: int, finite: bool
+) -> dict:
     "Where a process goes on, by the states of all. Raises `ValueError` if one is missing."
     # one epoch: the states of all processes are the same, and any will do
     mine = [state for state in states if finite or state["reader"] == [rank, world_size]]
@@ -284,10 +288,8 @@ class StreamingBatches(IterableDataset):
                 yield rows if self.yields_rows else self.collator(rows)
 
     def _process(self):
-        "Rank and number of processes, as given, by torch.distributed, by environment."
-        if self.rank is not None:
-            return check_rank(self.rank, self.world_size)
-        return _process_of_environment()
+        "Rank of this process, and the number of processes."
+        return _process_of(self.rank, self.world_size)
 
     def _turns(self):
         "The first window of this process, and the distance to its next one."
@@ -350,10 +352,10 @@ def _check_states(states, stream):
     "Raise a `ValueError` for what is no state of this stream, and for changed files."
     settings, finite = _settings(stream), stream.finite
     for state in states:
-        if state.get("settings") != settings:
-            then = state.get("settings") or {}
-            changed = [f"{name} was {then.get(name)!r}, is {settings.get(name)!r}"
-                       for name in {**then, **settings} if then.get(name) != settings.get(name)]
+        then = state.get("settings") or {}
+        if then != settings:
+            changed = [f"{name} was {then.get(name)!r}, is {now!r}"
+                       for name, now in settings.items() if then.get(name) != now]
             raise ValueError("The state belongs to a stream with other settings "
                              f"({'; '.join(changed)}). Build the stream as it was.")
         # states of earlier versions have no checksums
