@@ -401,7 +401,8 @@ class SourceReader(CheckpointableIterator):
             window += more
         if not window:
             if at_start or self.source.shuffle:
-                raise ValueError(f"{self.source.name} has no rows: check the path and the column")
+                raise ValueError(
+                    f"{self.source.name} has no rows: check the path and the column")
             raise StopIteration
         file, (row, _) = window[-1]
         self.state = self.state | {

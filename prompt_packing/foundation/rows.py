@@ -127,8 +127,9 @@ class LazyBatch(UserDict):
 
     The Trainer's loop passes it to `training_step`. What is put into it or taken out
     has no effect on what is computed; `was_changed` is then True."""
-    def __new__(cls, rows: RowBatch | Mapping | None = None, collate: Callable | None = None):
-        # transformers moves values to the device, and makes `type(batch)(values)` of them
+    def __new__(cls,
+        rows: RowBatch | Mapping | None = None, collate: Callable | None = None):
+        # transformers moves values to the device and makes `type(batch)(values)` of them
         return dict(rows) if isinstance(rows, Mapping) else super().__new__(cls)
 
     def __init__(self, rows: RowBatch, collate: Callable):
@@ -165,7 +166,8 @@ class StepRows:
         collate: Callable, # the user's: rows -> batch
         loader_batches: list[list] | None = None, # of each micro-batch; None: it is one
     ):
-        self.rows, self.collate, self.loader_batches = rows, collate, loader_batches or [rows]
+        self.rows, self.collate = rows, collate
+        self.loader_batches = loader_batches or [rows]
 
     @classmethod
     def of(cls, loader_batches: list[RowBatch], collate: Callable) -> StepRows:
@@ -245,7 +247,8 @@ def fork_rng(
     seed: int | None = None, # None: the numbers go on, and are put back afterwards
 ) -> Iterator[None]:
     "Random numbers on the CPU from a seed; afterwards as if none had been drawn."
-    python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    python, of_numpy = random.getstate(), np.random.get_state()
+    of_torch = torch.get_rng_state()
     try:
         if seed is not None:
             random.seed(seed)
@@ -334,7 +337,7 @@ def _is_float(array) -> bool:
         array.is_floating_point())
 
 # %% ../../nbs/foundation/rows.ipynb #lenfun01
-COLLATOR_ERRORS = Exception # that a collator may raise at rows which it does not expect alone
+COLLATOR_ERRORS = Exception # that a collator may raise at a row alone
 
 def _by_function(measure, rows):
     "The function that you passed"

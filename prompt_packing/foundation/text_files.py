@@ -58,11 +58,6 @@ def _open(path):
 class BadRow(ValueError):
     "A row, or a whole file, that is not what a reader can use."
 
-_BINARY = { # first bytes -> what the file is
-    b"PK\x03\x04": "an Excel file or an archive", b"%PDF": "a PDF", b"PAR1": "parquet",
-    b"\x89PNG": "a picture", b"\xff\xd8\xff": "a picture", b"\x1f\x8b": "compressed",
-    b"BZh": "compressed", b"\xfd7zXZ": "compressed", b"(\xb5/\xfd": "compressed"}
-
 def _text(path, encoding):
     "A text, open; bytes that are not in the encoding become lone surrogates."
     try:
@@ -73,14 +68,10 @@ def _text(path, encoding):
     if encoding.lower() in ("utf-8", "utf8"):
         encoding = "utf-8-sig" # the mark at the start of a file is no text
     file = io.BufferedReader(_open(path)) # not every decompressor can be peeked into
-    start = file.peek(64)[:64]
-    for mark, kind in _BINARY.items():
-        if start.startswith(mark):
-            raise BadRow(f"{path} is {kind}, not text, and its name does not end like "
-                         "one: save it as text, or give its name the right ending")
-    if b"\0" in start and encoding[:6] not in ("utf-16", "utf-32"):
-        raise BadRow(f"{path} contains zero bytes: it is not text, or is UTF-16: give "
-                     "encoding='utf-16'")
+    if b"\0" in file.peek(64)[:64] and encoding[:6] not in ("utf-16", "utf-32"):
+        raise BadRow(f"{path} contains zero bytes: it is not text (but Excel, parquet, "
+                     "an archive, a picture?), or is UTF-16: save it as text, give its "
+                     "name the right ending, or give encoding='utf-16'")
     return io.TextIOWrapper(file, encoding, "surrogateescape", newline="")
 
 # %% ../../nbs/foundation/text_files.ipynb #821cd7e0
