@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from datasets import Value
 
-from ..foundation.private_apis import row_indices
 from .batch_plan import check_longest
 
 # %% auto #0
@@ -34,16 +33,14 @@ def stored_lengths(
         return dataset.lengths
     if not hasattr(dataset, "data") or dataset.format["type"] == "custom":
         return None
-    table = {name: dataset.data.column(name) for name in dataset.column_names}
-    ids = getattr(table.get("input_ids"), "type", None)
-    if column in table:
-        lengths = table[column].to_numpy()
-    elif pa.types.is_primitive(getattr(ids, "value_type", pa.null())):
-        lengths = pc.list_value_length(table["input_ids"]).to_numpy()
-    else:
-        return None
-    picked = row_indices(dataset)
-    return lengths if picked is None else lengths[picked.column(0).to_numpy()]
+    name, count = "input_ids", pc.list_value_length
+    if column in dataset.features:
+        name, count = column, np.asarray
+    elif not isinstance(getattr(dataset.features.get(name), "feature", None), Value):
+        return None # there are no ids, or lists of them
+    tables = dataset.select_columns([name]).with_format("arrow").iter(10_000)
+    lengths = [np.asarray(count(table[name])) for table in tables]
+    return np.concatenate([np.zeros(0, np.int64), *lengths])
 
 # %% ../../nbs/bucketing/collators.ipynb #2ef256fb
 def _collate_column(name, values, fill, side):

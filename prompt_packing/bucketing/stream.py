@@ -198,7 +198,13 @@ def read_windows(
 
 # %% ../../nbs/bucketing/stream.ipynb #49212cc6
 def _process_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    "As given, or by torch.distributed, or by the environment."
+    """As given, or by torch.distributed, or by the environment.
+
+    Raises `ValueError` for several workers of one process."""
+    info = get_worker_info()
+    if info and info.num_workers > 1:
+        raise ValueError("A stream is read by one process. Use num_workers=0 or 1; "
+                         "it prefetches in a thread.")
     if rank is not None:
         return check_rank(rank, world_size)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -273,13 +279,9 @@ class StreamingBatches(IterableDataset):
         self._restored: dict | None = None # where the next iteration begins
 
     def __iter__(self) -> Iterator:
-        info = get_worker_info()
-        if info and info.num_workers > 1:
-            raise ValueError("A stream is read by one process. Use num_workers=0 or 1; "
-                             "it prefetches in a thread.")
         start, self._restored = self._restored or self._beginning(), None
         self._position = start
-        rank, _ = self._sharing()
+        _, (rank, _) = self._turns()
         for left, number, splits, batches in self._windows(start):
             *before, (processes, taken) = splits
             for taken, rows in enumerate(batches[rank::processes], taken + 1):
@@ -292,24 +294,28 @@ class StreamingBatches(IterableDataset):
         return _process_of(self.rank, self.world_size)
 
     def _turns(self):
-        "The first window of this process, and the distance to its next one."
-        return (0, 1) if self.finite else self._process()
-
-    def _sharing(self):
-        "Rank of this process among those that share a window, and their number."
-        return self._process() if self.finite else (0, 1)
+        """The first window of this process, and the distance to its next one; its rank
+        among the processes that share a window, and their number."""
+        return ((0, 1), self._process()) if self.finite else (self._process(), (0, 1))
 
     def _beginning(self):
-        return {"todo": [], "next": self._turns()[0], "lanes": []}
+        (first, _), _ = self._turns()
+        return {"todo": [], "next": first, "lanes": []}
 
     def _windows(self, start):
         "(position after it, number, splits, batches left) of each window."
-        (_, step), (_, processes) = self._turns(), self._sharing()
+        (_, step), (_, processes) = self._turns()
         windows = read_windows(self, window_turns(start, step), start["lanes"])
         for number, splits, left, rows in windows:
             if not splits or splits[-1][0] != processes:
                 splits = [*splits, [processes, 0]]
             yield left, number, splits, batches_left(self, windows, number, rows, splits)
+
+    def __length_hint__(self):
+        # `list` and `sorted` ask for it, and would read a stream without end for ever
+        if not self.finite:
+            raise ValueError("a shuffled stream has no end: use shuffle=False")
+        return NotImplemented # the length is not known
 
     def state_dict(self) -> dict: # plain JSON
         "The position after the last batch that was handed out."

@@ -84,7 +84,8 @@ def _encoding_advice(text, encoding): # of a row with bytes that do not fit
     raw, readings = word.encode(encoding.removesuffix("-sig"), "surrogateescape"), {}
     for name in _ENCODINGS:
         with suppress(UnicodeDecodeError):
-            readings.setdefault(raw.decode(name)[:20], name)
+            if (reading := raw.decode(name)[:20]).isprintable():
+                readings.setdefault(reading, name)
     tried = [f"{name!r} (reads {reading!r})" for reading, name in readings.items()]
     return f"try encoding={' or '.join(tried or _ENCODINGS[:1])}"
 
