@@ -325,8 +325,14 @@ def num_positions(
         counted = [_longest_size(leaf) for leaf in main or [leaf for _, leaf in inputs]]
     if counts_labels:
         counted += [_longest_size(leaf) for leaf in labels if not _is_float(leaf)]
-    if not counted or not any(len(leaf) for _, leaf in arrays):
-        raise ValueError("no input in its batch can be counted")
+    opaque = [leaf for _, leaf in leaves
+              if not isinstance(leaf, (torch.Tensor, np.ndarray, int, float, type(None)))]
+    if arrays and not any(len(leaf) for _, leaf in arrays):
+        raise ValueError("its batch is empty")
+    if not counted or opaque and max(counted) <= 1:
+        kinds = " and ".join(sorted({type(leaf).__name__ for leaf in opaque}))
+        raise ValueError(
+            f"no input in its batch can be counted (it holds {kinds or 'none'})")
     return max(counted)
 
 def _longest_size(array) -> int:
