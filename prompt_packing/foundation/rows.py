@@ -76,7 +76,14 @@ def copied(rows: Iterable) -> list:
 
 def _copied(value):
     if type(value) is dict:
-        return {key: _copied(each) for key, each in value.items()}
+        made = value.copy()
+        for key, each in value.items():
+            # without a call for each column of ids: there are three or four in a row
+            if type(each) is list and each and type(each[0]) is int:
+                made[key] = each[:]
+            elif type(each) not in (int, float, str):
+                made[key] = _copied(each)
+        return made
     if type(value) in (list, tuple):
         is_plain = not value or isinstance(value[0], (int, float, str)) # as of token ids
         return value[:] if is_plain else type(value)(map(_copied, value))
