@@ -27,6 +27,7 @@ from typer import Argument, BadParameter, Option
 
 import prompt_packing
 from ._modidx import d as index
+from .foundation.text_files import FILE_FORMATS
 
 # %% ../nbs/cli/commands.ipynb #f51c5f34
 def load_folder(name: str):
@@ -122,9 +123,10 @@ def text_tokenizer(model: str):
         ) from error
 
 # %% ../nbs/cli/commands.ipynb #333b4158
+_formats = ", ".join(name for name in FILE_FORMATS if name != "lines")
 TextFiles = Annotated[list[Path], Argument(
     metavar="FILE", exists=True, dir_okay=False,
-    help="text (one example a line), csv, tsv, json(l) or parquet, also compressed")]
+    help=f"text (one example a line), {_formats}, also compressed")]
 Model = Annotated[str, Option(
     parser=model_name, metavar="NAME",
     help="smollm2-135m, minilm-l6, a model on the hub, or a folder")]
@@ -329,7 +331,7 @@ def tokenize(
 
 # %% ../nbs/cli/commands.ipynb #28c52061
 METHODS = "head", "head-trained", "prompt", "prompt-random", "finetune"
-_tasks_help = "sst2, rte, ..., or a csv, tsv, json(l) or parquet file"
+_tasks_help = f"sst2, rte, ..., or a file: {_formats}"
 _problems = Literal["single_label_classification", "multi_label_classification",
                     "regression"]
 
@@ -431,8 +433,8 @@ Saved = Annotated[Path, Argument(
     metavar="FOLDER", exists=True, file_okay=False,
     help="of a saved model, or of a comparison, whose best model is taken")]
 TextFile = Annotated[Path, Argument(
-    metavar="FILE", 
-    help="text (one a line), csv, tsv, json(l) or parquet; - for the standard input")]
+    metavar="FILE",
+    help=f"text (one a line), {_formats}; - for the standard input")]
 
 @command("predict runs/compare new.csv > labelled.csv")
 def predict(

@@ -5,21 +5,20 @@
 # %% ../../nbs/bucketing/collators.ipynb #impocoll
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from datasets import Value
 
-from ..foundation.private_apis import row_indices
 from .batch_plan import check_longest
 
 # %% auto #0
-__all__ = ['tokenizer_columns', 'column_fills', 'stored_lengths', 'by_column', 'without_padding', 'has_entries', 'PaddedCollator',
-           'PackingFormat', 'pack_batches', 'PackedCollator']
+__all__ = ['column_fills', 'stored_lengths', 'by_column', 'has_entries', 'PaddedCollator', 'PackingFormat', 'pack_batches',
+           'PackedCollator']
 
 # %% ../../nbs/bucketing/collators.ipynb #13781992
 def stored_lengths(
@@ -28,31 +27,20 @@ def stored_lengths(
 ) -> np.ndarray | None: # shape (rows,); None: the rows have to be read
     """Tokens in each row, where no row need be read for it.
 
-    From an attribute `lengths`, the column, or `input_ids` and their mask in Arrow's
-    memory. `as_lengths` checks them."""
+    From an attribute `lengths`, the column, or `input_ids` in Arrow's memory.
+    `as_lengths` checks them."""
     if getattr(dataset, "lengths", None) is not None:
         return dataset.lengths
     if not hasattr(dataset, "data") or dataset.format["type"] == "custom":
         return None
-    names = dataset.column_names
-    ids = "attention_mask" if "attention_mask" in names else "input_ids"
-    if column in names:
-        lengths = dataset.data.column(column).to_numpy()
-    elif ids in names and pa.types.is_primitive(
-            getattr(dataset.data.column(ids).type, "value_type", pa.null())):
-        count = pc.list_value_length if ids == "input_ids" else _count_shown
-        lists = dataset.data.column(ids).chunks
-        lengths = np.concatenate([np.asarray(count(chunk)) for chunk in lists])
-    else:
-        return None
-    picked = row_indices(dataset)
-    return lengths if picked is None else lengths[picked.column(0).to_numpy()]
-
-def _count_shown(masks: pa.Array) -> np.ndarray:
-    "How many numbers of each row are not 0."
-    ends = np.cumsum(pc.list_value_length(masks).to_numpy())
-    shown = masks.flatten().to_numpy(zero_copy_only=False) != 0
-    return np.diff(np.append(0, np.cumsum(shown))[ends], prepend=0)
+    name, count = "input_ids", pc.list_value_length
+    if column in dataset.features:
+        name, count = column, np.asarray
+    elif not isinstance(getattr(dataset.features.get(name), "feature", None), Value):
+        return None # there are no ids, or lists of them
+    tables = dataset.select_columns([name]).with_format("arrow").iter(10_000)
+    lengths = [np.asarray(count(table[name])) for table in tables]
+    return np.concatenate([np.zeros(0, np.int64), *lengths])
 
 # %% ../../nbs/bucketing/collators.ipynb #2ef256fb
 def _collate_column(name, values, fill, side):
@@ -92,41 +80,7 @@ def by_column(features: Sequence[Mapping]) -> dict: # of lists
             raise ValueError(f"row {number} and row 0 of the batch differ in {differs}")
     return {name: [row[name] for row in features] for name in names}
 
-# %% ../../nbs/bucketing/collators.ipynb #984c43d3
-# what tokenizers of transformers make, besides what one names in `model_input_names`
-tokenizer_columns = frozenset(
-    ("input_ids", "attention_mask", "token_type_ids", "special_tokens_mask"))
-
 # %% ../../nbs/bucketing/collators.ipynb #2c2908fb
-def without_padding(
-    columns:Mapping, # name -> one entry for each row
-    pad_token_id:int=0, # what `input_ids` hold where a tokenizer has padded
-    names:Container[str]=tokenizer_columns, # of the tokenizer's columns
-) -> Mapping: # the same, rows without the padding that a tokenizer made
-    """Rows without their padding, in the columns that the tokenizer made.
-
-    As they are, where another column is as long, or a hidden token is no padding."""
-    ids, masks = columns.get("input_ids"), columns.get("attention_mask")
-    if ids is None or masks is None or all(map(np.all, masks)):
-        return columns
-    sizes = list(map(len, masks))
-    as_long = [name for name, rows in columns.items()
-               if all(map(has_entries, rows, sizes))]
-    # labels may have an entry for each token, or as many by chance
-    if "input_ids" not in as_long or not all(name in names for name in as_long):
-        return columns
-    shown = []
-    for tokens, mask in zip(ids, masks):
-        places = np.flatnonzero(mask)
-        kept = slice(places[0], places[-1] + 1) if len(places) else slice(0, 0)
-        hidden = np.delete(np.asarray(tokens), kept)
-        if (hidden != pad_token_id).any():
-            return columns
-        shown.append(kept)
-    return {name: [np.asarray(row)[kept] for row, kept in zip(rows, shown)]
-            if name in as_long else rows
-            for name, rows in columns.items()}
-
 def has_entries(row: Any, number:int) -> bool:
     "Whether a row of a column has so many entries, as one for each token."
     # a number in an array of no dimension has a method for its length, which fails
@@ -140,9 +94,8 @@ column_fills = {"labels": -100, "special_tokens_mask": 1} # padding; 0 for all o
 class PaddedCollator:
     """Rows -> a dict of tensors, each column padded to its longest row in the batch.
 
-    Takes a list of dicts of lists, arrays or numbers. Padding that a tokenizer made is
-    cut off where only the tokenizer's own columns are as long as the rows. Raises `ValueError` if there is no padding token, and `TypeError` for a
-    column of text."""
+    Takes a list of dicts of lists, arrays or numbers. Raises `ValueError` if there is
+    no padding token, and `TypeError` for a column of text."""
     def __init__(self,
         tokenizer: Any = None, # its `pad_token_id` and `padding_side` are taken
         *,
@@ -161,15 +114,12 @@ class PaddedCollator:
             raise ValueError(f"padding_side is {side!r}: 'right' or 'left'")
         self.pad_token_id, self.padding_side = pad_token_id, side
         self.fills = {**column_fills, "input_ids": pad_token_id}
-        named = getattr(tokenizer, "model_input_names", ())
-        self.tokenizer_columns = tokenizer_columns.union(named)
         self.labels_from_ids = labels_from_ids
 
     def __call__(self,
         features:Sequence[Mapping], # rows
     ) -> dict[str, torch.Tensor]:
-        columns, batch = without_padding(
-            by_column(features), self.pad_token_id, self.tokenizer_columns), {}
+        columns, batch = by_column(features), {}
         for key, values in columns.items():
             name = "labels" if key in ("label", "label_ids") else key
             fill = self.fills.get(name, 0)
@@ -183,8 +133,6 @@ class PaddedCollator:
         return batch
 
 # %% ../../nbs/bucketing/collators.ipynb #0f3102c7
-_KINDS = "varlen", "sdpa_varlen", "positions", "bool", "float"
-
 @dataclass(frozen=True)
 class PackingFormat:
     "How one model prevents attention across the sequences of a packed row."
@@ -193,10 +141,6 @@ class PackingFormat:
     shifted_labels: bool = True # a token's label is used by the token before it
     first_position: int = 0 # position id of the first token of each sequence
     pad_token_id: int = 0 # fills what is left of a row
-
-    def __post_init__(self):
-        if self.kind not in _KINDS:
-            raise ValueError(f"kind is {self.kind!r}, not one of {', '.join(_KINDS)}")
 
 # %% ../../nbs/bucketing/collators.ipynb #ea4385e1
 def _laid_out(values, rows, capacity, fill) -> torch.Tensor:
@@ -270,10 +214,10 @@ def pack_batches(
                            _laid_out(numbers, rows, capacity, -1)])
     # one copy to the device for both
     place, segments = on_host.to(singles[0]["input_ids"].device, non_blocking=True)
+    fills = column_fills | {"input_ids": packing_format.pad_token_id}
     for name in columns:
         values = [single[name][0, tokens] for single, tokens in zip(singles, shown)]
-        fill = packing_format.pad_token_id if name == "input_ids" else column_fills.get(name, 0)
-        packed[name] = _laid_out(values, rows, capacity, fill)
+        packed[name] = _laid_out(values, rows, capacity, fills.get(name, 0))
     if packing_format.shifted_labels and "labels" in packed:
         packed["labels"] = packed["labels"].masked_fill(place == 0, -100)
     if "position_ids" not in packed:

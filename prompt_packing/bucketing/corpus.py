@@ -20,11 +20,10 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset, concatenate_datasets
 from datasets.fingerprint import Hasher
-from filelock import FileLock
 from tqdm.auto import tqdm
 
 from prompt_packing.bucketing.sources import file_paths, token_encoder
-from prompt_packing.foundation.folders import DamagedFolder, atomic_write
+from prompt_packing.foundation.folders import DamagedFolder, atomic_write, locked
 from prompt_packing.foundation.text_files import file_texts, row_name
 
 # %% auto #0
@@ -105,10 +104,7 @@ def tokenize_corpus(
         reading["header"] = header
     settings = reading | {"tokenizer": tokenizer_digest(tokenizer),
                           "max_length": max_length}
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / "_corpus.lock"), ExitStack() as stack:
-        for left in folder.glob("_*.part"): # by a run that was killed
-            left.unlink(missing_ok=True)
+    with locked(folder, "a corpus", wait=True), ExitStack() as stack:
         shards = [shard_name(path, settings) for path in files]
         missing = {shard: path for shard, path in zip(shards, files)
                    if not _is_complete(folder / shard)}

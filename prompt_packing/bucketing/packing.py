@@ -200,8 +200,10 @@ def sdpa_varlen_forward(
             **kwargs)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     states = [_tokens_first(each) for each in (query, key, value)]
-    biased = kwargs.get("position_bias") is not None
-    if _has_kernel(*states, dropout) and not biased:
+    fits = (query.dtype == key.dtype == value.dtype
+            and query.shape[-1] == value.shape[-1] <= 256
+            and kwargs.get("position_bias") is None)
+    if fits and _has_kernel(query.device, query.dtype, dropout):
         output = _in_one_kernel(
             *states, cu_seq_lens_q, max_length_q, sliding_window, causal, scaling)
     else:
@@ -251,22 +253,10 @@ def _window_mask(query, window, causal):
     return near & (distance >= 0) if causal else near
 
 # %% ../../nbs/bucketing/packing.ipynb #54eb4c3e
-def _has_kernel(query, key, value, dropout):
-    "Whether torch's kernel for sequences of many lengths takes these states."
-    if not _is_fast_on(query.device, query.dtype, dropout) or not query.is_cuda:
-        return False
-    same = query.dtype == key.dtype == value.dtype
-    return same and query.shape[-1] == value.shape[-1] <= 256
-
-def _is_fast_on(device, dtype, dropout=0.) -> bool:
-    """Whether attention within each sequence is faster than a mask of all pairs.
-
-    On CPUs it is; on a GPU where torch has one kernel for all sequences."""
-    if device.type == "cpu":
-        return True
+def _has_kernel(device, dtype, dropout) -> bool:
+    "Whether torch has one kernel for sequences of many lengths here."
     is_16_bit = dtype in (torch.float16, torch.bfloat16)
-    has_kernel = varlen_attn is not None and device.type == "cuda"
-    return has_kernel and is_16_bit and not dropout
+    return varlen_attn is not None and device.type == "cuda" and is_16_bit and not dropout
 
 # %% ../../nbs/bucketing/packing.ipynb #3c5934e3
 def _candidate_formats(model, facts, autocast):
@@ -284,10 +274,13 @@ def _candidate_formats(model, facts, autocast):
     return [PackingFormat(kind, **facts) for kind in kinds]
 
 def _is_fast(model, autocast):
-    "Whether attention within each sequence is faster than a mask of all pairs here."
+    """Whether attention within each sequence is faster than a mask of all pairs.
+
+    On CPUs it is; on a GPU where torch has one kernel for all sequences."""
     names = "attention_dropout", "attn_pdrop", "attention_probs_dropout_prob"
     dropout = max(getattr(model.config, name, None) or 0. for name in names)
-    return _is_fast_on(_device(model), autocast or model.dtype, dropout)
+    device = _device(model)
+    return device.type == "cpu" or _has_kernel(device, autocast or model.dtype, dropout)
 
 # %% ../../nbs/bucketing/packing.ipynb #5d2c33a3
 def find_packing_format(

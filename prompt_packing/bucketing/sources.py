@@ -253,7 +253,7 @@ class FileSource:
         self.num_readers = min(len(self.paths), MAX_READERS) if shuffle else 1
         self.options = options
         self.columns = options.get("columns", ()) # beside the text
-        self.checksums: dict[int, str] = {} # of the files that were opened, by number
+        self.checksums: dict[str, str] = {} # of the files that were opened, by number
         names = "\n".join(map(os.path.basename, self.paths))
         self.name = f"{len(self.paths)} files, checksum {zlib.crc32(names.encode())}"
 
@@ -273,7 +273,7 @@ class FileSource:
             lambda row: row[0] == last[0] and row[1][0] <= last[1], rows), None
 
     def _rows(self, file):
-        self.checksums[file] = file_checksum(self.paths[file])
+        self.checksums[str(file)] = file_checksum(self.paths[file])
         texts = file_texts(self.paths[file], **self.options)
         return zip(itertools.repeat(file), texts)
 
@@ -286,6 +286,7 @@ class FileSource:
                     f"{path} has changed since the state was saved ({checksum} then, "
                     f"{now} now): rows would come twice, or never. Put the file back as "
                     "it was, or begin the stream anew")
+        self.checksums |= checksums
 
     def row_name(self, file: int, number: int) -> str:
         return row_name(self.paths[file], number)
@@ -293,7 +294,7 @@ class FileSource:
 # %% ../../nbs/bucketing/sources.ipynb #e3d732ef
 class DatasetSource:
     "An iterable data set of texts, of dicts with a text, or of dicts with `input_ids`."
-    checksums: dict[int, str] = {} # it has no files
+    checksums: dict[str, str] = {} # it has no files
     columns = () # rows have those that they have
 
     def __init__(self,
@@ -400,7 +401,8 @@ class SourceReader(CheckpointableIterator):
             window += more
         if not window:
             if at_start or self.source.shuffle:
-                raise ValueError(f"{self.source.name} has no rows: check the path and the column")
+                raise ValueError(
+                    f"{self.source.name} has no rows: check the path and the column")
             raise StopIteration
         file, (row, _) = window[-1]
         self.state = self.state | {

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
+import pandas as pd
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -57,13 +57,6 @@ def rows_of_ids(
     return truncated
 
 # %% ../../nbs/bucketing/stream.ipynb #num0cod2
-def _numbers(values):
-    "Texts as numbers, all of one type, and what is no text as it is; None: not all can."
-    for kind in (int, float):
-        with suppress(ValueError):
-            return [kind(v) if isinstance(v, str) else v for v in values]
-    return None
-
 def text_to_numbers(
     source: FileSource | DatasetSource,
     window: list[tuple], # (file, (number, row)) of each row
@@ -74,17 +67,20 @@ def text_to_numbers(
 
     A csv has texts alone. Raises `ValueError` that names a row whose text is no number."""
     for name in source.columns:
-        numbers = _numbers([row[name] for row in rows])
-        if numbers is not None:
-            for row, number in zip(rows, numbers):
+        texts = [row[name] for row in rows if isinstance(row[name], str)]
+        if len(texts) < len(rows): # of JSON or parquet: numbers, or lists of them
+            continue
+        numbers = pd.to_numeric(pd.Series(texts), errors="coerce")
+        is_text = numbers.isna()
+        if not is_text.any():
+            for row, number in zip(rows, numbers.tolist()):
                 row[name] = number
         elif strict:
-            for (file, (number, _)), row in zip(window, rows):
-                if _numbers([row[name]]) is None:
-                    raise ValueError(
-                        f"{source.row_name(file, number)}: column {name!r} holds the text "
-                        f"{row[name]!r:.40}, and a tensor needs numbers. Give each class a "
-                        "number, or pass a collator, which gets the texts as they are")
+            file, (number, _) = window[is_text.argmax()]
+            raise ValueError(
+                f"{source.row_name(file, number)}: column {name!r} holds the text "
+                f"{texts[is_text.argmax()]!r:.40}, and a tensor needs numbers. Give each "
+                "class a number, or pass a collator, which gets the texts as they are")
 
 # %% ../../nbs/bucketing/stream.ipynb #6b11fe5f
 def window_turns(
@@ -106,15 +102,14 @@ def reshard_states(
 ) -> dict: # its position
     "What the processes of a run have left, distributed to another number of them."
     following = max(state["next"] for state in states)
-    todo, readers, files = [], [], {}
+    todo, readers = [], []
     for state in states:
         # windows of this process that are before the one where all go on
         skipped = range(state["next"], following, state["reader"][1])
         todo += state["todo"] + [[window, []] for window in skipped]
         readers += [place for place in state["lanes"] if place not in readers]
-        files |= state.get("files", {}) # states of earlier versions have none
     return {"todo": sorted(todo)[rank::world_size], "next": following + rank,
-            "lanes": readers, "files": files}
+            "lanes": readers}
 
 # %% ../../nbs/bucketing/stream.ipynb #cf2a975c
 def plan_window(
@@ -167,16 +162,11 @@ def read_windows(
     stream: StreamingBatches,
     turns: Iterator[tuple], # of `window_turns`
     known: Sequence, # places in readers: (reader, its state)
-    files: Mapping = {}, # checksums of the files that were read so far, by number
 ) -> Iterator[tuple]: # number, splits, what is left after it, rows of ids
     "The windows of a process; a thread reads and tokenizes the next one meanwhile."
-    source, opened, files = stream.source, {}, dict(files)
+    source, opened = stream.source, {}
     encode = stream.tokenizer and token_encoder(stream.tokenizer, stream.max_length)
     most = stream.token_budget if stream.pack is None else stream.pack
-
-    def note_files(window):
-        for file in {file for file, _ in window} & source.checksums.keys():
-            files[str(file)] = source.checksums[file]
 
     def read():
         number, splits, left = next(turns)
@@ -188,18 +178,17 @@ def read_windows(
             opened[reader] = SourceReader(source, reader, stream.window)
             opened[reader].setstate(states[-1] if states else None) # None: the start
         while opened[reader].getstate()["window"] < wanted: # windows of other processes
-            note_files(next(opened[reader]))
+            next(opened[reader])
         # before the window is read, since who goes on amid it has to read it again
         places = [place for place in known if place[0] not in opened]
         places += [[n, windows.getstate()] for n, windows in opened.items()]
         window = next(opened[reader], None)
         if window is None:
             return None
-        note_files(window)
         rows = rows_of_ids(source, window, encode, stream.max_length, most)
         if stream.makes_tensors:
             text_to_numbers(source, window, rows, strict=not stream.yields_rows)
-        return number, splits, left | {"lanes": places, "files": dict(files)}, rows
+        return number, splits, left | {"lanes": places}, rows
 
     with ThreadPoolExecutor(1, "read-ahead") as thread:
         following = thread.submit(read)
@@ -208,28 +197,28 @@ def read_windows(
             yield window
 
 # %% ../../nbs/bucketing/stream.ipynb #49212cc6
-def _source_of(source: Any, shuffle: bool, *, columns: Sequence[str], encoding: str,
-               header: bool, seed: int, **options) -> FileSource | DatasetSource:
-    "Of files, or of an iterable data set."
-    is_files = isinstance(source, (list, tuple, str, set, frozenset))
-    if hasattr(source, "__iter__") and not is_files:
-        return DatasetSource(source, shuffle, **options)
-    return FileSource(source, shuffle, seed=seed, columns=columns, encoding=encoding,
-                      header=header, **options)
+def _process_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """As given, or by torch.distributed, or by the environment.
 
-def _process_of_environment() -> tuple[int, int]:
-    "Rank and number of processes, by torch.distributed or the environment."
+    Raises `ValueError` for several workers of one process."""
+    info = get_worker_info()
+    if info and info.num_workers > 1:
+        raise ValueError("A stream is read by one process. Use num_workers=0 or 1; "
+                         "it prefetches in a thread.")
+    if rank is not None:
+        return check_rank(rank, world_size)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
-def _position_in(states: Sequence[dict], rank: int, world_size: int, finite: bool) -> dict:
+def _position_in(
+    states: Sequence[dict], rank: int, world_size: int, finite: bool
+) -> dict:
     "Where a process goes on, by the states of all. Raises `ValueError` if one is missing."
     # one epoch: the states of all processes are the same, and any will do
     mine = [state for state in states if finite or state["reader"] == [rank, world_size]]
     if mine:
-        names = [name for name in ("todo", "next", "lanes", "files") if name in mine[0]]
-        return {"files": {}} | {name: mine[0][name] for name in names}
+        return {name: mine[0][name] for name in ("todo", "next", "lanes")}
     ranks = {state["reader"][0] for state in states}
     if len(ranks) == states[0]["reader"][1]:
         return reshard_states(states, rank, world_size)
@@ -274,8 +263,12 @@ class StreamingBatches(IterableDataset):
     ):
         if token_budget is None and pack is None:
             raise ValueError("give token_budget=, pack= or both")
-        self.source = _source_of(source, shuffle, columns=columns, encoding=encoding,
-                                 header=header, seed=seed, column=column, bad_rows=bad_rows)
+        reading = {"column": column, "bad_rows": bad_rows}
+        if isinstance(source, (str, os.PathLike, list, tuple, set, frozenset)):
+            self.source = FileSource(source, shuffle, seed=seed, columns=columns,
+                                     encoding=encoding, header=header, **reading)
+        else:
+            self.source = DatasetSource(source, shuffle, **reading)
         self.tokenizer, self.max_length = tokenizer, max_length
         self.token_budget, self.pack = token_budget, pack
         self.window, self.seed = check_positive("window", window), seed
@@ -286,13 +279,9 @@ class StreamingBatches(IterableDataset):
         self._restored: dict | None = None # where the next iteration begins
 
     def __iter__(self) -> Iterator:
-        info = get_worker_info()
-        if info and info.num_workers > 1:
-            raise ValueError("A stream is read by one process. Use num_workers=0 or 1; "
-                             "it prefetches in a thread.")
         start, self._restored = self._restored or self._beginning(), None
         self._position = start
-        rank, _ = self._sharing()
+        _, (rank, _) = self._turns()
         for left, number, splits, batches in self._windows(start):
             *before, (processes, taken) = splits
             for taken, rows in enumerate(batches[rank::processes], taken + 1):
@@ -301,27 +290,22 @@ class StreamingBatches(IterableDataset):
                 yield rows if self.yields_rows else self.collator(rows)
 
     def _process(self):
-        "Rank and number of processes, as given, by torch.distributed, by environment."
-        if self.rank is not None:
-            return check_rank(self.rank, self.world_size)
-        return _process_of_environment()
+        "Rank of this process, and the number of processes."
+        return _process_of(self.rank, self.world_size)
 
     def _turns(self):
-        "The first window of this process, and the distance to its next one."
-        return (0, 1) if self.finite else self._process()
-
-    def _sharing(self):
-        "Rank of this process among those that share a window, and their number."
-        return self._process() if self.finite else (0, 1)
+        """The first window of this process, and the distance to its next one; its rank
+        among the processes that share a window, and their number."""
+        return ((0, 1), self._process()) if self.finite else (self._process(), (0, 1))
 
     def _beginning(self):
-        return {"todo": [], "next": self._turns()[0], "lanes": [], "files": {}}
+        (first, _), _ = self._turns()
+        return {"todo": [], "next": first, "lanes": []}
 
     def _windows(self, start):
         "(position after it, number, splits, batches left) of each window."
-        (_, step), (_, processes) = self._turns(), self._sharing()
-        windows = read_windows(
-            self, window_turns(start, step), start["lanes"], start["files"])
+        (_, step), (_, processes) = self._turns()
+        windows = read_windows(self, window_turns(start, step), start["lanes"])
         for number, splits, left, rows in windows:
             if not splits or splits[-1][0] != processes:
                 splits = [*splits, [processes, 0]]
@@ -336,7 +320,8 @@ class StreamingBatches(IterableDataset):
     def state_dict(self) -> dict: # plain JSON
         "The position after the last batch that was handed out."
         position = self._restored or self._position or self._beginning()
-        return {"settings": _settings(self), "reader": list(self._process())} | position
+        return position | {"settings": _settings(self), "reader": list(self._process()),
+                           "files": self.source.checksums.copy()}
 
     def load_state_dict(self, state: dict) -> None:
         """Go on after the batch at which this process made `state`.
@@ -373,10 +358,10 @@ def _check_states(states, stream):
     "Raise a `ValueError` for what is no state of this stream, and for changed files."
     settings, finite = _settings(stream), stream.finite
     for state in states:
-        if state.get("settings") != settings:
-            then = state.get("settings") or {}
-            changed = [f"{name} was {then.get(name)!r}, is {settings.get(name)!r}"
-                       for name in {**then, **settings} if then.get(name) != settings.get(name)]
+        then = state.get("settings") or {}
+        if then != settings:
+            changed = [f"{name} was {then.get(name)!r}, is {now!r}"
+                       for name, now in settings.items() if then.get(name) != now]
             raise ValueError("The state belongs to a stream with other settings "
                              f"({'; '.join(changed)}). Build the stream as it was.")
         # states of earlier versions have no checksums

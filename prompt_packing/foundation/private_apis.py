@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 # %% auto #0
 __all__ = ['BatchNorm', 'tree_flatten', 'tree_unflatten', 'tree_map', 'IF_THERE', 'computed_buffers', 'tensor_tables',
            'input_shape', 'output_of_input', 'attention_of', 'set_attention_of', 'set_sync', 'is_compiled',
-           'forward_without_autocast', 'forget_preparation', 'without_reentry', 'row_indices', 'pinned',
-           'no_remote_code', 'check_mro', 'override', 'in_eval_mode']
+           'forward_without_autocast', 'forget_preparation', 'without_reentry', 'pinned', 'no_remote_code', 'check_mro',
+           'override', 'in_eval_mode']
 
 # %% ../../nbs/foundation/private_apis.ipynb #f0e1a007
 BatchNorm = nn.modules.batchnorm._BatchNorm # the base of `SyncBatchNorm` too
@@ -82,10 +82,6 @@ def without_reentry(model: nn.Module) -> list[tuple[nn.Module, dict]]: # for `ov
     func = partial(checkpoint, use_reentrant=False)
     return [(each, {"_gradient_checkpointing_func": func}) for each in model.modules()
             if getattr(each, "gradient_checkpointing", False)]
-
-def row_indices(dataset: Any) -> Any:
-    "The table of row indices of a data set that was filtered or shuffled; else None."
-    return dataset._indices
 
 def pinned(batch: Any, device: Any = None) -> Any:
     "A pytree of tensors in pinned memory, as a `DataLoader` pins its batches."

@@ -9,7 +9,7 @@ import copy
 import random
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import torch
@@ -21,9 +21,9 @@ from .private_apis import pinned, tree_flatten, tree_map
 from .snapshots import state_preserved
 
 # %% auto #0
-__all__ = ['COLLATOR_ERRORS', 'RowBatch', 'RowPassthrough', 'copied', 'pass_rows_through', 'restore_collator', 'LazyBatch',
-           'batch_identity', 'StepRows', 'CollatedRows', 'as_dict', 'num_rows_of', 'select_rows', 'fork_rng',
-           'rng_state', 'same_batch', 'RowLengths', 'num_tokens', 'named_leaves', 'num_positions']
+__all__ = ['COLLATOR_ERRORS', 'LENGTH_FUNCTIONS', 'RowBatch', 'RowPassthrough', 'copied', 'pass_rows_through', 'restore_collator',
+           'LazyBatch', 'batch_identity', 'StepRows', 'CollatedRows', 'as_dict', 'num_rows_of', 'select_rows',
+           'fork_rng', 'rng_state', 'same_batch', 'num_tokens', 'named_leaves', 'num_positions', 'RowLengths']
 
 # %% ../../nbs/foundation/rows.ipynb #2e3ad548
 class RowBatch:
@@ -134,8 +134,9 @@ class LazyBatch(UserDict):
 
     The Trainer's loop passes it to `training_step`. What is put into it or taken out
     has no effect on what is computed; `was_changed` is then True."""
-    def __new__(cls, rows: RowBatch | Mapping | None = None, collate: Callable | None = None):
-        # transformers moves values to the device, and makes `type(batch)(values)` of them
+    def __new__(cls,
+        rows: RowBatch | Mapping | None = None, collate: Callable | None = None):
+        # transformers moves values to the device and makes `type(batch)(values)` of them
         return dict(rows) if isinstance(rows, Mapping) else super().__new__(cls)
 
     def __init__(self, rows: RowBatch, collate: Callable):
@@ -172,7 +173,8 @@ class StepRows:
         collate: Callable, # the user's: rows -> batch
         loader_batches: list[list] | None = None, # of each micro-batch; None: it is one
     ):
-        self.rows, self.collate, self.loader_batches = rows, collate, loader_batches or [rows]
+        self.rows, self.collate = rows, collate
+        self.loader_batches = loader_batches or [rows]
 
     @classmethod
     def of(cls, loader_batches: list[RowBatch], collate: Callable) -> StepRows:
@@ -252,7 +254,8 @@ def fork_rng(
     seed: int | None = None, # None: the numbers go on, and are put back afterwards
 ) -> Iterator[None]:
     "Random numbers on the CPU from a seed; afterwards as if none had been drawn."
-    python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    python, of_numpy = random.getstate(), np.random.get_state()
+    of_torch = torch.get_rng_state()
     try:
         if seed is not None:
             random.seed(seed)
@@ -282,96 +285,6 @@ def same_batch(first, second) -> bool:
 
 def _dense(values):
     return values.to_dense() if torch.is_tensor(values) and values.is_sparse else values
-
-# %% ../../nbs/foundation/rows.ipynb #c448e7cd
-COLLATOR_ERRORS = Exception # that a collator may raise at rows which it does not expect alone
-
-class RowLengths:
-    """Tokens of rows; None where nobody knows, and `unknown_reason` says why.
-
-    By a function or a column of the user's; else by their ids, where the collator
-    agrees; else by what the collator makes of each."""
-    def __init__(self,
-        collate: Callable, # the user's
-        main_input: str = "input_ids", # of the model
-        given: Callable | None = None, # row -> its length, where the user knows better
-        column: str = "length", # of lengths, where rows have it
-        counts_labels: bool = False, # the model computes a position for each label
-    ):
-        self.collate, self.main_input, self.given = collate, main_input, given
-        self.column, self.counts_labels = column, counts_labels
-        self.names: tuple | None = None # of columns whose tokens count; (): none do
-        self.unknown_reason = "" # of the last rows
-
-    @classmethod
-    def of(cls, collate: Callable, trainer) -> RowLengths:
-        "By what a Trainer says of its model and its data."
-        config = getattr(trainer.model, "config", None)
-        return cls(collate, getattr(trainer.model, "main_input_name", "input_ids"),
-                   trainer.length_fn, getattr(trainer.args, "length_column_name", "length"),
-                   counts_labels=bool(getattr(config, "is_encoder_decoder", False)))
-
-    def __call__(self, rows: list) -> np.ndarray | None: # int64 (rows,)
-        self.unknown_reason = ""
-        if self.given is not None:
-            return np.array([self.given(row) for row in rows], np.int64)
-        try:
-            return np.array(self._known(rows), np.int64)
-        except COLLATOR_ERRORS as error:
-            text = next(iter(str(error).splitlines()), "")[:100]
-            self.unknown_reason = f"of a row alone, {type(error).__name__}: {text}"
-            return None
-
-    def or_ones(self, rows: list) -> np.ndarray: # int64 (rows,)
-        "Lengths for choosing rows, where any will do."
-        lengths = self(rows)
-        return np.ones(len(rows), np.int64) if lengths is None else lengths
-
-    def _known(self, rows: list) -> list[int]:
-        lengths = [row.get(self.column) if isinstance(row, Mapping) else None
-                   for row in rows]
-        if all(isinstance(n, (int, np.integer)) and n > 0 for n in lengths):
-            return lengths
-        if self.names is None and rows:
-            self.names = self._find_names(rows)
-        try:
-            if self.names:
-                return self._by_names(rows)
-        except (TypeError, KeyError): # rows of several kinds
-            pass
-        return [self._alone(row) for row in rows]
-
-    def _by_names(self, rows: list) -> list[int]:
-        return [max(1, *(num_tokens(row[name]) for name in self.names)) for row in rows]
-
-    def _alone(self, row) -> int:
-        # what is measured draws no number of the training, and counts no call
-        with fork_rng(), state_preserved(self.collate):
-            batch = self.collate(copied([row]))
-        return max(1, num_positions(batch, self.main_input, self.counts_labels))
-
-    def _find_names(self, rows: list) -> tuple:
-        first = rows[0] if isinstance(rows[0], Mapping) else {}
-        counted = (self.main_input, "labels") if self.counts_labels else (self.main_input,)
-        self.names = tuple(
-            name for name, value in first.items()
-            if (name in counted or str(name).endswith("input_ids"))
-            and hasattr(value, "__len__") and not isinstance(value, str))
-        if not self.names:
-            return ()
-        try:
-            lengths = self._by_names(rows)
-        except (TypeError, KeyError):
-            return ()
-        order = np.argsort(lengths, kind="stable")
-        # the first, the shortest, the longest, and one between: what a collator adds
-        # may be seen in short rows alone, and what it cuts in long ones
-        few = {0, int(order[0]), int(order[-1]), int(order[len(rows) // 2])}
-        try:
-            agrees = all(lengths[i] == self._alone(rows[i]) for i in few)
-        except COLLATOR_ERRORS: # it takes no row alone: the ids say how long one is
-            agrees = True
-        return self.names if agrees else ()
 
 # %% ../../nbs/foundation/rows.ipynb #31932d56
 def num_tokens(ids) -> int:
@@ -425,7 +338,8 @@ def num_positions(
         raise ValueError("its batch is empty")
     if not counted or opaque and max(counted) <= 1:
         kinds = " and ".join(sorted({type(leaf).__name__ for leaf in opaque}))
-        raise ValueError(f"no input in its batch can be counted (it holds {kinds or 'none'})")
+        raise ValueError(
+            f"no input in its batch can be counted (it holds {kinds or 'none'})")
     return max(counted)
 
 def _longest_size(array) -> int:
@@ -434,3 +348,105 @@ def _longest_size(array) -> int:
 def _is_float(array) -> bool:
     return array.dtype.kind == "f" if isinstance(array, np.ndarray) else (
         array.is_floating_point())
+
+# %% ../../nbs/foundation/rows.ipynb #lenfun01
+COLLATOR_ERRORS = Exception # that a collator may raise at a row alone
+
+def _by_function(measure, rows):
+    "The function that you passed"
+    return measure.given and [measure.given(row) for row in rows]
+
+def _by_column(measure, rows):
+    "A column of lengths, where rows have it (`length_column_name` of the arguments)"
+    lengths = [row.get(measure.column) if isinstance(row, Mapping) else None
+               for row in rows]
+    is_known = all(isinstance(n, (int, np.integer)) and n > 0 for n in lengths)
+    return lengths if is_known else None
+
+def _by_ids(measure, rows):
+    "The ids of a row, where the collator neither adds nor removes tokens"
+    if measure.names is None:
+        measure.names = measure.find_names(rows)
+    with suppress(TypeError, KeyError): # rows of several kinds
+        return _longest_of(rows, measure.names) if measure.names else None
+
+def _longest_of(rows, names):
+    return [max(1, *(num_tokens(row[name]) for name in names)) for row in rows]
+
+def _by_collator(measure, rows):
+    "The positions of the batch that the collator makes of each row alone"
+    try:
+        return [measure.alone(row) for row in rows]
+    except COLLATOR_ERRORS as error:
+        text = next(iter(str(error).splitlines()), "")[:100]
+        measure.unknown_reason = f"of a row alone, {type(error).__name__}: {text}"
+
+LENGTH_FUNCTIONS = { # the first that returns lengths is taken
+    "length_fn": _by_function, "column": _by_column, "ids": _by_ids,
+    "collator": _by_collator}
+
+# %% ../../nbs/foundation/rows.ipynb #c448e7cd
+class RowLengths:
+    """Tokens of rows; None where nobody knows, and `unknown_reason` says why.
+
+    By the first of `LENGTH_FUNCTIONS` that knows."""
+    def __init__(self,
+        collate: Callable, # the user's
+        main_input: str = "input_ids", # of the model
+        given: Callable | None = None, # row -> its length, where the user knows better
+        column: str = "length", # of lengths, where rows have it
+        counts_labels: bool = False, # the model computes a position for each label
+    ):
+        self.collate, self.main_input, self.given = collate, main_input, given
+        self.column, self.counts_labels = column, counts_labels
+        self.names: tuple | None = None # of columns whose tokens count; (): none do
+        self.unknown_reason = "" # of the last rows
+
+    @classmethod
+    def of(cls, collate: Callable, trainer) -> RowLengths:
+        "By what a Trainer says of its model and its data."
+        config = getattr(trainer.model, "config", None)
+        return cls(collate, getattr(trainer.model, "main_input_name", "input_ids"),
+                   trainer.length_fn, getattr(trainer.args, "length_column_name", "length"),
+                   counts_labels=bool(getattr(config, "is_encoder_decoder", False)))
+
+    def __call__(self, rows: list) -> np.ndarray | None: # int64 (rows,)
+        self.unknown_reason = ""
+        for count in LENGTH_FUNCTIONS.values():
+            if (lengths := count(self, rows)) is not None:
+                return np.array(lengths, np.int64)
+        return None
+
+    def or_ones(self, rows: list) -> np.ndarray: # int64 (rows,)
+        "Lengths for choosing rows, where any will do."
+        lengths = self(rows)
+        return np.ones(len(rows), np.int64) if lengths is None else lengths
+
+    def alone(self, row) -> int:
+        "Positions of the batch of a row alone; the collator may raise."
+        # what is measured draws no number of the training, and counts no call
+        with fork_rng(), state_preserved(self.collate):
+            batch = self.collate(copied([row]))
+        return max(1, num_positions(batch, self.main_input, self.counts_labels))
+
+    def find_names(self, rows: list) -> tuple:
+        "Columns of ids that are as long as the batches of a few rows alone; () for none."
+        first = rows[0] if isinstance(rows[0], Mapping) else {}
+        counted = (self.main_input, "labels") if self.counts_labels else (self.main_input,)
+        names = tuple(
+            name for name, value in first.items()
+            if (name in counted or str(name).endswith("input_ids"))
+            and hasattr(value, "__len__") and not isinstance(value, str))
+        try:
+            lengths = _longest_of(rows, names)
+        except (TypeError, KeyError): # no column, or other rows have others
+            return ()
+        order = np.argsort(lengths, kind="stable")
+        # the first, the shortest, the longest, and one between: what a collator adds
+        # may be seen in short rows alone, and what it cuts in long ones
+        few = {0, int(order[0]), int(order[-1]), int(order[len(rows) // 2])}
+        try:
+            agrees = all(lengths[i] == self.alone(rows[i]) for i in few)
+        except COLLATOR_ERRORS: # it takes no row alone: the ids say how long one is
+            agrees = True
+        return names if agrees else ()
