@@ -96,6 +96,8 @@ def locked(
     try:
         with atomic_write(note) as file:
             file.write(f"pid {process} on host {socket.gethostname()} ({purpose})")
+        for path in folder.glob("_*.????????" + _REPLACED):
+            _put_back(path)
         for path in folder.glob("_*.????????.part"):
             _delete(path)
         yield folder
@@ -106,6 +108,16 @@ def locked(
             with suppress(OSError): # Windows removes no open file; filelock does later
                 (folder / LOCK_NAME).unlink()
             lock.release()
+
+_REPLACED = ".old" # ends the name of what `publish` replaces, for a moment
+
+def _put_back(path: Path):
+    "What a killed run was about to replace; it is deleted where it was replaced."
+    target = path.with_name(path.stem[1:].rpartition(".")[0])
+    if target.exists():
+        _delete(path)
+    else:
+        os.rename(path, target)
 
 def _delete(path):
     "Deletes a file, a link, or a folder; what cannot be deleted stays."
@@ -179,11 +191,12 @@ def publish(staging: str | os.PathLike, target: str | os.PathLike) -> None:
     """Renames a complete folder to `target`, after all of its bytes reached the disk.
 
     `staging` is named by `staging_path(target)`, and an older `target` is replaced. At
-    no moment is `target` incomplete; a kill between two renames leaves none."""
+    no moment is `target` incomplete. A process that is killed while it replaces one
+    leaves the older one beside it, and `locked` puts that back."""
     staging, target = Path(staging), Path(target)
     for path in [*staging.rglob("*"), staging]:
         sync_path(path)
-    old = staging_path(target)
+    old = staging_path(target).with_suffix(_REPLACED)
     with suppress(FileNotFoundError):
         os.rename(target, old)
     os.rename(staging, target)

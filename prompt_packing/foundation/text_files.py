@@ -8,6 +8,7 @@ __all__ = ['EMPTY_FILE', 'FILE_FORMATS', 'LABEL_COLUMNS', 'file_format', 'BadRow
            'file_checksum']
 
 # %% ../../nbs/foundation/text_files.ipynb #985ab728
+import codecs
 import csv
 import functools
 import io
@@ -19,7 +20,6 @@ import re
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def file_format(path: str | Path) -> str: # such as "csv"; "lines" for all other
 
 # %% ../../nbs/foundation/text_files.ipynb #ce3f8e08
 def _zstd(file, mode):
-    import pyarrow as pa
+    import pyarrow as pa # takes longer than a command's help
     return pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
 
 if "zstd" not in compr:
@@ -58,6 +58,11 @@ def _open(path):
 class BadRow(ValueError):
     "A row, or a whole file, that is not what a reader can use."
 
+_BINARY = { # first bytes -> what the file is
+    b"PK\x03\x04": "an Excel file or an archive", b"%PDF": "a PDF", b"PAR1": "parquet",
+    b"\x89PNG": "a picture", b"\xff\xd8\xff": "a picture", b"\x1f\x8b": "compressed",
+    b"BZh": "compressed", b"\xfd7zXZ": "compressed", b"(\xb5/\xfd": "compressed"}
+
 def _text(path, encoding):
     "A text, open; bytes that are not in the encoding become lone surrogates."
     try:
@@ -68,26 +73,62 @@ def _text(path, encoding):
     if encoding.lower() in ("utf-8", "utf8"):
         encoding = "utf-8-sig" # the mark at the start of a file is no text
     file = io.BufferedReader(_open(path)) # not every decompressor can be peeked into
-    if b"\0" in file.peek(64)[:64] and encoding[:6] not in ("utf-16", "utf-32"):
-        raise BadRow(f"{path} contains zero bytes: it is not text (but Excel, parquet, "
-                     "an archive, a picture?), or is UTF-16: save it as text, give its "
-                     "name the right ending, or give encoding='utf-16'")
+    start = file.peek(64)[:64]
+    for mark, kind in _BINARY.items():
+        if start.startswith(mark):
+            raise BadRow(f"{path} is {kind}, not text, and its name does not end like "
+                         "one: save it as text, or give its name the right ending")
+    if b"\0" in start and encoding[:6] not in ("utf-16", "utf-32"):
+        raise BadRow(f"{path} contains zero bytes: it is not text, or is UTF-16: give "
+                     "encoding='utf-16'")
     return io.TextIOWrapper(file, encoding, "surrogateescape", newline="")
 
 # %% ../../nbs/foundation/text_files.ipynb #821cd7e0
-# of Windows in western, central and eastern Europe, Japan, China and Korea
-_ENCODINGS = "cp1252", "cp1250", "cp1251", "cp932", "gb18030", "cp949"
+# by frequency of use; with letters and characters that are common in its languages
+_ENCODINGS = {
+    "cp1252": "éèàüöäñçßóíáêôæøå", "cp1250": "ąęłśżćńóčšěřžýáéíőű",
+    "cp1251": "оеаинтсрвлі", "cp932": "のにはたをがでとしるいなかれ",
+    "gb18030": "的一是不了在有我人这", "cp949": "이다는의에가을를고하지",
+    "big5": "的一是不了在有我人這", "cp1254": "ıışğçöüâ", "cp1253": "αοιετσνηυρςί",
+    "cp1255": "יוהלאתרבמש", "cp1256": "اليمونرتبه", "koi8-r": "оеаинтсрвл"}
 
-def _encoding_advice(text, encoding): # of a row with bytes that do not fit
-    "How common encodings read the first word that is not ASCII."
-    word = re.search(r"\S*[^\x00-\x7f]\S*", text)[0]
-    raw, readings = word.encode(encoding.removesuffix("-sig"), "surrogateescape"), {}
-    for name in _ENCODINGS:
-        with suppress(UnicodeDecodeError):
-            if (reading := raw.decode(name)[:20]).isprintable():
-                readings.setdefault(reading, name)
-    tried = [f"{name!r} (reads {reading!r})" for reading, name in readings.items()]
-    return f"try encoding={' or '.join(tried or _ENCODINGS[:1])}"
+def _share_of_common(text, encoding):
+    letters = [letter for letter in text if letter > "\x7f" and letter.isalpha()]
+    return sum(map(_ENCODINGS[encoding].count, letters)) / max(1, len(letters))
+
+def _advice(path): # for a file that is not UTF-8
+    with _open(path) as file:
+        return _encoding_advice(file.read(2**16))
+
+@functools.lru_cache(16) # each bad row asks again
+def _encoding_advice(raw):
+    import charset_normalizer
+    guesses = charset_normalizer.from_bytes(raw, cp_isolation=[*_ENCODINGS])
+    # an accent may be the same letter in several of them
+    names = {name.replace("_", "-") for guess in guesses
+             if guess.chaos < guesses.best().chaos + 0.1
+             for name in guess.could_be_from_charset}
+    texts = {name: raw.decode(name, "ignore") for name in _ENCODINGS if name in names}
+    readings = {} # the first word that is not ASCII -> the best encoding that reads it
+    for name in sorted(texts, key=lambda name: -_share_of_common(texts[name], name)):
+        if word := re.search(r"\S*[^\x00-\x7f]\S*", texts[name]):
+            readings.setdefault(word[0][:20], name)
+    best = [f"{name!r} (reads {word!r})" for word, name in readings.items()][:3]
+    if not best:
+        return "it is no text, or give encoding='cp1252'"
+    return f"try encoding={' or '.join(best)}"
+
+# %% ../../nbs/foundation/text_files.ipynb #enc0ff01
+def _ends_early(path):
+    "Whether a file is UTF-8 but for its end, which is amid a character."
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        with _open(path) as file:
+            while piece := file.read(2**20):
+                decoder.decode(piece)
+    except UnicodeDecodeError:
+        return False
+    return True # one who asks has met a byte that does not fit
 
 # %% ../../nbs/foundation/text_files.ipynb #5bb12b17
 def separator_of(
@@ -98,6 +139,9 @@ def separator_of(
     if file_format(path) == "tsv":
         return "\t"
     lines = list(itertools.islice(filter(str.strip, _text(path, encoding)), 20))
+    declared = re.fullmatch(r'"?sep=(.)"?\s*', "".join(lines[:1]), re.IGNORECASE)
+    if declared:
+        return declared[1]
     # a text has commas too, where each line has as many as there are fields
     lines = lines[:1] if header else lines
     return max(",;\t", key=lambda mark: min([line.count(mark) for line in lines] or [0]))
@@ -109,6 +153,8 @@ def _separated_rows(path, columns, encoding, header):
     reader = csv.reader(_text(path, encoding), quoting=quoting, strict=True,
                         delimiter=separator_of(path, encoding, header))
     names = next(reader, [])
+    if names and names[0].lower().startswith("sep="):
+        names = next(reader, [])
     rows = filter(None, reader)
     if not header: # the first line is a row
         rows = itertools.chain(filter(None, [names]), rows)
@@ -145,7 +191,7 @@ def _json_rows(path, columns, encoding, header):
 
 # %% ../../nbs/foundation/text_files.ipynb #458ff9d0
 def _parquet_rows(path, columns, encoding, header):
-    from pyarrow.parquet import ParquetFile # takes longer than a command's help
+    from pyarrow.parquet import ParquetFile
     with _open(path) as file:
         table = ParquetFile(file)
         names = [name for name in table.schema_arrow.names
@@ -166,6 +212,7 @@ EMPTY_FILE = "{} is empty: there is no row with text in it"
 FILE_FORMATS = { # ending of the name -> reader, and what it counts
     "csv": (_separated_rows, "line"), "tsv": (_separated_rows, "line"),
     "json": (_json_rows, "row"), "jsonl": (_json_rows, "line"),
+    "ndjson": (_json_rows, "line"),
     "parquet": (_parquet_rows, "row"), "lines": (_lines, "line")}
 
 # %% ../../nbs/foundation/text_files.ipynb #42021f3b
@@ -210,9 +257,12 @@ def _fault(text, row, columns, path, encoding):
     "What is wrong with a row, or with the text that it was made of; else None."
     byte = None if text.isascii() else re.search("[\udc80-\udcff]", text)
     if byte is not None:
-        return (f"holds byte 0x{ord(byte[0]) - 0xdc00:02x}, which is not "
-                f"{encoding.removesuffix('-sig')}: {_encoding_advice(text, encoding)}, "
-                "or save the file as UTF-8")
+        what = f"holds byte 0x{ord(byte[0]) - 0xdc00:02x}, which is not"
+        if encoding.lower().replace("-", "").startswith("utf8") and _ends_early(path):
+            return (f"{what} a whole character: the file was cut off here; get it "
+                    "again, or remove its last line")
+        return (f"{what} {encoding.removesuffix('-sig')}: {_advice(path)}, or save "
+                "the file as UTF-8")
     if isinstance(row, BadRow):
         return str(row)
     if not isinstance(row, dict):
@@ -281,8 +331,9 @@ def header_hint(
     usual = {*LABEL_COLUMNS, *itertools.chain(*_TEXT_COLUMNS)}
     if usual & {name.lower() for name in names}:
         return ""
-    for name in names:
-        is_number = re.fullmatch(r"[+-]?\d+([.,]\d+)?", name)
+    positions = [*map(str, range(len(names)))] # what pandas writes for no names
+    for position, name in zip(positions, names):
+        is_number = re.fullmatch(r"[+-]?\d+([.,]\d+)?", name) and names != positions
         is_sentence = len(name.split()) > 5 and not name.endswith("?")
         if is_number or is_sentence or any(row.get(name) == name for row in rows):
             return (f"; its first line looks like data ({name[:40]!r}): if it is no "
