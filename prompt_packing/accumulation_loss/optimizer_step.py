@@ -20,8 +20,8 @@ from .normalizer import (
     common_ratio, signature_of, silence, sums_rows)
 from .trainer_adapter import Collectives, TrainerAdapter
 from .verification import (
-    FAILURES, DryRun, VerificationResult, FullBatchRows, few_rows, find_chunked_modules,
-    fits_at_once, many_rows, short_text, verification_is_due, verify_loss, widest_rows)
+    DryRun, VerificationResult, few_rows, find_chunked_modules, many_rows, short_text,
+    verification_is_due, verify_loss, widest_rows)
 from ..foundation.rows import (
     CollatedRows, RowLengths, StepRows, as_dict, fork_rng, num_rows_of)
 
@@ -184,28 +184,17 @@ class StepRowsChooser:
             rows = chosen(self.processes.rows([rows]))
         return StepRows(rows, step.rows.collate)
 
-    def many(self, step: OptimizerStep) -> StepRows | None:
-        """More rows, of all processes: the step itself in its own micro-batches, or some of
-        its rows in micro-batches as large."""
+    def more(self, step: OptimizerStep, is_first: bool) -> list[StepRows]:
+        "Rows of all processes whose losses are compared by value; at first many of them."
+        if not self.can_join(step):
+            return []
         batches = self.processes.rows([step.rows.loader_batches])
-        rows = StepRows([row for each in batches for row in each], step.rows.collate, batches)
-        # without a graph two at once take less memory than one with its gradients
-        lengths, tokens = self.lengths.or_ones(rows.rows), self.tokens_at_once(batches)
-        if fits_at_once(lengths, tokens).all():
-            mine = list(map(copy, step.planned))
-            mine = send_to_device(mine, "cpu") if self.processes.number > 1 else mine
-            planned = self.processes.rows([[each] for each in mine])
-            if len(planned) > 1:
-                return FullBatchRows(rows, planned)
-        return many_rows(rows, lengths, tokens)
-
-    def widest(self, step: OptimizerStep) -> StepRows | None:
-        "The shortest and the longest row of the step, of all processes."
-        def ends(rows: list) -> StepRows | None:
-            return widest_rows(StepRows(rows, step.rows.collate), self.lengths.or_ones(rows))
-        mine = ends(step.rows.rows)
-        mine = step.rows.rows[:1] if mine is None else mine.rows
-        return ends(self.processes.rows([mine]))
+        rows = StepRows([row for each in batches for row in each], step.rows.collate)
+        lengths = self.lengths.or_ones(rows.rows)
+        chosen = [widest_rows(rows, lengths)]
+        if is_first:
+            chosen.append(many_rows(rows, lengths, self.tokens_at_once(batches)))
+        return [each for each in chosen if each is not None]
 
     def tokens_at_once(self, batches: list[list]) -> int: # rows of each loader batch
         "The budget, or the tokens of the largest loader batch."
@@ -229,10 +218,9 @@ class VerificationRecorder:
         self.findings, self.adapter = findings, adapter
 
     def record(self, result: VerificationResult, dry_run: DryRun, rows: StepRows,
-                step: OptimizerStep, is_one_micro_batch: bool):
+               step: OptimizerStep):
         findings, before = self.findings, self.findings.facts
-        findings.set(num_verifications=before.num_verifications + (not is_one_micro_batch),
-                     **result.facts)
+        findings.set(num_verifications=before.num_verifications + 1, **result.facts)
         if findings.facts.uses_collectives:
             return findings.report("collectives")
         if before.target_only_logits and findings.facts.target_only_logits == "":
@@ -240,11 +228,11 @@ class VerificationRecorder:
         for what in result.stateful:
             findings.report("stateful", what=what)
         fall_back = partial(self._fall_back, dry_run, result.batch, rows, step)
-        if findings.facts.is_random and not is_one_micro_batch:
+        if findings.facts.is_random:
             fall_back(RANDOM_LOSS, "random_loss") # exact if what runs in chunks draws nothing
         elif not result.strategies:
             fall_back(result.reason)
-        elif not is_one_micro_batch:
+        else:
             self._record_split(result)
             if self._divides_by_constant(result): # as in `total / count.clamp(min=40)`
                 fall_back(CONSTANT_DIVISOR, "unverified_constant")
@@ -288,11 +276,11 @@ class VerificationRecorder:
         if findings.facts.strategy is Strategy.UNKNOWN:
             batch = self.adapter.prepare(copy(step.batches[0]))
             names = tuple(counted_targets(batch))
-            with dry_run._watched():
+            with dry_run.watched():
                 is_sum = sums_rows(self.adapter.loss(dry_run.model, batch, step.count))
             is_sum = is_sum or findings.facts.uses_num_items_in_batch
-            strategy = Strategy.SUM if is_sum else Strategy.WEIGHTED_MEAN
-            findings.set(strategy=strategy, normalizers=names[:1])
+            findings.set(strategy=Strategy.SUM if is_sum else Strategy.WEIGHTED_MEAN,
+                         normalizers=names[:1])
         findings.set(chunked_modules={})
         findings.report(code)
 
@@ -321,28 +309,23 @@ class StrategyChooser:
         return DryRun(self.adapter.unwrap(model), self.adapter, count, self.rows.lengths,
                       self.processes.number)
 
-    def verify(self, model, step: OptimizerStep, is_one_micro_batch: bool = False):
+    def verify(self, model, step: OptimizerStep):
         "Verify the loss on a few rows of this step, and write down what came out."
         facts, before = self.findings.facts, self.findings.facts
         if facts.is_final:
             return
         rows = self.rows.few(step, facts.num_verifications)
         dry_run = self.dry_run(model, step.count)
-        dry_run.processes = self.processes
         if rows is None:
             return self.recorder.accept_unverified("pre_collated", dry_run, step)
-        is_first = not (facts.num_verifications or is_one_micro_batch)
-        more = []
-        if self.rows.can_join(step):
-            more = [self.rows.widest(step), self.rows.many(step) if is_first else None]
-        more = [each for each in more if each is not None]
-        result = verify_loss(dry_run, facts, rows, more, is_one_micro_batch)
+        more = self.rows.more(step, is_first=not facts.num_verifications)
+        result = verify_loss(dry_run, facts, rows, more)
         self.failure = dry_run.failure
         # zeros equal zeros, which shows nothing: as if it were not verified
         is_vain = result is None or bool(result.strategies) and not result.is_conclusive
         if self.processes.sum(float(is_vain))[0]:
             return
-        self.recorder.record(result, dry_run, rows, step, is_one_micro_batch)
+        self.recorder.record(result, dry_run, rows, step)
         self.findings.set(self.processes.of_first(self.findings.facts))
         is_contradicted = before.is_split and not self.findings.facts.is_split
         if is_contradicted and before.num_verifications: # equal losses prove no gradient
@@ -356,10 +339,9 @@ class StrategyChooser:
         if self.findings.facts.chunked_modules is None:
             # as few rows as a second verification takes
             rows, dry_run = self.rows.few(step, 1), self.dry_run(model, step.count)
-            dry_run.processes = self.processes
             try:
                 batch = dry_run.full_batch(rows)
-            except FAILURES as error:
+            except Exception as error:
                 return f"no batch can be made of a few rows ({short_text(error)})"
             modules = find_chunked_modules(dry_run, batch, rows)
             self.findings.set(chunked_modules=self.processes.of_first(modules))
@@ -452,7 +434,7 @@ class AttemptComputer:
             run()
         except torch.OutOfMemoryError: # no fault of the strategy
             raise
-        except FAILURES as error:
+        except Exception as error:
             if self.processes.number > 1: # which others would wait for
                 raise
             attempt.error = error
@@ -512,13 +494,12 @@ class VerificationSchedule:
     is_new_epoch: bool = False # this is its first step
     columns: set = field(default_factory=set) # of batches, that were verified
 
-    def is_due(self, step: OptimizerStep, facts: LossFacts, every: int | None,
-               is_one_micro_batch: bool) -> bool:
+    def is_due(self, step: OptimizerStep, facts: LossFacts, every: int | None) -> bool:
         if facts.is_final:
             return False # and a batch that nobody needs is not collated
         columns = frozenset(map(str, as_dict(step.planned[0])))
         is_new = self.is_new_epoch or columns not in self.columns
-        is_needed = not is_one_micro_batch and facts.strategy is Strategy.UNKNOWN
+        is_needed = facts.strategy is Strategy.UNKNOWN
         self.columns.add(columns)
         return is_new or is_needed or self.is_resumed or verification_is_due(
             self.begun, every)
@@ -543,12 +524,11 @@ class OptimizerStepComputer:
         "The loss of a step, whose gradient is added to what the model has."
         self.attempts.last_micro_batches = step.planned
         self.schedule.begun += 1
-        is_alone = self.processes.number == 1 and len(step.planned) == 1
-        if is_alone and self.adapter.packs and step.micro_batches is not None:
-            self._verify_if_due(model, step, is_one_micro_batch=True) # it may be packed
         facts = self.findings.facts
+        may_be_packed = self.adapter.packs and step.micro_batches is not None
         is_joined = facts.strategy is Strategy.FULL_BATCH or facts.keeps_loader_batches
-        if is_alone and not is_joined: # one batch: what transformers computes
+        if self.processes.number == len(step.planned) == 1 and not (
+                may_be_packed or is_joined): # one batch: what transformers computes
             return self.adapter.backward(model, step.planned, step.count, partial(
                 self.adapter.as_single_micro_batch, targets=facts.target_only_logits))
         if not facts.uses_collectives:
@@ -588,14 +568,14 @@ class OptimizerStepComputer:
             self.findings.report("engine_stepped", reason=attempt.reason)
         return attempt.strategy
 
-    def _verify_if_due(self, model, step: OptimizerStep, is_one_micro_batch=False):
+    def _verify_if_due(self, model, step: OptimizerStep):
         before, schedule = self.findings.facts, self.schedule
-        is_due = schedule.is_due(step, before, self.adapter.verify_every, is_one_micro_batch)
+        is_due = schedule.is_due(step, before, self.adapter.verify_every)
         if not self.processes.sum(float(is_due))[0]: # what is due on one is due on all
             return
         model.train() # an evaluation may have left eval mode
         start = time.perf_counter()
-        self.chooser.verify(model, step, is_one_micro_batch)
+        self.chooser.verify(model, step)
         self.verification_seconds += time.perf_counter() - start
         if schedule.only_confirms(self.adapter.verify_every) and (
                 self.findings.facts.strategy == before.strategy):
