@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from accelerate import Accelerator
 from .loss_facts import (
-    Findings, LossFacts, Strategy, counted_targets, numbers)
+    Findings, LossFacts, Strategy, counted_targets)
 from .trainer_adapter import Collectives
 from .verification import (
     DryRun, collates_rows, few_rows, many_rows, verify_loss, widest_rows)
@@ -132,8 +132,8 @@ def means_of_losses(
     "What all counts that all batches have make of their losses; and the sum of them."
     kinds = processes.rows([sorted({tuple(counts) for _, counts in noted})])
     names = [name for name in kinds[0] if all(name in each for each in kinds)] if kinds else []
-    flat = numbers(value for loss, counts in noted
-                   for value in (loss, *(counts[name] for name in names)))
+    flat = [float(value) for loss, counts in noted
+            for value in (loss, *(counts[name] for name in names))]
     table = torch.tensor(flat, dtype=torch.float64).view(len(noted), len(names) + 1)
     losses, means = table[:, 0], {}
     ones = torch.ones_like(losses)
@@ -213,7 +213,7 @@ class ExactEvaluation:
         if not self.facts.normalizers:
             return None
         name = self.facts.normalizers[0]
-        return numbers(each.get(name, 0.0) for each in counts)
+        return [float(each.get(name, 0.0)) for each in counts]
 
     def loss(self) -> float | None: # None: transformers' number
         "The loss of the data set, in float64."
@@ -245,4 +245,3 @@ class ExactEvaluation:
             return means[_SUM]
         self.findings.report("eval_by_rows")
         return None
-

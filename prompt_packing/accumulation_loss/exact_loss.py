@@ -391,11 +391,6 @@ class ExactLossMixin(_AroundStepsMixin):
         "Time that verifications of this training took so far."
         return self._steps.verification_seconds
 
-    @property
-    def is_settled(self) -> bool:
-        "Whether a strategy is known for the steps of this training."
-        return self.findings.facts.strategy is not Strategy.UNKNOWN
-
     def get_batch_samples(self, epoch_iterator, num_batches, *args, **kwargs):
         "The micro-batches of this process, as many as the step has."
         # transformers asks once for each step that it still expects of the epoch

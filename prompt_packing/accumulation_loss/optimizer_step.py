@@ -10,14 +10,15 @@ from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
+import numpy as np
 import torch
 from accelerate.utils import send_to_device
 from .dry_run import detach_gradients, restore_gradients
 from .gradient_cache import GatheredRows, gradient_caching
 from .loss_facts import (
-    Findings, LossFacts, Strategy, counted_targets, numbers)
-from .normalizer import (
-    common_ratio, signature_of, silence, sums_rows)
+    Findings, LossFacts, Strategy, counted_targets)
+from prompt_packing.accumulation_loss.normalizer import (
+    signature_of, silence, sums_rows)
 from .trainer_adapter import Collectives, TrainerAdapter
 from .verification import (
     DryRun, VerificationResult, few_rows, find_chunked_modules, many_rows, short_text,
@@ -76,22 +77,17 @@ def compute_weights(
     names = facts.normalizers if strategy is Strategy.WEIGHTED_MEAN else ("rows",)
     given = [weight_of(each) for each in micro_batches]
     if strategy is Strategy.WEIGHTED_MEAN and None not in given:
-        names, counts = ("given",), [given]
+        names, counts = ("given",), [dict(given=each) for each in given]
     else:
-        found = [_counts_of(each, names, prepare) for each in micro_batches]
-        flat = numbers(each.get(name, 0.0) for name in names for each in found)
-        size = len(micro_batches)
-        counts = [flat[i:i + size] for i in range(0, len(flat), size)]
-    if not has_rows:
-        counts = [[0.0] * len(each) for each in counts]
-    totals = list(map(float, processes.sum(*map(sum, counts))))
-    is_unequal = len(names) > 1 and any(
-        common_ratio([*each, total], [*counts[0], totals[0]]) is None
-        for each, total in zip(counts[1:], totals[1:]))
-    if len(names) > 1:
-        is_unequal, = processes.sum(float(is_unequal))
-    factors = [each / totals[0] if totals[0] else 0.0 for each in counts[0]]
-    return Weights(factors, UNEQUAL_COUNTS.format(" and ".join(names)) if is_unequal else "")
+        counts = [_counts_of(each, names, prepare) for each in micro_batches]
+    table = np.array([[float(each.get(name, 0)) for each in counts] for name in names])
+    table = table * has_rows
+    totals = np.array(list(map(float, processes.sum(*table.sum(1)))))
+    shares = table / np.where(totals, totals, 1)[:, None]
+    is_unequal = not np.allclose(shares, shares[0], rtol=1e-5, atol=0)
+    is_unequal, = processes.sum(float(is_unequal))
+    reason = UNEQUAL_COUNTS.format(" and ".join(names)) if is_unequal else ""
+    return Weights(shares[0].tolist(), reason)
 
 def _counts_of(batch, names: tuple, prepare: Callable) -> dict:
     counts = counted_targets(batch)

@@ -5,7 +5,7 @@
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #40531e29
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
@@ -14,9 +14,9 @@ from itertools import zip_longest
 
 import torch
 from accelerate import Accelerator, PartialState
-from accelerate.utils import DistributedType, broadcast_object_list, gather_object
+from accelerate.utils import (
+    DistributedType, broadcast_object_list, gather_object, recursively_apply)
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils.rnn import PackedSequence
 from transformers import Trainer
 
 from .dry_run import is_sharded, reshard
@@ -109,17 +109,9 @@ def reported_gather(trainer: Trainer) -> Callable:
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #0fd428d0
 def _cloned(batch):
     "A batch of other tensors: a loss may write into those that it is given."
-    if torch.is_tensor(batch):
-        return batch.detach().clone().requires_grad_(batch.requires_grad)
-    if isinstance(batch, Mapping):
-        made = copy(batch)
-        for name in made:
-            made[name] = _cloned(batch[name])
-        return made
-    if type(batch) in (list, tuple):
-        return type(batch)(map(_cloned, batch))
-    return PackedSequence(*map(_cloned, batch)) if isinstance(
-        batch, PackedSequence) else copy(batch)
+    def clone(tensor):
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    return recursively_apply(clone, copy(batch))
 
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #0fd428d1
 _MODELS = "model", "model_wrapped", "deepspeed" # attributes of a Trainer

@@ -19,8 +19,7 @@ from .dry_run import (
     ParameterWriteMonitor, detach_gradients, is_sharded,
     leaves_of, no_gradient_checkpointing, reshard, restore_gradients, side_effect_free)
 from .gradient_cache import find_chunkable_modules, gradient_caching
-from .loss_facts import (
-    LossFacts, Strategy, counted_targets, numbers)
+from .loss_facts import LossFacts, Strategy, counted_targets
 from .normalizer import class_weights_of, signature_of, sums_rows
 from .target_logits import MOST, target_states
 from ..foundation.rows import (
@@ -246,7 +245,7 @@ class DryRun(Comparison):
         given = self.adapter.weight_of(batch)
         counts = {"given": given} if given is not None else counted_targets(
             batch, self.class_weights)
-        counts = dict(zip(counts, numbers(counts.values())))
+        counts = {name: float(count) for name, count in counts.items()}
         with watch:
             loss = self.adapter.loss(self.model, batch, self._count_of(batch), targets)
         if any(p.grad is not None for p in self.adapter.parameters(self.model)):
@@ -282,12 +281,12 @@ def few_rows(lengths: np.ndarray, index: int) -> list[int]: # int64 (rows,)
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #3faf43ab
 def random_splits(rows: int, index: int) -> list: # each two lists of row indices
-    "How a verification splits its rows: the first one twice, one row alone in one of them."
-    # a wrong strategy may fit one split by chance, and hardly ever two. Only a row that
-    # is alone shows that a loss fails for a single row; but it shows nothing of a loss
-    # that compares rows, so the other split has none
+    "How a verification splits its rows: the first one three times, one row alone in one of them."
+    # a wrong strategy or count may fit one split by chance, and hardly ever three. Only a
+    # row that is alone shows that a loss fails for a single row; but it shows nothing of
+    # a loss that compares rows, so other splits have none
     splits = []
-    for seed in range(2) if index == 0 else [index]:
+    for seed in range(3) if index == 0 else [index]:
         size = 1 if rows < 4 or seed % 2 else max(rows // 3, 2)
         order = shuffled(rows, seed)
         splits.append([order[:size], order[size:]])
