@@ -538,7 +538,7 @@ class OptimizerStepComputer:
     def _by_attempts(self, model, step: OptimizerStep) -> torch.Tensor:
         parameters = self.adapter.parameters(model)
         strategy, kept = self.chooser.choose(model, step), detach_gradients(parameters)
-        before = self.adapter.snapshot(model)
+        before = self.adapter.snapshot()
         attempt = self.attempts.compute(model, step, strategy, self.schedule.begun)
         # this ends: what is split can become a full batch, which can only be given up
         while (other := self._other(model, step, attempt)) is not attempt.strategy:
