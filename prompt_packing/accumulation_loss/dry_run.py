@@ -126,10 +126,8 @@ class ParameterWriteMonitor(TorchDispatchMode):
             self._parameters[address].data.copy_(values)
 
 # %% ../../nbs/accumulation_loss/dry_run.ipynb #0e4aef4f
-def detach_gradients(parameters: nn.Module | Iterable) -> list[tuple]: # for `restore_gradients`
+def detach_gradients(parameters: Iterable) -> list[tuple]: # for `restore_gradients`
     "Parameters with their gradients, which they no longer have."
-    if isinstance(parameters, nn.Module):
-        parameters = parameters.parameters()
     kept = [(p, p.grad) for p in parameters if p.grad is not None]
     for parameter, _ in kept:
         parameter.grad = None

@@ -193,10 +193,6 @@ class DryRun(Comparison):
         with fork_rng(), self.adapter.state_preserved(), state_preserved(collate):
             yield
 
-    def has_unequal_lengths(self, rows: StepRows) -> bool: # or nobody knows
-        lengths = None if self.lengths is None else self.lengths(rows.rows)
-        return lengths is None or len({*lengths.tolist()}) > 1
-
     @contextmanager
     def watched(self, seed: int = 0, calls: int = 1) -> Iterator: # of the model
         "Gives the context for forward passes: a `ParameterWriteMonitor` while it has to."
