@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+import numpy as np
 import torch
 from accelerate import Accelerator
 from .loss_facts import (
@@ -61,13 +62,6 @@ class EvaluationLoader:
         "Rows to verify, of different lengths, of those that have been seen."
         seen = StepRows(self.seen.rows if rows is None else rows, self.collate)
         return seen.select(few_rows(self.lengths_of(seen.rows), index))
-
-    def more(self, rows: list, budget: int | None = None) -> list[StepRows]:
-        "Rows that have been seen, in micro-batches of the budget, or in halves."
-        lengths, rows = self.lengths_of(rows), StepRows(rows, self.collate)
-        tokens = budget or int(lengths.sum()) // 2
-        found = many_rows(rows, lengths, max(1, tokens)), widest_rows(rows, lengths)
-        return [each for each in found if each is not None]
 
     def real_rows(self, inputs, accelerator: Accelerator) -> tuple:
         """Whether a batch ends with rows that accelerate copied, and the rows before them.
@@ -132,19 +126,16 @@ def means_of_losses(
     "What all counts that all batches have make of their losses; and the sum of them."
     kinds = processes.rows([sorted({tuple(counts) for _, counts in noted})])
     names = [name for name in kinds[0] if all(name in each for each in kinds)] if kinds else []
-    flat = [float(value) for loss, counts in noted
-            for value in (loss, *(counts[name] for name in names))]
-    table = torch.tensor(flat, dtype=torch.float64).view(len(noted), len(names) + 1)
-    losses, means = table[:, 0], {}
-    ones = torch.ones_like(losses)
-    is_used = torch.isfinite(losses) if drops_infinite else ones > 0
-    for name, weights in [(_BATCHES, ones), *zip(names, table[:, 1:].T)]:
+    losses, means = np.array([float(loss) for loss, _ in noted]), {}
+    is_used = np.isfinite(losses) | (not drops_infinite)
+    for name in names:
+        weights = np.array([float(counts[name]) for _, counts in noted])
         used = is_used & (weights != 0)
         total, weight = map(float, processes.sum(
-            float((losses * weights)[used].sum()), float(weights[used].sum())))
+            losses[used] @ weights[used], weights[used].sum()))
         if weight:
             means[name] = total / weight
-    means[_SUM], = map(float, processes.sum(float(losses[is_used].sum())))
+    means[_SUM], = map(float, processes.sum(losses[is_used].sum()))
     return means
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #e64339f7
@@ -183,7 +174,10 @@ class ExactEvaluation:
         facts = EvaluationFacts()
         has_rows = self.loader.collate is not None and len(rows) > 1
         if has_rows and collates_rows(self.loader.few(rows)):
-            more = self.loader.more(rows, self.dry_run.adapter.token_budget)
+            lengths = self.loader.lengths_of(rows)
+            tokens = self.dry_run.adapter.token_budget or max(1, int(lengths.sum()) // 2)
+            seen = StepRows(rows, self.loader.collate)
+            more = many_rows(seen, lengths, tokens) + widest_rows(seen, lengths)
             tries = (verify_evaluation(self.dry_run, self.loader.few(rows, index), more)
                      for index in range(4)) # some rows may have no target
             facts = next((each for each in tries if each is not None), facts)
@@ -206,7 +200,7 @@ class ExactEvaluation:
 
     def note(self, loss: torch.Tensor | None, counts: dict):
         if loss is not None and not self.paused:
-            self.noted.append((loss.detach().mean(), counts))
+            self.noted.append((loss.detach().mean(), {_BATCHES: 1.0} | counts))
 
     def weights(self, counts: list[dict]) -> list | None: # None: their losses add up
         "Of micro-batches, in the loss of their batch."

@@ -28,9 +28,8 @@ from ..foundation.rows import (
 
 # %% auto #0
 __all__ = ['UNEQUAL_COUNTS', 'NEW_TERMS', 'NO_CHUNKS', 'PRE_COLLATED', 'RANDOM_LOSS', 'CONSTANT_DIVISOR', 'next_strategy',
-           'OptimizerStep', 'Weights', 'compute_weights', 'Attempt', 'StepRowsChooser', 'VerificationRecorder',
-           'StrategyChooser', 'FullBatch', 'full_batch_of', 'AttemptComputer', 'VerificationSchedule',
-           'OptimizerStepComputer']
+           'OptimizerStep', 'compute_weights', 'Attempt', 'StepRowsChooser', 'VerificationRecorder', 'StrategyChooser',
+           'full_batch_of', 'AttemptComputer', 'VerificationSchedule', 'OptimizerStepComputer']
 
 # %% ../../nbs/accumulation_loss/optimizer_step.ipynb #a26b595a
 def next_strategy(strategy: Strategy, reason: str, can_full_batch: bool) -> Strategy:
@@ -58,22 +57,16 @@ class OptimizerStep:
         return self.micro_batches or self.batches
 
 # %% ../../nbs/accumulation_loss/optimizer_step.ipynb #7abfba57
-@dataclass
-class Weights:
-    "What each micro-batch counts for in the loss of its step."
-    factors: list[float] # of its loss; they add up to 1 over all processes, or are 1
-    reason: str = "" # why they may be wrong; '' if nothing speaks against them
-
 def compute_weights(
     micro_batches: list, facts: LossFacts, strategy: Strategy, processes: Collectives,
     weight_of: Callable, prepare: Callable, has_rows: bool = True,
-) -> Weights:
-    """Weights of the micro-batches of a step, known before any is computed.
+) -> tuple[list[float], str]: # factor of each loss; why these may be wrong, or ''
+    """What each micro-batch of a step counts for, known before any is computed.
 
     In a weighted mean each counts for its normalizer over the step's, of all processes.
     Where several counts have fitted so far, they have to be in proportion here, too."""
     if strategy is Strategy.SUM:
-        return Weights([float(has_rows)] * len(micro_batches))
+        return [float(has_rows)] * len(micro_batches), ""
     names = facts.normalizers if strategy is Strategy.WEIGHTED_MEAN else ("rows",)
     given = [weight_of(each) for each in micro_batches]
     if strategy is Strategy.WEIGHTED_MEAN and None not in given:
@@ -87,7 +80,7 @@ def compute_weights(
     is_unequal = not np.allclose(shares, shares[0], rtol=1e-5, atol=0)
     is_unequal, = processes.sum(float(is_unequal))
     reason = UNEQUAL_COUNTS.format(" and ".join(names)) if is_unequal else ""
-    return Weights(shares[0].tolist(), reason)
+    return shares[0].tolist(), reason
 
 def _counts_of(batch, names: tuple, prepare: Callable) -> dict:
     counts = counted_targets(batch)
@@ -187,10 +180,10 @@ class StepRowsChooser:
         batches = self.processes.rows([step.rows.loader_batches])
         rows = StepRows([row for each in batches for row in each], step.rows.collate)
         lengths = self.lengths.or_ones(rows.rows)
-        chosen = [widest_rows(rows, lengths)]
+        chosen = widest_rows(rows, lengths)
         if is_first:
-            chosen.append(many_rows(rows, lengths, self.tokens_at_once(batches)))
-        return [each for each in chosen if each is not None]
+            chosen += many_rows(rows, lengths, self.tokens_at_once(batches))
+        return chosen
 
     def tokens_at_once(self, batches: list[list]) -> int: # rows of each loader batch
         "The budget, or the tokens of the largest loader batch."
@@ -199,11 +192,10 @@ class StepRowsChooser:
 
     def _rows_of_a_batch(self, step: OptimizerStep, index: int) -> CollatedRows | None:
         "Of one pre-collated batch, whose rows are entries of its tensors."
-        mine = copy(step.batches[index % len(step.batches)])
+        batch = copy(step.batches[index % len(step.batches)])
         if self.processes.number > 1: # others cannot take what lies on this device
-            mine = send_to_device(mine, "cpu")
-        all_batches = self.processes.rows([[mine]]) # one of each process
-        batch = self.adapter.prepare(all_batches[index % len(all_batches)])
+            batch = self.processes.of_first(send_to_device(batch, "cpu"))
+        batch = self.adapter.prepare(batch)
         size = num_rows_of(batch)
         return None if size is None else CollatedRows(batch, size)
 
@@ -230,7 +222,10 @@ class VerificationRecorder:
             fall_back(result.reason)
         else:
             self._record_split(result)
-            if self._divides_by_constant(result): # as in `total / count.clamp(min=40)`
+            facts, full = findings.facts, result.full
+            is_explained = ("given" in full.counts or full.is_sum
+                            or facts.uses_num_items_in_batch)
+            if facts.strategy is Strategy.SUM and not is_explained:
                 fall_back(CONSTANT_DIVISOR, "unverified_constant")
         is_full = findings.facts.strategy is Strategy.FULL_BATCH
         for name in dry_run.moved_in_chunks if is_full else result.moved_buffers:
@@ -248,11 +243,6 @@ class VerificationRecorder:
         both = [name for name in result.normalizers if name in facts.normalizers]
         self.findings.set(strategy=strategy, verified_terms=terms,
                           normalizers=tuple(both or result.normalizers))
-
-    def _divides_by_constant(self, result: VerificationResult) -> bool:
-        facts, full = self.findings.facts, result.full
-        is_explained = facts.uses_num_items_in_batch or "given" in full.counts or full.is_sum
-        return facts.strategy is Strategy.SUM and not is_explained
 
     def _fall_back(self, dry_run: DryRun, batch, rows: StepRows, step: OptimizerStep,
                    reason: str, code: str = ""):
@@ -363,8 +353,18 @@ class StrategyChooser:
         findings, strategy = self.findings, attempt.strategy
         if not attempt.reason or strategy is Strategy.ROW_WEIGHTED:
             return strategy
+        if self.adapter.steps_in_backward and attempt.done:
+            if attempt.error is None:
+                findings.report("engine_stepped", reason=attempt.reason)
+            return strategy
+        if strategy is Strategy.FULL_BATCH and attempt.error is None:
+            return strategy # not finite: so it is without us
         if strategy is Strategy.FULL_BATCH:
-            return self._after_full_batch(attempt)
+            before = findings.facts # by which it was split so far
+            findings.set(chunked_modules={})
+            findings.fall_back(attempt.reason,
+                               strategy=before.strategy if before.is_split else None)
+            return findings.facts.strategy
         if findings.facts.strategy is not strategy: # a verification has changed it
             return findings.facts.strategy
         if attempt.reason == NEW_TERMS:
@@ -380,25 +380,13 @@ class StrategyChooser:
             findings.report("unverified_step", reason=attempt.reason, obstacle=obstacle)
         return next_strategy(strategy, attempt.reason, not obstacle)
 
-    def _after_full_batch(self, attempt: Attempt) -> Strategy:
-        if attempt.error is None: # not finite: so it is without us
-            return Strategy.FULL_BATCH
-        before = self.findings.facts.strategy # by which it was split so far
-        self.findings.set(chunked_modules={})
-        self.findings.fall_back(attempt.reason, strategy=(
-            before if self.findings.facts.is_split else None))
-        return self.findings.facts.strategy
-
 # %% ../../nbs/accumulation_loss/optimizer_step.ipynb #bc3a8422
-@dataclass
-class FullBatch:
-    "All rows of a step, of all processes: collated once, counted once, prepared once."
-    batch: object # as the user's collator makes it; transformers' step prepares it
-    count: float | torch.Tensor | None # of what the loss sees
-    rows_each: int # in a chunk of the backbone
-
-def full_batch_of(step: OptimizerStep, index: int, chooser: StepRowsChooser) -> FullBatch:
-    "The full batch of a step; with several processes all make the same one."
+def full_batch_of(
+    step: OptimizerStep,
+    index: int, # of the step
+    chooser: StepRowsChooser,
+) -> tuple: # batch; `num_items_in_batch`; rows in a chunk of the backbone
+    "All rows of a step, as one batch; with several processes all make the same one."
     adapter, processes = chooser.adapter, chooser.processes
     rows = processes.rows(step.rows.loader_batches)
     # processes draw the same numbers, since each makes the same batch
@@ -411,7 +399,7 @@ def full_batch_of(step: OptimizerStep, index: int, chooser: StepRowsChooser) -> 
     # the longest of all, and chunks of sharded modules meet
     tokens = max(processes.rows([[chooser.tokens_at_once(step.rows.loader_batches)]]))
     longest = int(chooser.lengths.or_ones(rows).max())
-    return FullBatch(batch, count, max(1, tokens // longest))
+    return batch, count, max(1, tokens // longest)
 
 # %% ../../nbs/accumulation_loss/optimizer_step.ipynb #attc0002
 class AttemptComputer:
@@ -449,16 +437,17 @@ class AttemptComputer:
         if step.micro_batches is not None and facts.keeps_loader_batches:
             self.findings.report("not_split")
             step.micro_batches = None
-        weights = self._weights(step, strategy)
-        if weights.reason: # which rows of this step may settle
+        factors, reason = self._weights(step, strategy)
+        if reason: # which rows of this step may settle
             self.chooser.verify(model, step)
             facts = self.findings.facts
-            weights = self._weights(step, strategy) if facts.strategy is strategy else weights
-        attempt = Attempt(strategy, facts, weights.factors, number)
-        attempt.reason = weights.reason
+            if facts.strategy is strategy:
+                factors, reason = self._weights(step, strategy)
+        attempt = Attempt(strategy, facts, factors, number)
+        attempt.reason = reason
         return attempt, partial(self._run, model, attempt, step.planned, step.count)
 
-    def _weights(self, step: OptimizerStep, strategy: Strategy) -> Weights:
+    def _weights(self, step: OptimizerStep, strategy: Strategy) -> tuple:
         return compute_weights(step.planned, self.findings.facts, strategy, self.processes,
                                self.adapter.weight_of, self.adapter.prepare, step.has_rows)
 
@@ -475,11 +464,10 @@ class AttemptComputer:
         "The backbone in chunks of the rows of this process, the loss over the rows of all."
         number, rank = self.processes.number, self.processes.rank
         attempt.gather = GatheredRows(number, rank) if number > 1 else None
-        full = full_batch_of(step, index, self.chooser.rows)
+        batch, count, rows_each = full_batch_of(step, index, self.chooser.rows)
         with gradient_caching(self.adapter.unwrap(model), attempt.facts.chunked_modules,
-                              full.rows_each, attempt.gather):
-            self._run(model, attempt, [full.batch], full.count)
-
+                              rows_each, attempt.gather):
+            self._run(model, attempt, [batch], count)
 
 # %% ../../nbs/accumulation_loss/optimizer_step.ipynb #d87cac74
 @dataclass
@@ -541,7 +529,8 @@ class OptimizerStepComputer:
         before = self.adapter.snapshot()
         attempt = self.attempts.compute(model, step, strategy, self.schedule.begun)
         # this ends: what is split can become a full batch, which can only be given up
-        while (other := self._other(model, step, attempt)) is not attempt.strategy:
+        while (other := self.chooser.choose_again(
+                model, step, attempt)) is not attempt.strategy:
             detach_gradients(parameters) # of this attempt, for good
             before.restore()
             # random numbers go on as if nothing were computed twice
@@ -553,16 +542,6 @@ class OptimizerStepComputer:
             self.processes.average_gradients(self.adapter.parameters_outside(model))
         restore_gradients(kept)
         return torch.as_tensor(attempt.loss, dtype=torch.float32) # as transformers adds it
-
-    def _other(self, model, step: OptimizerStep, attempt: Attempt) -> Strategy:
-        "Another strategy for a step that may be wrong, where it can be computed again."
-        if not (self.adapter.steps_in_backward and attempt.done):
-            return self.chooser.choose_again(model, step, attempt)
-        if attempt.error is not None:
-            raise attempt.error
-        if attempt.reason:
-            self.findings.report("engine_stepped", reason=attempt.reason)
-        return attempt.strategy
 
     def _verify_if_due(self, model, step: OptimizerStep):
         before, schedule = self.findings.facts, self.schedule

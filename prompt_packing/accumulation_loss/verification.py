@@ -289,33 +289,34 @@ def random_splits(rows: int, index: int) -> list: # each two lists of row indice
     return splits
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #c30dd248
-def many_rows(rows: StepRows, lengths: np.ndarray, tokens: int) -> StepRows | None:
+def many_rows(rows: StepRows, lengths: np.ndarray, tokens: int) -> list[StepRows]:
     """The shortest rows, as many as two micro-batches or 1,024 tokens hold.
 
-    Half in random order (a collator may sort rows, or drop duplicates, which have the
-    same length), half by length, as in training. None: they fit into one."""
+    By length, as under a token budget; and in random order, since a collator may sort
+    rows, or drop duplicates. None where one micro-batch holds them all."""
     order = np.argsort(lengths, kind="stable")
     fits = lengths[order] * np.arange(1, len(order) + 1) <= max(2 * tokens, 1024)
     order = order[:max(4, fits.sum())]
-    order = order[shuffled(len(order), 0)]
-    half = len(order) // 2
-    order[half:] = order[half:][np.argsort(lengths[order[half:]], kind="stable")]
-    chosen, each = rows.select(order), max(1, tokens // lengths[order].max())
-    starts = range(0, len(order), each)
-    chosen.loader_batches = [chosen.rows[i:i + each] for i in starts]
-    return chosen if len(chosen.loader_batches) > 1 else None
+    each = max(1, tokens // lengths[order].max())
+    if len(order) <= each:
+        return []
+    both = [rows.select(order), rows.select(order[shuffled(len(order), 0)])]
+    for chosen in both:
+        chosen.loader_batches = [
+            chosen.rows[i:i + each] for i in range(0, len(order), each)]
+    return both
 
-def widest_rows(rows: StepRows, lengths: np.ndarray) -> StepRows | None:
-    """The shortest and the longest row, each a micro-batch; None: they are as long.
+def widest_rows(rows: StepRows, lengths: np.ndarray) -> list[StepRows]:
+    """The shortest and the longest row, each a micro-batch; none where they are as long.
 
     What depends on the width of a batch shows there: frequencies of a rotary embedding
     that the longest row chooses (dynamic NTK, LongRoPE), attention of another kind."""
     shortest, longest = int(lengths.argmin()), int(lengths.argmax())
     if lengths[shortest] == lengths[longest]:
-        return None
+        return []
     chosen = rows.select([shortest, longest])
     chosen.loader_batches = [[row] for row in chosen.rows]
-    return chosen
+    return [chosen]
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #f66bf38a
 def verification_is_due(
@@ -534,7 +535,8 @@ def verify_loss(
     # where the collator makes two entries of a row, nothing says which belong to it
     if is_random and num_rows_of(batch) == len(rows):
         split_from, more = CollatedRows(batch, len(rows)), ()
-        dry_run.trims = dry_run.has_unequal_lengths(rows)
+        lengths = dry_run.lengths and dry_run.lengths(rows.rows)
+        dry_run.trims = lengths is None or len({*lengths.tolist()}) > 1 # or nobody knows
     buffers, counted, found = dry_run.buffers, dry_run.counted, None
     result.full, result.batch = full, batch
     if dry_run.collectives and dry_run.num_processes > 1:
