@@ -181,7 +181,7 @@ class StepAssembler:
         missing = width - len(step.batches) # without any a `LazyBatch` is not read
         fillers = [self._filler(step.batches[0]) for _ in range(missing)]
         self.handed = fillers + step.batches
-        self.calls = self._calls(step, self.handed, missing)
+        self.calls = StepCalls(step, self.handed, self.findings, self.adapter, missing)
         return self.handed, step.count
 
     def _filler(self, batch) -> dict: # of which transformers counts no token
@@ -215,11 +215,9 @@ class StepAssembler:
     def take(self, inputs, count, is_last: bool, runs_ahead: bool) -> OptimizerStep | None:
         "A micro-batch comes back, also of a loop of your own: the step, if it is computed now."
         if self.calls is None or self.calls.num_computed and not self.handed:
-            self.calls, self.handed = self._calls(OptimizerStep([], count), []), []
+            step, self.handed = OptimizerStep([], count), []
+            self.calls = StepCalls(step, [], self.findings, self.adapter)
         return self.calls.take(inputs, count, is_last, runs_ahead)
-
-    def _calls(self, step: OptimizerStep, handed: list, num_fillers: int = 0) -> StepCalls:
-        return StepCalls(step, handed, self.findings, self.adapter, num_fillers)
 
 # %% ../../nbs/accumulation_loss/exact_loss.ipynb #0735486d
 # newer versions of transformers pass `num_items_in_batch` in an evaluation, too

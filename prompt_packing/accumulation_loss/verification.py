@@ -30,7 +30,7 @@ from ..foundation.snapshots import counters, integers_of, state_preserved
 __all__ = ['FAILURES', 'SEEDS', 'short_text', 'BatchResult', 'combine', 'Comparison', 'gradient_of', 'DryRun', 'shuffled',
            'few_rows', 'random_splits', 'many_rows', 'widest_rows', 'verification_is_due', 'VerificationResult',
            'fitting_strategies', 'collates_rows', 'without_padding_of_others', 'alignments_to_try', 'differing',
-           'counted_differently', 'verify_loss', 'find_chunked_modules']
+           'verify_loss', 'find_chunked_modules']
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #04e39636
 FAILURES = Exception # that a loss, a model or a collator may raise at a batch
@@ -174,7 +174,7 @@ class DryRun(Comparison):
         self.drew = False # random numbers on the CPU, when a value was computed last
         self.moved_in_chunks = [] # buffers that move differently there
         self.buffers = {} # that the last pass moved: name -> its values afterwards
-        self.counted = {} # attributes of modules that counted its calls: name -> how many
+        self.counted = {} # attributes of modules that counted its calls, by name
         self.failure = "" # what kept the loss from being computed
         self.class_weights = None # by which batches are counted, too
         self.trims = False # micro-batches are rows of a full batch, and will be shorter
@@ -501,10 +501,6 @@ def differing(buffers: dict, others: dict) -> list[str]: # names
             or name not in others or not torch.allclose(
                 buffers[name], others[name], rtol=1e-5, atol=1e-7, equal_nan=True)]
 
-def counted_differently(counted: dict, others: dict) -> list[str]: # names
-    "Counters in both; a flag that is set to 1 once has counted in one of them alone."
-    return [name for name in counted if others.get(name, counted[name]) != counted[name]]
-
 # %% ../../nbs/accumulation_loss/verification.ipynb #59c32fd0
 def verify_loss(
     dry_run: DryRun,
@@ -555,8 +551,9 @@ def verify_loss(
     found.facts, found.stateful = result.facts, result.stateful
     if found.strategies and tried:
         found.facts["target_only_logits"] = dry_run.targets or ""
-    found.moved_buffers = differing(buffers, dry_run.buffers) + counted_differently(
-        counted, dry_run.counted)
+    # what counts calls does so in both; a flag that is set to 1 once, in one of them alone
+    found.moved_buffers = differing(buffers, dry_run.buffers) + [
+        name for name in counted if name in dry_run.counted]
     # not later where it fits: at first, a loss that draws now and then may fit by chance
     if index < 2 or facts.strategy not in found.strategies:
         _verify_loss_itself(dry_run, found)
