@@ -156,8 +156,7 @@ class ExactEvaluation:
         self.drops_infinite = True # batches, as `logging_nan_inf_filter` says
         self.batch = None # one of several rows, where rows are not to be had
         self.predictions = None # how micro-batches are predicted, once that matters
-        self.is_doubtful = findings.facts.strategy in (
-            Strategy.FULL_BATCH, Strategy.ROW_WEIGHTED)
+        self.is_doubtful = findings.facts.is_final # no count fits
 
     @property
     def facts(self) -> EvaluationFacts:

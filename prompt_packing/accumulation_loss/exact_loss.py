@@ -20,7 +20,7 @@ from prompt_packing.accumulation_loss.loss_registry import (
 from prompt_packing.accumulation_loss.evaluation import (
     EvaluationLoader, ExactEvaluation)
 from prompt_packing.accumulation_loss.loss_facts import (
-    Findings, LossFacts, Strategy)
+    Findings, LossFacts)
 from .verification import collates_rows
 from .trainer_adapter import (
     Collectives, TrainerAdapter, add_up_in_float32, unsupported_reason)
@@ -206,9 +206,7 @@ class StepAssembler:
         "Micro-batches of the step, and batches to count items of; None: it is not split."
         if rows is not None and len(given) == 1 and given[0].micro_batches: # made by a worker
             return given[0].micro_batches, given[0].micro_batches
-        facts = self.findings.facts
-        is_kept = facts.uses_collectives or facts.keeps_loader_batches
-        if is_kept or facts.strategy is Strategy.FULL_BATCH or not rows:
+        if self.findings.facts.is_final or not rows:
             return None, None
         return self.split_step(rows)
 

@@ -22,7 +22,7 @@ class Strategy(str, Enum):
     SUM = "sum" # micro-batch losses add up
     WEIGHTED_MEAN = "weighted_mean" # each is weighted by its normalizer, a count
     FULL_BATCH = "full_batch" # the loss sees all rows; the backbone runs in chunks
-    ROW_WEIGHTED = "row_weighted" # weighted by rows, which is not exact
+    LOADER_BATCHES = "loader_batches" # as transformers computes them: never split or joined
 
     __str__ = str.__str__
 
@@ -32,7 +32,7 @@ _DESCRIPTIONS = {
     Strategy.WEIGHTED_MEAN: "micro-batch losses are averaged, weighted by the normalizer",
     Strategy.FULL_BATCH: "the loss sees the full batch; the backbone runs in chunks "
                          "(gradient caching)",
-    Strategy.ROW_WEIGHTED: "micro-batch losses are averaged, weighted by rows (inexact)",
+    Strategy.LOADER_BATCHES: "loader batches are computed as transformers computes them",
 }
 
 # %% ../../nbs/accumulation_loss/loss_facts.ipynb #a3c45442
@@ -155,8 +155,6 @@ class LossFacts:
     uses_num_items_in_batch: bool = False # the loss divides by it
     is_random: bool = False # other random numbers give another loss, dropout aside
     collator_is_random: bool = False # micro-batches are rows of the full batch
-    uses_collectives: bool = False # the loss itself calls torch.distributed
-    keeps_loader_batches: bool = False # no strategy is exact: never split, never joined
     verified_terms: tuple[str, ...] = () # signatures of losses that were verified
     normalizers: tuple[str, ...] = () # counts that fit so far, the likeliest first
     # modules that run in chunks, "" is the model -> for each call in a forward pass,
@@ -192,8 +190,7 @@ class LossFacts:
 
     @property
     def is_final(self) -> bool: # exact for every loss, or nothing is: not verified again
-        return self.keeps_loader_batches or self.strategy in (
-            Strategy.FULL_BATCH, Strategy.ROW_WEIGHTED)
+        return self.strategy in (Strategy.FULL_BATCH, Strategy.LOADER_BATCHES)
 
     @property
     def is_split(self) -> bool: # verified: micro-batches give the full-batch gradient
@@ -205,7 +202,7 @@ class LossFacts:
     @classmethod
     def from_state_dict(cls, state: Mapping) -> LossFacts:
         "Facts of a checkpoint; of another version nothing is known, so it is verified anew."
-        if "strategy" not in state:
+        if state.get("strategy") not in [each.value for each in Strategy]:
             return cls()
         known = {f.name: state[f.name] for f in fields(cls) if f.name in state}
         lists = {k: tuple(v) for k, v in known.items() if isinstance(v, (list, tuple))}
@@ -244,18 +241,15 @@ class Findings:
             raise ValueError(str(message))
         _logger.warning(str(message))
 
-    def fall_back(self, reason: str, obstacle: str = "", strategy: Strategy | None = None):
+    def fall_back(self, reason: str, obstacle: str = ""):
         """From here on the loss sees the full batch, where the model can run in chunks.
 
-        Where it cannot: the sum of what is divided by `num_items_in_batch`, else
-        `strategy`, else rows are the weights. Either is logged as inexact."""
+        Where it cannot, loader batches are computed as transformers does, and a message
+        says that this is inexact."""
         if self.facts.chunked_modules:
             self.set(strategy=Strategy.FULL_BATCH)
             return self.report("full_batch", reason=reason)
-        strategy = strategy or Strategy.ROW_WEIGHTED
-        if self.facts.uses_num_items_in_batch:
-            strategy = Strategy.SUM
-        self.set(strategy=strategy, chunked_modules={}, keeps_loader_batches=True)
+        self.set(strategy=Strategy.LOADER_BATCHES, chunked_modules={})
         self.report("no_full_batch", reason=reason, obstacle=obstacle)
 
 # %% ../../nbs/accumulation_loss/loss_facts.ipynb #07735617

@@ -37,7 +37,7 @@ def next_strategy(strategy: Strategy, reason: str, can_full_batch: bool) -> Stra
 
     `reason` is why the result of `strategy` may be wrong; '' if there is none."""
     is_unverified = bool(reason) or strategy is Strategy.UNKNOWN
-    if strategy is Strategy.ROW_WEIGHTED or not is_unverified:
+    if strategy is Strategy.LOADER_BATCHES or not is_unverified:
         return strategy
     return Strategy.FULL_BATCH if can_full_batch else strategy
 
@@ -67,9 +67,8 @@ def compute_weights(
     Where several counts have fitted so far, they have to be in proportion here, too."""
     if strategy is Strategy.SUM:
         return [float(has_rows)] * len(micro_batches), ""
-    names = facts.normalizers if strategy is Strategy.WEIGHTED_MEAN else ("rows",)
-    given = [weight_of(each) for each in micro_batches]
-    if strategy is Strategy.WEIGHTED_MEAN and None not in given:
+    names, given = facts.normalizers, [weight_of(each) for each in micro_batches]
+    if None not in given:
         names, counts = ("given",), [dict(given=each) for each in given]
     else:
         counts = [_counts_of(each, names, prepare) for each in micro_batches]
@@ -100,10 +99,10 @@ class Attempt:
         # the loss of each micro-batch is multiplied by its factor; processes average their
         # gradients, where each has a part of them
         self.factors = factors
-        self.scale = 1 if strategy is Strategy.FULL_BATCH else processes
+        self.is_mean = strategy in (Strategy.FULL_BATCH, Strategy.LOADER_BATCHES)
+        self.scale = 1 if self.is_mean else processes
         # modules that run in chunks see all states
-        is_full = strategy is Strategy.FULL_BATCH
-        self.targets = None if is_full else facts.target_only_logits
+        self.targets = None if self.is_mean else facts.target_only_logits
         self.loss, self.signatures, self.done = 0.0, set(), 0
         self.error: Exception | None = None # that was raised
         self.reason = "" # why the step cannot be computed so, or may be wrong
@@ -142,7 +141,7 @@ class Attempt:
         is_new = bool(self.signatures - {*self.facts.verified_terms})
         loss, failed, new = processes.sum(
             self.loss, float(self.error is not None), float(is_new))
-        self.loss = loss / processes.number if self.strategy is Strategy.FULL_BATCH else loss
+        self.loss = loss / processes.number if self.is_mean else loss
         if failed:
             self.reason = self.reason or "It failed on another process"
         elif not torch.isfinite(torch.as_tensor(self.loss)):
@@ -209,8 +208,11 @@ class VerificationRecorder:
                step: OptimizerStep):
         findings, before = self.findings, self.findings.facts
         findings.set(num_verifications=before.num_verifications + 1, **result.facts)
-        if findings.facts.uses_collectives:
-            return findings.report("collectives")
+        if findings.facts.strategy is Strategy.LOADER_BATCHES:
+            findings.report("collectives")
+            if len(step.batches) > 1:
+                findings.report("collectives_accumulated")
+            return
         if before.target_only_logits and findings.facts.target_only_logits == "":
             findings.report("target_only_logits")
         for what in result.stateful:
@@ -351,7 +353,7 @@ class StrategyChooser:
     def choose_again(self, model, step: OptimizerStep, attempt: Attempt) -> Strategy:
         "How a step is computed that may be wrong; the same on all processes."
         findings, strategy = self.findings, attempt.strategy
-        if not attempt.reason or strategy is Strategy.ROW_WEIGHTED:
+        if not attempt.reason or strategy is Strategy.LOADER_BATCHES:
             return strategy
         if self.adapter.steps_in_backward and attempt.done:
             if attempt.error is None:
@@ -360,10 +362,8 @@ class StrategyChooser:
         if strategy is Strategy.FULL_BATCH and attempt.error is None:
             return strategy # not finite: so it is without us
         if strategy is Strategy.FULL_BATCH:
-            before = findings.facts # by which it was split so far
             findings.set(chunked_modules={})
-            findings.fall_back(attempt.reason,
-                               strategy=before.strategy if before.is_split else None)
+            findings.fall_back(attempt.reason)
             return findings.facts.strategy
         if findings.facts.strategy is not strategy: # a verification has changed it
             return findings.facts.strategy
@@ -433,10 +433,11 @@ class AttemptComputer:
         if strategy is Strategy.FULL_BATCH:
             attempt = Attempt(strategy, facts, [1.0], number)
             return attempt, partial(self._full_batch, model, step, attempt, index)
-        # it was split before an attempt showed that no strategy is exact
-        if step.micro_batches is not None and facts.keeps_loader_batches:
-            self.findings.report("not_split")
-            step.micro_batches = None
+        if strategy is Strategy.LOADER_BATCHES:
+            if step.micro_batches is not None:
+                self.findings.report("not_split")
+            attempt = Attempt(strategy, facts, [], number)
+            return attempt, partial(self._loader_batches, model, step, attempt)
         factors, reason = self._weights(step, strategy)
         if reason: # which rows of this step may settle
             self.chooser.verify(model, step)
@@ -459,6 +460,11 @@ class AttemptComputer:
             self.adapter.as_single_micro_batch, attempt.wrap_compute_loss, attempt.targets))
         if not attempt.done: # the user's `training_step` calls no `compute_loss`
             attempt.loss = total / len(micro_batches)
+
+    def _loader_batches(self, model, step: OptimizerStep, attempt: Attempt):
+        self.last_micro_batches = step.batches
+        attempt.loss = self.adapter.backward(model, step.batches, step.count, partial(
+            self.adapter.as_one_of, len(step.batches)))
 
     def _full_batch(self, model, step: OptimizerStep, attempt: Attempt, index: int):
         "The backbone in chunks of the rows of this process, the loss over the rows of all."
@@ -510,17 +516,11 @@ class OptimizerStepComputer:
         self.schedule.begun += 1
         facts = self.findings.facts
         may_be_packed = self.adapter.packs and step.micro_batches is not None
-        is_joined = facts.strategy is Strategy.FULL_BATCH or facts.keeps_loader_batches
         if self.processes.number == len(step.planned) == 1 and not (
-                may_be_packed or is_joined): # one batch: what transformers computes
+                may_be_packed or facts.is_final): # one batch: what transformers computes
             return self.adapter.backward(model, step.planned, step.count, partial(
                 self.adapter.as_single_micro_batch, targets=facts.target_only_logits))
-        if not facts.uses_collectives:
-            self._verify_if_due(model, step)
-        if self.findings.facts.uses_collectives: # its batches have to meet those of others
-            if len(step.batches) > 1:
-                self.findings.report("collectives_accumulated")
-            return self.adapter.backward(model, step.batches, step.count)
+        self._verify_if_due(model, step)
         return self._by_attempts(model, step)
 
     def _by_attempts(self, model, step: OptimizerStep) -> torch.Tensor:

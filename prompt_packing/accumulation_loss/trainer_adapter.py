@@ -212,6 +212,10 @@ class TrainerAdapter(Engine):
     def as_single_micro_batch(self, *args, **attributes):
         return single_micro_batch(self._trainer, *args, **attributes)
 
+    def as_one_of(self, number: int): # loader batches of a step
+        "As transformers computes each of them: a mean is divided by their number."
+        return override(self._trainer, current_gradient_accumulation_steps=number)
+
     def loss(self, bare: torch.nn.Module, batch, count,
              targets: str | None = None) -> torch.Tensor:
         "Of a batch that is the full batch of `count` items, by a model without wrappers."
