@@ -131,7 +131,7 @@ class Attempt:
         return loss * (factor * self.scale)
 
     def as_many_as_others(self, micro_batches: list, processes: Collectives) -> list:
-        "As many on each process: the first one again, which counts for nothing."
+        "As many on each process: the first one again, whose weight is 0."
         idle = max(processes.rows([[len(micro_batches)]])) - len(micro_batches)
         self.factors = [0.0] * idle + self.factors
         return micro_batches[:1] * idle + micro_batches
@@ -462,9 +462,11 @@ class AttemptComputer:
             attempt.loss = total / len(micro_batches)
 
     def _loader_batches(self, model, step: OptimizerStep, attempt: Attempt):
-        self.last_micro_batches = step.batches
-        attempt.loss = self.adapter.backward(model, step.batches, step.count, partial(
-            self.adapter.as_one_of, len(step.batches)))
+        self.last_micro_batches = batches = step.batches
+        if self.adapter.needs_equal_counts(model):
+            batches = attempt.as_many_as_others(batches, self.processes)
+        attempt.loss = self.adapter.backward(model, batches, step.count, partial(
+            self.adapter.as_one_of, len(batches)))
 
     def _full_batch(self, model, step: OptimizerStep, attempt: Attempt, index: int):
         "The backbone in chunks of the rows of this process, the loss over the rows of all."

@@ -43,7 +43,7 @@ def exchanging_gradients(model: torch.nn.Module) -> Iterator[None]:
 class Engine:
     "What runs the model of a Trainer: nothing, DDP, FSDP2, DeepSpeed, `torch.compile`."
     def __init__(self, trainer):
-        self._trainer = trainer
+        self._trainer, self._is_sharded = trainer, None # not known yet
 
     def unwrap(self, model) -> torch.nn.Module: # without wrappers
         # nor the compiled one, which is around the wrapper of several processes
@@ -79,8 +79,9 @@ class Engine:
 
     def needs_equal_counts(self, model) -> bool:
         "Whether processes meet in each pass, so that each has to make as many."
-        return (self.steps_in_backward or self.syncs_each_micro_batch
-                or is_sharded(self.unwrap(model)))
+        if self._is_sharded is None: # of this training
+            self._is_sharded = is_sharded(self.unwrap(model))
+        return self.steps_in_backward or self.syncs_each_micro_batch or self._is_sharded
 
     @property
     def syncs_each_micro_batch(self) -> bool:
