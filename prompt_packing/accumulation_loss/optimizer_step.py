@@ -173,7 +173,7 @@ class StepRowsChooser:
         return StepRows(rows, step.rows.collate)
 
     def more(self, step: OptimizerStep, is_first: bool) -> list[StepRows]:
-        "Rows of all processes whose losses are compared by value; at first many of them."
+        "Rows of all processes, compared by loss value, without gradients; at first many."
         if not self.can_join(step):
             return []
         batches = self.processes.rows([step.rows.loader_batches])
