@@ -33,7 +33,7 @@ from ..foundation.rows import (
     batch_identity, restore_collator)
 
 # %% auto #0
-__all__ = ['StepCalls', 'StepAssembler', 'refuse_renamed', 'overridden', 'ExactLossMixin']
+__all__ = ['StepCalls', 'StepAssembler', 'refuse_renamed', 'ExactLossMixin']
 
 # %% ../../nbs/accumulation_loss/exact_loss.ipynb #calls002
 def _is_same_number(first, second) -> bool:
@@ -48,16 +48,13 @@ class StepCalls:
                  adapter: TrainerAdapter, num_fillers: int = 0):
         self.step, self.handed, self.num_fillers = step, handed, num_fillers
         self.findings, self.adapter = findings, adapter
-        self.states = [self._state(each) for each in handed]
+        # of each batch; another one where somebody has replaced or changed it
+        self.states = [batch_identity(each) for each in handed]
         self.times = [0] * len(handed) # that each came back
         self.taken, self.is_changed = [], False # as an override made them
         self.is_repeated = False # computed before one of them was changed
         self.count = step.count # or what an override made of it
         self.num_computed, self.loss, self.gradients = 0, 0.0, [] # and what came out
-
-    def _state(self, batch):
-        "Identifies a batch; it differs if somebody has replaced or changed the batch."
-        return batch_identity(batch) if self.adapter.overrides else id(batch)
 
     def take(self, inputs, count, is_last: bool, runs_ahead: bool) -> OptimizerStep | None:
         """A micro-batch comes back: the step, where it is to be computed now.
@@ -69,7 +66,7 @@ class StepCalls:
         if not _is_same_number(count, self.count):
             self.count, self.step.count, self.step.count_is_given = count, count, True
             self.is_changed |= self.num_computed > 0
-        state = self._state(inputs)
+        state = batch_identity(inputs)
         place = self.states.index(state) if state in self.states else None
         if place is None:
             self.is_changed = True
@@ -320,12 +317,6 @@ def refuse_renamed(trainer_class: type):
         if old in vars(trainer_class):
             raise TypeError(f"{trainer_class.__name__}.{old} was renamed: call it {new}.")
 
-def overridden(trainer_class: type, mixin: type, names: set[str]) -> set[str]:
-    "Methods of a mixin that the user's class, or a class before the mixin, overrides."
-    order = trainer_class.__mro__
-    own = order[:order.index(mixin)]
-    return {name for base in own for name in names & {*vars(base)}}
-
 # %% ../../nbs/accumulation_loss/exact_loss.ipynb #af84ef83
 class ExactLossMixin(_AroundStepsMixin):
     """The gradient of an optimizer step is that of its full batch, for any loss.
@@ -369,10 +360,8 @@ class ExactLossMixin(_AroundStepsMixin):
                 self.findings.report("gradient_dtype", **found)
 
     def _begin_run(self):
-        # methods through which batches pass
-        overrides = overridden(type(self), ExactLossMixin,
-                               {"training_step", "get_batch_samples"})
-        adapter = TrainerAdapter(self, super().training_step, overrides)
+        overrides_step = type(self).training_step is not ExactLossMixin.training_step
+        adapter = TrainerAdapter(self, super().training_step, overrides_step)
         processes = Collectives(self.accelerator)
         self._steps = OptimizerStepComputer(self.findings, adapter, processes)
         self._source = StepAssembler(self.findings, adapter, processes)

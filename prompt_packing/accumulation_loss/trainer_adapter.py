@@ -144,9 +144,8 @@ _MODELS = "model", "model_wrapped", "deepspeed" # attributes of a Trainer
 
 class TrainerAdapter(Engine):
     "A Trainer as those see it who decide how steps are computed."
-    def __init__(self, trainer, training_step: Callable, overrides: set = frozenset()):
-        # with `ExactLossMixin`; transformers' step; and methods of the user's that see
-        # batches before us
+    def __init__(self, trainer, training_step: Callable, overrides_step: bool = False):
+        # with `ExactLossMixin`; transformers' step; whether the user has another one
         super().__init__(trainer)
         self._training_step = training_step
         # (rows, some of their indices) -> a micro-batch as it is computed: packed, say
@@ -154,7 +153,7 @@ class TrainerAdapter(Engine):
             trainer, "make_micro_batch", lambda rows, indices: rows.to_batch(indices))
         own = {cls.__module__.partition(".")[0] for cls in type(trainer).__mro__}
         self._is_plain = own <= {"prompt_packing", "transformers", "builtins"}
-        self.overrides, self.overrides_step = overrides, "training_step" in overrides
+        self.overrides_step = overrides_step
         self.packs = bool(getattr(trainer.args, "pack", None)) # rows into one
         self.main_input = getattr(trainer.model, "main_input_name", "input_ids")
         self.verify_every: int | None = trainer.verify_every # steps
