@@ -77,7 +77,8 @@ def compute_weights(
     totals = np.array(list(map(float, processes.sum(*table.sum(1)))))
     shares = table / np.where(totals, totals, 1)[:, None]
     is_unequal = not np.allclose(shares, shares[0], rtol=1e-5, atol=0)
-    is_unequal, = processes.sum(float(is_unequal))
+    if len(names) > 1: # the same on all processes
+        is_unequal, = processes.sum(float(is_unequal))
     reason = UNEQUAL_COUNTS.format(" and ".join(names)) if is_unequal else ""
     return shares[0].tolist(), reason
 
