@@ -174,7 +174,7 @@ class ExactEvaluation:
         has_rows = self.loader.collate is not None and len(rows) > 1
         if has_rows and collates_rows(self.loader.few(rows)):
             lengths = self.loader.lengths_of(rows)
-            tokens = self.dry_run.adapter.token_budget or max(1, int(lengths.sum()) // 2)
+            tokens = self.dry_run.adapter.token_budget or int(lengths.sum())
             seen = StepRows(rows, self.loader.collate)
             more = many_rows(seen, lengths, tokens) + widest_rows(seen, lengths)
             tries = (verify_evaluation(self.dry_run, self.loader.few(rows, index), more)

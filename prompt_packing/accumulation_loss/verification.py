@@ -293,13 +293,11 @@ def many_rows(rows: StepRows, lengths: np.ndarray, tokens: int) -> list[StepRows
     """The shortest rows, as many as two micro-batches or 1,024 tokens hold.
 
     By length, as under a token budget; and in random order, since a collator may sort
-    rows, or drop duplicates. None where one micro-batch holds them all."""
+    rows, or drop duplicates. Each time in two micro-batches at least."""
     order = np.argsort(lengths, kind="stable")
     fits = lengths[order] * np.arange(1, len(order) + 1) <= max(2 * tokens, 1024)
     order = order[:max(4, fits.sum())]
-    each = max(1, tokens // lengths[order].max())
-    if len(order) <= each:
-        return []
+    each = max(1, min(tokens // lengths[order].max(), len(order) // 2))
     both = [rows.select(order), rows.select(order[shuffled(len(order), 0)])]
     for chosen in both:
         chosen.loader_batches = [
