@@ -292,17 +292,21 @@ def random_splits(rows: int, index: int) -> list: # each two lists of row indice
 def many_rows(rows: StepRows, lengths: np.ndarray, tokens: int) -> list[StepRows]:
     """The shortest rows, as many as two micro-batches or 1,024 tokens hold.
 
-    By length, as under a token budget; and in random order, since a collator may sort
-    rows, or drop duplicates. Each time in two micro-batches at least."""
+    In random order, since a collator may sort rows, or drop duplicates; and at most 16 of
+    them in micro-batches of one length, without the padding that they have in the full
+    batch."""
     order = np.argsort(lengths, kind="stable")
     fits = lengths[order] * np.arange(1, len(order) + 1) <= max(2 * tokens, 1024)
     order = order[:max(4, fits.sum())]
     each = max(1, min(tokens // lengths[order].max(), len(order) // 2))
-    both = [rows.select(order), rows.select(order[shuffled(len(order), 0)])]
-    for chosen in both:
-        chosen.loader_batches = [
-            chosen.rows[i:i + each] for i in range(0, len(order), each)]
-    return both
+    mixed = rows.select(order[shuffled(len(order), 0)])
+    mixed.loader_batches = [mixed.rows[i:i + each] for i in range(0, len(order), each)]
+    some = order[::-(-len(order) // 16)]
+    unpadded = rows.select(some)
+    unpadded.loader_batches = [
+        [rows.rows[i] for i in alike]
+        for alike in np.split(some, np.flatnonzero(np.diff(lengths[some])) + 1)]
+    return [mixed, unpadded]
 
 def widest_rows(rows: StepRows, lengths: np.ndarray) -> list[StepRows]:
     """The shortest and the longest row, each a micro-batch; none where they are as long.
