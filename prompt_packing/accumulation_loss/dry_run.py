@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
@@ -21,7 +20,7 @@ from ..foundation.rows import fork_rng
 
 # %% auto #0
 __all__ = ['NoDropout', 'no_gradient_checkpointing', 'is_sharded', 'reshard', 'ParameterWriteMonitor', 'detach_gradients',
-           'restore_gradients', 'leaves_of', 'side_effect_free', 'graph_without_activations']
+           'restore_gradients', 'leaves_of', 'side_effect_free']
 
 # %% ../../nbs/accumulation_loss/dry_run.ipynb #f372316f
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
@@ -127,10 +126,8 @@ class ParameterWriteMonitor(TorchDispatchMode):
             self._parameters[address].data.copy_(values)
 
 # %% ../../nbs/accumulation_loss/dry_run.ipynb #0e4aef4f
-def detach_gradients(parameters: nn.Module | Iterable) -> list[tuple]: # for `restore_gradients`
+def detach_gradients(parameters: Iterable) -> list[tuple]: # for `restore_gradients`
     "Parameters with their gradients, which they no longer have."
-    if isinstance(parameters, nn.Module):
-        parameters = parameters.parameters()
     kept = [(p, p.grad) for p in parameters if p.grad is not None]
     for parameter, _ in kept:
         parameter.grad = None
@@ -188,22 +185,3 @@ def side_effect_free(
                     buffer.copy_(buffers[name])
         detach_gradients(parameters)
         restore_gradients(gradients)
-
-# %% ../../nbs/accumulation_loss/dry_run.ipynb #54445500
-@contextmanager
-def graph_without_activations(model: nn.Module) -> Iterator[None]:
-    """While it lasts, losses have their graph, also of a frozen model, and it holds sizes
-    and single numbers alone: enough to be read, and no memory."""
-    def packed(tensor):
-        return tensor.detach() if tensor.numel() == 1 else tensor.to("meta")
-    frozen = [p for p in model.parameters() if p.is_floating_point()]
-    if any(p.requires_grad for p in frozen): # then there is a graph anyway
-        frozen = []
-    for parameter in frozen:
-        parameter.requires_grad_(True)
-    try:
-        with torch.enable_grad(), saved_tensors_hooks(packed, lambda kept: kept):
-            yield
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(False)

@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+import numpy as np
 import torch
 from accelerate import Accelerator
 from .loss_facts import (
-    Findings, LossFacts, Strategy, counted_targets, numbers)
+    Findings, LossFacts, Strategy, counted_targets)
 from .trainer_adapter import Collectives
 from .verification import (
-    FAILURES, DryRun, collates_rows, few_rows, many_rows, verify_loss, widest_rows)
+    DryRun, collates_rows, few_rows, many_rows, verify_loss, widest_rows)
 from ..foundation.rows import (
     CollatedRows, LazyBatch, RowBatch, RowLengths, StepRows, num_rows_of,
     pass_rows_through, select_rows)
@@ -62,13 +63,6 @@ class EvaluationLoader:
         seen = StepRows(self.seen.rows if rows is None else rows, self.collate)
         return seen.select(few_rows(self.lengths_of(seen.rows), index))
 
-    def more(self, rows: list, budget: int | None = None) -> list[StepRows]:
-        "Rows that have been seen, in micro-batches of the budget, or in halves."
-        lengths, rows = self.lengths_of(rows), StepRows(rows, self.collate)
-        tokens = budget or int(lengths.sum()) // 2
-        found = many_rows(rows, lengths, max(1, tokens)), widest_rows(rows, lengths)
-        return [each for each in found if each is not None]
-
     def real_rows(self, inputs, accelerator: Accelerator) -> tuple:
         """Whether a batch ends with rows that accelerate copied, and the rows before them.
 
@@ -104,10 +98,10 @@ def verify_evaluation(dry_run: DryRun, few: StepRows, more: Sequence[StepRows] =
     try:
         full, = dry_run.run([dry_run.full_batch(few)])
         dry_run.class_weights = full.class_weights
-    except FAILURES:
+    except Exception:
         try:
             dry_run.run([dry_run.full_batch(few)], loss_only=True)
-        except FAILURES: # without labels there is no loss that a split could change
+        except Exception: # without labels there is no loss that a split could change
             return EvaluationFacts(normalizers=("rows",))
         return EvaluationFacts() # no gradient: in evaluation the model writes in place
     result = verify_loss(dry_run, LossFacts(), few, more)
@@ -132,19 +126,16 @@ def means_of_losses(
     "What all counts that all batches have make of their losses; and the sum of them."
     kinds = processes.rows([sorted({tuple(counts) for _, counts in noted})])
     names = [name for name in kinds[0] if all(name in each for each in kinds)] if kinds else []
-    flat = numbers(value for loss, counts in noted
-                   for value in (loss, *(counts[name] for name in names)))
-    table = torch.tensor(flat, dtype=torch.float64).view(len(noted), len(names) + 1)
-    losses, means = table[:, 0], {}
-    ones = torch.ones_like(losses)
-    is_used = torch.isfinite(losses) if drops_infinite else ones > 0
-    for name, weights in [(_BATCHES, ones), *zip(names, table[:, 1:].T)]:
+    losses, means = np.array([float(loss) for loss, _ in noted]), {}
+    is_used = np.isfinite(losses) | (not drops_infinite)
+    for name in names:
+        weights = np.array([float(counts[name]) for _, counts in noted])
         used = is_used & (weights != 0)
         total, weight = map(float, processes.sum(
-            float((losses * weights)[used].sum()), float(weights[used].sum())))
+            losses[used] @ weights[used], weights[used].sum()))
         if weight:
             means[name] = total / weight
-    means[_SUM], = map(float, processes.sum(float(losses[is_used].sum())))
+    means[_SUM], = map(float, processes.sum(losses[is_used].sum()))
     return means
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #e64339f7
@@ -165,8 +156,7 @@ class ExactEvaluation:
         self.drops_infinite = True # batches, as `logging_nan_inf_filter` says
         self.batch = None # one of several rows, where rows are not to be had
         self.predictions = None # how micro-batches are predicted, once that matters
-        self.is_doubtful = findings.facts.strategy in (
-            Strategy.FULL_BATCH, Strategy.ROW_WEIGHTED)
+        self.is_doubtful = findings.facts.is_final # no count fits
 
     @property
     def facts(self) -> EvaluationFacts:
@@ -183,7 +173,10 @@ class ExactEvaluation:
         facts = EvaluationFacts()
         has_rows = self.loader.collate is not None and len(rows) > 1
         if has_rows and collates_rows(self.loader.few(rows)):
-            more = self.loader.more(rows, self.dry_run.adapter.token_budget)
+            lengths = self.loader.lengths_of(rows)
+            tokens = self.dry_run.adapter.token_budget or int(lengths.sum())
+            seen = StepRows(rows, self.loader.collate)
+            more = many_rows(seen, lengths, tokens) + widest_rows(seen, lengths)
             tries = (verify_evaluation(self.dry_run, self.loader.few(rows, index), more)
                      for index in range(4)) # some rows may have no target
             facts = next((each for each in tries if each is not None), facts)
@@ -206,14 +199,14 @@ class ExactEvaluation:
 
     def note(self, loss: torch.Tensor | None, counts: dict):
         if loss is not None and not self.paused:
-            self.noted.append((loss.detach().mean(), counts))
+            self.noted.append((loss.detach().mean(), {_BATCHES: 1.0} | counts))
 
     def weights(self, counts: list[dict]) -> list | None: # None: their losses add up
         "Of micro-batches, in the loss of their batch."
         if not self.facts.normalizers:
             return None
         name = self.facts.normalizers[0]
-        return numbers(each.get(name, 0.0) for each in counts)
+        return [float(each.get(name, 0.0)) for each in counts]
 
     def loss(self) -> float | None: # None: transformers' number
         "The loss of the data set, in float64."
@@ -245,4 +238,3 @@ class ExactEvaluation:
             return means[_SUM]
         self.findings.report("eval_by_rows")
         return None
-

@@ -20,7 +20,7 @@ from prompt_packing.accumulation_loss.loss_registry import (
 from prompt_packing.accumulation_loss.evaluation import (
     EvaluationLoader, ExactEvaluation)
 from prompt_packing.accumulation_loss.loss_facts import (
-    Findings, LossFacts, Strategy)
+    Findings, LossFacts)
 from .verification import collates_rows
 from .trainer_adapter import (
     Collectives, TrainerAdapter, add_up_in_float32, unsupported_reason)
@@ -33,7 +33,7 @@ from ..foundation.rows import (
     batch_identity, restore_collator)
 
 # %% auto #0
-__all__ = ['StepCalls', 'StepAssembler', 'refuse_renamed', 'overridden', 'ExactLossMixin']
+__all__ = ['StepCalls', 'StepAssembler', 'refuse_renamed', 'ExactLossMixin']
 
 # %% ../../nbs/accumulation_loss/exact_loss.ipynb #calls002
 def _is_same_number(first, second) -> bool:
@@ -48,16 +48,13 @@ class StepCalls:
                  adapter: TrainerAdapter, num_fillers: int = 0):
         self.step, self.handed, self.num_fillers = step, handed, num_fillers
         self.findings, self.adapter = findings, adapter
-        self.states = [self._state(each) for each in handed]
+        # of each batch; another one where somebody has replaced or changed it
+        self.states = [batch_identity(each) for each in handed]
         self.times = [0] * len(handed) # that each came back
         self.taken, self.is_changed = [], False # as an override made them
         self.is_repeated = False # computed before one of them was changed
         self.count = step.count # or what an override made of it
         self.num_computed, self.loss, self.gradients = 0, 0.0, [] # and what came out
-
-    def _state(self, batch):
-        "Identifies a batch; it differs if somebody has replaced or changed the batch."
-        return batch_identity(batch) if self.adapter.overrides else id(batch)
 
     def take(self, inputs, count, is_last: bool, runs_ahead: bool) -> OptimizerStep | None:
         """A micro-batch comes back: the step, where it is to be computed now.
@@ -69,7 +66,7 @@ class StepCalls:
         if not _is_same_number(count, self.count):
             self.count, self.step.count, self.step.count_is_given = count, count, True
             self.is_changed |= self.num_computed > 0
-        state = self._state(inputs)
+        state = batch_identity(inputs)
         place = self.states.index(state) if state in self.states else None
         if place is None:
             self.is_changed = True
@@ -181,7 +178,7 @@ class StepAssembler:
         missing = width - len(step.batches) # without any a `LazyBatch` is not read
         fillers = [self._filler(step.batches[0]) for _ in range(missing)]
         self.handed = fillers + step.batches
-        self.calls = self._calls(step, self.handed, missing)
+        self.calls = StepCalls(step, self.handed, self.findings, self.adapter, missing)
         return self.handed, step.count
 
     def _filler(self, batch) -> dict: # of which transformers counts no token
@@ -206,20 +203,16 @@ class StepAssembler:
         "Micro-batches of the step, and batches to count items of; None: it is not split."
         if rows is not None and len(given) == 1 and given[0].micro_batches: # made by a worker
             return given[0].micro_batches, given[0].micro_batches
-        facts = self.findings.facts
-        is_kept = facts.uses_collectives or facts.keeps_loader_batches
-        if is_kept or facts.strategy is Strategy.FULL_BATCH or not rows:
+        if self.findings.facts.is_final or not rows:
             return None, None
         return self.split_step(rows)
 
     def take(self, inputs, count, is_last: bool, runs_ahead: bool) -> OptimizerStep | None:
         "A micro-batch comes back, also of a loop of your own: the step, if it is computed now."
         if self.calls is None or self.calls.num_computed and not self.handed:
-            self.calls, self.handed = self._calls(OptimizerStep([], count), []), []
+            step, self.handed = OptimizerStep([], count), []
+            self.calls = StepCalls(step, [], self.findings, self.adapter)
         return self.calls.take(inputs, count, is_last, runs_ahead)
-
-    def _calls(self, step: OptimizerStep, handed: list, num_fillers: int = 0) -> StepCalls:
-        return StepCalls(step, handed, self.findings, self.adapter, num_fillers)
 
 # %% ../../nbs/accumulation_loss/exact_loss.ipynb #0735486d
 # newer versions of transformers pass `num_items_in_batch` in an evaluation, too
@@ -324,12 +317,6 @@ def refuse_renamed(trainer_class: type):
         if old in vars(trainer_class):
             raise TypeError(f"{trainer_class.__name__}.{old} was renamed: call it {new}.")
 
-def overridden(trainer_class: type, mixin: type, names: set[str]) -> set[str]:
-    "Methods of a mixin that the user's class, or a class before the mixin, overrides."
-    order = trainer_class.__mro__
-    own = order[:order.index(mixin)]
-    return {name for base in own for name in names & {*vars(base)}}
-
 # %% ../../nbs/accumulation_loss/exact_loss.ipynb #af84ef83
 class ExactLossMixin(_AroundStepsMixin):
     """The gradient of an optimizer step is that of its full batch, for any loss.
@@ -373,10 +360,8 @@ class ExactLossMixin(_AroundStepsMixin):
                 self.findings.report("gradient_dtype", **found)
 
     def _begin_run(self):
-        # methods through which batches pass
-        overrides = overridden(type(self), ExactLossMixin,
-                               {"training_step", "get_batch_samples"})
-        adapter = TrainerAdapter(self, super().training_step, overrides)
+        overrides_step = type(self).training_step is not ExactLossMixin.training_step
+        adapter = TrainerAdapter(self, super().training_step, overrides_step)
         processes = Collectives(self.accelerator)
         self._steps = OptimizerStepComputer(self.findings, adapter, processes)
         self._source = StepAssembler(self.findings, adapter, processes)
@@ -390,11 +375,6 @@ class ExactLossMixin(_AroundStepsMixin):
     def verification_seconds(self) -> float:
         "Time that verifications of this training took so far."
         return self._steps.verification_seconds
-
-    @property
-    def is_settled(self) -> bool:
-        "Whether a strategy is known for the steps of this training."
-        return self.findings.facts.strategy is not Strategy.UNKNOWN
 
     def get_batch_samples(self, epoch_iterator, num_batches, *args, **kwargs):
         "The micro-batches of this process, as many as the step has."

@@ -4,7 +4,7 @@
 
 # %% ../../nbs/accumulation_loss/loss_facts.ipynb #fe4cd816
 from __future__ import annotations
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 import torch
@@ -13,7 +13,7 @@ from transformers.utils import logging
 from ..foundation.rows import as_dict, num_rows_of
 
 # %% auto #0
-__all__ = ['MESSAGES', 'Strategy', 'Exactness', 'Message', 'LossFacts', 'Findings', 'numbers', 'counted_targets']
+__all__ = ['MESSAGES', 'Strategy', 'Exactness', 'Message', 'LossFacts', 'Findings', 'counted_targets']
 
 # %% ../../nbs/accumulation_loss/loss_facts.ipynb #d4f553a4
 class Strategy(str, Enum):
@@ -22,7 +22,7 @@ class Strategy(str, Enum):
     SUM = "sum" # micro-batch losses add up
     WEIGHTED_MEAN = "weighted_mean" # each is weighted by its normalizer, a count
     FULL_BATCH = "full_batch" # the loss sees all rows; the backbone runs in chunks
-    ROW_WEIGHTED = "row_weighted" # weighted by rows, which is not exact
+    LOADER_BATCHES = "loader_batches" # as transformers computes them: never split or joined
 
     __str__ = str.__str__
 
@@ -32,7 +32,7 @@ _DESCRIPTIONS = {
     Strategy.WEIGHTED_MEAN: "micro-batch losses are averaged, weighted by the normalizer",
     Strategy.FULL_BATCH: "the loss sees the full batch; the backbone runs in chunks "
                          "(gradient caching)",
-    Strategy.ROW_WEIGHTED: "micro-batch losses are averaged, weighted by rows (inexact)",
+    Strategy.LOADER_BATCHES: "loader batches are computed as transformers computes them",
 }
 
 # %% ../../nbs/accumulation_loss/loss_facts.ipynb #a3c45442
@@ -155,8 +155,6 @@ class LossFacts:
     uses_num_items_in_batch: bool = False # the loss divides by it
     is_random: bool = False # other random numbers give another loss, dropout aside
     collator_is_random: bool = False # micro-batches are rows of the full batch
-    uses_collectives: bool = False # the loss itself calls torch.distributed
-    keeps_loader_batches: bool = False # no strategy is exact: never split, never joined
     verified_terms: tuple[str, ...] = () # signatures of losses that were verified
     normalizers: tuple[str, ...] = () # counts that fit so far, the likeliest first
     # modules that run in chunks, "" is the model -> for each call in a forward pass,
@@ -192,8 +190,7 @@ class LossFacts:
 
     @property
     def is_final(self) -> bool: # exact for every loss, or nothing is: not verified again
-        return self.keeps_loader_batches or self.strategy in (
-            Strategy.FULL_BATCH, Strategy.ROW_WEIGHTED)
+        return self.strategy in (Strategy.FULL_BATCH, Strategy.LOADER_BATCHES)
 
     @property
     def is_split(self) -> bool: # verified: micro-batches give the full-batch gradient
@@ -205,7 +202,7 @@ class LossFacts:
     @classmethod
     def from_state_dict(cls, state: Mapping) -> LossFacts:
         "Facts of a checkpoint; of another version nothing is known, so it is verified anew."
-        if "strategy" not in state:
+        if state.get("strategy") not in [each.value for each in Strategy]:
             return cls()
         known = {f.name: state[f.name] for f in fields(cls) if f.name in state}
         lists = {k: tuple(v) for k, v in known.items() if isinstance(v, (list, tuple))}
@@ -244,37 +241,21 @@ class Findings:
             raise ValueError(str(message))
         _logger.warning(str(message))
 
-    def fall_back(self, reason: str, obstacle: str = "", strategy: Strategy | None = None):
+    def fall_back(self, reason: str, obstacle: str = ""):
         """From here on the loss sees the full batch, where the model can run in chunks.
 
-        Where it cannot: the sum of what is divided by `num_items_in_batch`, else
-        `strategy`, else rows are the weights. Either is logged as inexact."""
+        Where it cannot, loader batches are computed as transformers does, and a message
+        says that this is inexact."""
         if self.facts.chunked_modules:
             self.set(strategy=Strategy.FULL_BATCH)
             return self.report("full_batch", reason=reason)
-        strategy = strategy or Strategy.ROW_WEIGHTED
-        if self.facts.uses_num_items_in_batch:
-            strategy = Strategy.SUM
-        self.set(strategy=strategy, chunked_modules={}, keeps_loader_batches=True)
+        self.set(strategy=Strategy.LOADER_BATCHES, chunked_modules={})
         self.report("no_full_batch", reason=reason, obstacle=obstacle)
 
 # %% ../../nbs/accumulation_loss/loss_facts.ipynb #07735617
 _logger = logging.get_logger(__name__)
 
 # %% ../../nbs/accumulation_loss/loss_facts.ipynb #8b06ea16
-def numbers(counts: Iterable) -> list[float]:
-    "Counts on devices and on the CPU as numbers, in one transfer per device and dtype."
-    counts = list(counts)
-    alike = {} # of one dtype: no device has to have float64
-    for index, each in enumerate(counts):
-        if torch.is_tensor(each):
-            alike.setdefault((each.device, each.dtype), []).append(index)
-    for indices in alike.values():
-        tensors = [counts[index].detach().reshape(()) for index in indices]
-        for index, value in zip(indices, torch.stack(tensors).tolist()):
-            counts[index] = value
-    return [float(each) for each in counts]
-
 def _first_size(batch) -> int:
     "Entries of the first tensor, where tensors have different numbers of them."
     tensors = (v for v in as_dict(batch).values() if torch.is_tensor(v) and v.dim())

@@ -10,26 +10,26 @@ from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
+import numpy as np
 import torch
 from accelerate.utils import send_to_device
 from .dry_run import detach_gradients, restore_gradients
 from .gradient_cache import GatheredRows, gradient_caching
 from .loss_facts import (
-    Findings, LossFacts, Strategy, counted_targets, numbers)
-from .normalizer import (
-    common_ratio, signature_of, silence, sums_rows)
+    Findings, LossFacts, Strategy, counted_targets)
+from prompt_packing.accumulation_loss.normalizer import (
+    signature_of, silence, sums_rows)
 from .trainer_adapter import Collectives, TrainerAdapter
 from .verification import (
-    FAILURES, DryRun, VerificationResult, FullBatchRows, few_rows, find_chunked_modules,
-    fits_at_once, many_rows, short_text, verification_is_due, verify_loss, widest_rows)
+    DryRun, VerificationResult, few_rows, find_chunked_modules, many_rows, short_text,
+    verification_is_due, verify_loss, widest_rows)
 from ..foundation.rows import (
     CollatedRows, RowLengths, StepRows, as_dict, fork_rng, num_rows_of)
 
 # %% auto #0
 __all__ = ['UNEQUAL_COUNTS', 'NEW_TERMS', 'NO_CHUNKS', 'PRE_COLLATED', 'RANDOM_LOSS', 'CONSTANT_DIVISOR', 'next_strategy',
-           'OptimizerStep', 'Weights', 'compute_weights', 'Attempt', 'StepRowsChooser', 'VerificationRecorder',
-           'StrategyChooser', 'FullBatch', 'full_batch_of', 'AttemptComputer', 'VerificationSchedule',
-           'OptimizerStepComputer']
+           'OptimizerStep', 'compute_weights', 'Attempt', 'StepRowsChooser', 'VerificationRecorder', 'StrategyChooser',
+           'full_batch_of', 'AttemptComputer', 'VerificationSchedule', 'OptimizerStepComputer']
 
 # %% ../../nbs/accumulation_loss/optimizer_step.ipynb #a26b595a
 def next_strategy(strategy: Strategy, reason: str, can_full_batch: bool) -> Strategy:
@@ -37,7 +37,7 @@ def next_strategy(strategy: Strategy, reason: str, can_full_batch: bool) -> Stra
 
     `reason` is why the result of `strategy` may be wrong; '' if there is none."""
     is_unverified = bool(reason) or strategy is Strategy.UNKNOWN
-    if strategy is Strategy.ROW_WEIGHTED or not is_unverified:
+    if strategy is Strategy.LOADER_BATCHES or not is_unverified:
         return strategy
     return Strategy.FULL_BATCH if can_full_batch else strategy
 
@@ -57,41 +57,30 @@ class OptimizerStep:
         return self.micro_batches or self.batches
 
 # %% ../../nbs/accumulation_loss/optimizer_step.ipynb #7abfba57
-@dataclass
-class Weights:
-    "What each micro-batch counts for in the loss of its step."
-    factors: list[float] # of its loss; they add up to 1 over all processes, or are 1
-    reason: str = "" # why they may be wrong; '' if nothing speaks against them
-
 def compute_weights(
     micro_batches: list, facts: LossFacts, strategy: Strategy, processes: Collectives,
     weight_of: Callable, prepare: Callable, has_rows: bool = True,
-) -> Weights:
-    """Weights of the micro-batches of a step, known before any is computed.
+) -> tuple[list[float], str]: # factor of each loss; why these may be wrong, or ''
+    """What each micro-batch of a step counts for, known before any is computed.
 
     In a weighted mean each counts for its normalizer over the step's, of all processes.
     Where several counts have fitted so far, they have to be in proportion here, too."""
     if strategy is Strategy.SUM:
-        return Weights([float(has_rows)] * len(micro_batches))
-    names = facts.normalizers if strategy is Strategy.WEIGHTED_MEAN else ("rows",)
-    given = [weight_of(each) for each in micro_batches]
-    if strategy is Strategy.WEIGHTED_MEAN and None not in given:
-        names, counts = ("given",), [given]
+        return [float(has_rows)] * len(micro_batches), ""
+    names, given = facts.normalizers, [weight_of(each) for each in micro_batches]
+    if None not in given:
+        names, counts = ("given",), [dict(given=each) for each in given]
     else:
-        found = [_counts_of(each, names, prepare) for each in micro_batches]
-        flat = numbers(each.get(name, 0.0) for name in names for each in found)
-        size = len(micro_batches)
-        counts = [flat[i:i + size] for i in range(0, len(flat), size)]
-    if not has_rows:
-        counts = [[0.0] * len(each) for each in counts]
-    totals = list(map(float, processes.sum(*map(sum, counts))))
-    is_unequal = len(names) > 1 and any(
-        common_ratio([*each, total], [*counts[0], totals[0]]) is None
-        for each, total in zip(counts[1:], totals[1:]))
-    if len(names) > 1:
+        counts = [_counts_of(each, names, prepare) for each in micro_batches]
+    table = np.array([[float(each.get(name, 0)) for each in counts] for name in names])
+    table = table * has_rows
+    totals = np.array(list(map(float, processes.sum(*table.sum(1)))))
+    shares = table / np.where(totals, totals, 1)[:, None]
+    is_unequal = not np.allclose(shares, shares[0], rtol=1e-5, atol=0)
+    if len(names) > 1: # the same on all processes
         is_unequal, = processes.sum(float(is_unequal))
-    factors = [each / totals[0] if totals[0] else 0.0 for each in counts[0]]
-    return Weights(factors, UNEQUAL_COUNTS.format(" and ".join(names)) if is_unequal else "")
+    reason = UNEQUAL_COUNTS.format(" and ".join(names)) if is_unequal else ""
+    return shares[0].tolist(), reason
 
 def _counts_of(batch, names: tuple, prepare: Callable) -> dict:
     counts = counted_targets(batch)
@@ -111,10 +100,10 @@ class Attempt:
         # the loss of each micro-batch is multiplied by its factor; processes average their
         # gradients, where each has a part of them
         self.factors = factors
-        self.scale = 1 if strategy is Strategy.FULL_BATCH else processes
+        self.is_mean = strategy in (Strategy.FULL_BATCH, Strategy.LOADER_BATCHES)
+        self.scale = 1 if self.is_mean else processes
         # modules that run in chunks see all states
-        is_full = strategy is Strategy.FULL_BATCH
-        self.targets = None if is_full else facts.target_only_logits
+        self.targets = None if self.is_mean else facts.target_only_logits
         self.loss, self.signatures, self.done = 0.0, set(), 0
         self.error: Exception | None = None # that was raised
         self.reason = "" # why the step cannot be computed so, or may be wrong
@@ -143,7 +132,7 @@ class Attempt:
         return loss * (factor * self.scale)
 
     def as_many_as_others(self, micro_batches: list, processes: Collectives) -> list:
-        "As many on each process: the first one again, which counts for nothing."
+        "As many on each process: the first one again, whose weight is 0."
         idle = max(processes.rows([[len(micro_batches)]])) - len(micro_batches)
         self.factors = [0.0] * idle + self.factors
         return micro_batches[:1] * idle + micro_batches
@@ -153,7 +142,7 @@ class Attempt:
         is_new = bool(self.signatures - {*self.facts.verified_terms})
         loss, failed, new = processes.sum(
             self.loss, float(self.error is not None), float(is_new))
-        self.loss = loss / processes.number if self.strategy is Strategy.FULL_BATCH else loss
+        self.loss = loss / processes.number if self.is_mean else loss
         if failed:
             self.reason = self.reason or "It failed on another process"
         elif not torch.isfinite(torch.as_tensor(self.loss)):
@@ -184,28 +173,17 @@ class StepRowsChooser:
             rows = chosen(self.processes.rows([rows]))
         return StepRows(rows, step.rows.collate)
 
-    def many(self, step: OptimizerStep) -> StepRows | None:
-        """More rows, of all processes: the step itself in its own micro-batches, or some of
-        its rows in micro-batches as large."""
+    def more(self, step: OptimizerStep, is_first: bool) -> list[StepRows]:
+        "Rows of all processes, compared by loss value, without gradients; at first many."
+        if not self.can_join(step):
+            return []
         batches = self.processes.rows([step.rows.loader_batches])
-        rows = StepRows([row for each in batches for row in each], step.rows.collate, batches)
-        # without a graph two at once take less memory than one with its gradients
-        lengths, tokens = self.lengths.or_ones(rows.rows), self.tokens_at_once(batches)
-        if fits_at_once(lengths, tokens).all():
-            mine = list(map(copy, step.planned))
-            mine = send_to_device(mine, "cpu") if self.processes.number > 1 else mine
-            planned = self.processes.rows([[each] for each in mine])
-            if len(planned) > 1:
-                return FullBatchRows(rows, planned)
-        return many_rows(rows, lengths, tokens)
-
-    def widest(self, step: OptimizerStep) -> StepRows | None:
-        "The shortest and the longest row of the step, of all processes."
-        def ends(rows: list) -> StepRows | None:
-            return widest_rows(StepRows(rows, step.rows.collate), self.lengths.or_ones(rows))
-        mine = ends(step.rows.rows)
-        mine = step.rows.rows[:1] if mine is None else mine.rows
-        return ends(self.processes.rows([mine]))
+        rows = StepRows([row for each in batches for row in each], step.rows.collate)
+        lengths = self.lengths.or_ones(rows.rows)
+        chosen = widest_rows(rows, lengths)
+        if is_first:
+            chosen += many_rows(rows, lengths, self.tokens_at_once(batches))
+        return chosen
 
     def tokens_at_once(self, batches: list[list]) -> int: # rows of each loader batch
         "The budget, or the tokens of the largest loader batch."
@@ -214,11 +192,10 @@ class StepRowsChooser:
 
     def _rows_of_a_batch(self, step: OptimizerStep, index: int) -> CollatedRows | None:
         "Of one pre-collated batch, whose rows are entries of its tensors."
-        mine = copy(step.batches[index % len(step.batches)])
+        batch = copy(step.batches[index % len(step.batches)])
         if self.processes.number > 1: # others cannot take what lies on this device
-            mine = send_to_device(mine, "cpu")
-        all_batches = self.processes.rows([[mine]]) # one of each process
-        batch = self.adapter.prepare(all_batches[index % len(all_batches)])
+            batch = self.processes.of_first(send_to_device(batch, "cpu"))
+        batch = self.adapter.prepare(batch)
         size = num_rows_of(batch)
         return None if size is None else CollatedRows(batch, size)
 
@@ -229,24 +206,29 @@ class VerificationRecorder:
         self.findings, self.adapter = findings, adapter
 
     def record(self, result: VerificationResult, dry_run: DryRun, rows: StepRows,
-                step: OptimizerStep, is_one_micro_batch: bool):
+               step: OptimizerStep):
         findings, before = self.findings, self.findings.facts
-        findings.set(num_verifications=before.num_verifications + (not is_one_micro_batch),
-                     **result.facts)
-        if findings.facts.uses_collectives:
-            return findings.report("collectives")
+        findings.set(num_verifications=before.num_verifications + 1, **result.facts)
+        if findings.facts.strategy is Strategy.LOADER_BATCHES:
+            findings.report("collectives")
+            if len(step.batches) > 1:
+                findings.report("collectives_accumulated")
+            return
         if before.target_only_logits and findings.facts.target_only_logits == "":
             findings.report("target_only_logits")
         for what in result.stateful:
             findings.report("stateful", what=what)
         fall_back = partial(self._fall_back, dry_run, result.batch, rows, step)
-        if findings.facts.is_random and not is_one_micro_batch:
+        if findings.facts.is_random:
             fall_back(RANDOM_LOSS, "random_loss") # exact if what runs in chunks draws nothing
         elif not result.strategies:
             fall_back(result.reason)
-        elif not is_one_micro_batch:
+        else:
             self._record_split(result)
-            if self._divides_by_constant(result): # as in `total / count.clamp(min=40)`
+            facts, full = findings.facts, result.full
+            is_explained = ("given" in full.counts or full.is_sum
+                            or facts.uses_num_items_in_batch)
+            if facts.strategy is Strategy.SUM and not is_explained:
                 fall_back(CONSTANT_DIVISOR, "unverified_constant")
         is_full = findings.facts.strategy is Strategy.FULL_BATCH
         for name in dry_run.moved_in_chunks if is_full else result.moved_buffers:
@@ -264,11 +246,6 @@ class VerificationRecorder:
         both = [name for name in result.normalizers if name in facts.normalizers]
         self.findings.set(strategy=strategy, verified_terms=terms,
                           normalizers=tuple(both or result.normalizers))
-
-    def _divides_by_constant(self, result: VerificationResult) -> bool:
-        facts, full = self.findings.facts, result.full
-        is_explained = facts.uses_num_items_in_batch or "given" in full.counts or full.is_sum
-        return facts.strategy is Strategy.SUM and not is_explained
 
     def _fall_back(self, dry_run: DryRun, batch, rows: StepRows, step: OptimizerStep,
                    reason: str, code: str = ""):
@@ -288,11 +265,11 @@ class VerificationRecorder:
         if findings.facts.strategy is Strategy.UNKNOWN:
             batch = self.adapter.prepare(copy(step.batches[0]))
             names = tuple(counted_targets(batch))
-            with dry_run._watched():
+            with dry_run.watched():
                 is_sum = sums_rows(self.adapter.loss(dry_run.model, batch, step.count))
             is_sum = is_sum or findings.facts.uses_num_items_in_batch
-            strategy = Strategy.SUM if is_sum else Strategy.WEIGHTED_MEAN
-            findings.set(strategy=strategy, normalizers=names[:1])
+            findings.set(strategy=Strategy.SUM if is_sum else Strategy.WEIGHTED_MEAN,
+                         normalizers=names[:1])
         findings.set(chunked_modules={})
         findings.report(code)
 
@@ -321,28 +298,23 @@ class StrategyChooser:
         return DryRun(self.adapter.unwrap(model), self.adapter, count, self.rows.lengths,
                       self.processes.number)
 
-    def verify(self, model, step: OptimizerStep, is_one_micro_batch: bool = False):
+    def verify(self, model, step: OptimizerStep):
         "Verify the loss on a few rows of this step, and write down what came out."
         facts, before = self.findings.facts, self.findings.facts
         if facts.is_final:
             return
         rows = self.rows.few(step, facts.num_verifications)
         dry_run = self.dry_run(model, step.count)
-        dry_run.processes = self.processes
         if rows is None:
             return self.recorder.accept_unverified("pre_collated", dry_run, step)
-        is_first = not (facts.num_verifications or is_one_micro_batch)
-        more = []
-        if self.rows.can_join(step):
-            more = [self.rows.widest(step), self.rows.many(step) if is_first else None]
-        more = [each for each in more if each is not None]
-        result = verify_loss(dry_run, facts, rows, more, is_one_micro_batch)
+        more = self.rows.more(step, is_first=not facts.num_verifications)
+        result = verify_loss(dry_run, facts, rows, more)
         self.failure = dry_run.failure
         # zeros equal zeros, which shows nothing: as if it were not verified
         is_vain = result is None or bool(result.strategies) and not result.is_conclusive
         if self.processes.sum(float(is_vain))[0]:
             return
-        self.recorder.record(result, dry_run, rows, step, is_one_micro_batch)
+        self.recorder.record(result, dry_run, rows, step)
         self.findings.set(self.processes.of_first(self.findings.facts))
         is_contradicted = before.is_split and not self.findings.facts.is_split
         if is_contradicted and before.num_verifications: # equal losses prove no gradient
@@ -356,10 +328,9 @@ class StrategyChooser:
         if self.findings.facts.chunked_modules is None:
             # as few rows as a second verification takes
             rows, dry_run = self.rows.few(step, 1), self.dry_run(model, step.count)
-            dry_run.processes = self.processes
             try:
                 batch = dry_run.full_batch(rows)
-            except FAILURES as error:
+            except Exception as error:
                 return f"no batch can be made of a few rows ({short_text(error)})"
             modules = find_chunked_modules(dry_run, batch, rows)
             self.findings.set(chunked_modules=self.processes.of_first(modules))
@@ -383,10 +354,18 @@ class StrategyChooser:
     def choose_again(self, model, step: OptimizerStep, attempt: Attempt) -> Strategy:
         "How a step is computed that may be wrong; the same on all processes."
         findings, strategy = self.findings, attempt.strategy
-        if not attempt.reason or strategy is Strategy.ROW_WEIGHTED:
+        if not attempt.reason or strategy is Strategy.LOADER_BATCHES:
             return strategy
+        if self.adapter.steps_in_backward and attempt.done:
+            if attempt.error is None:
+                findings.report("engine_stepped", reason=attempt.reason)
+            return strategy
+        if strategy is Strategy.FULL_BATCH and attempt.error is None:
+            return strategy # not finite: so it is without us
         if strategy is Strategy.FULL_BATCH:
-            return self._after_full_batch(attempt)
+            findings.set(chunked_modules={})
+            findings.fall_back(attempt.reason)
+            return findings.facts.strategy
         if findings.facts.strategy is not strategy: # a verification has changed it
             return findings.facts.strategy
         if attempt.reason == NEW_TERMS:
@@ -402,25 +381,13 @@ class StrategyChooser:
             findings.report("unverified_step", reason=attempt.reason, obstacle=obstacle)
         return next_strategy(strategy, attempt.reason, not obstacle)
 
-    def _after_full_batch(self, attempt: Attempt) -> Strategy:
-        if attempt.error is None: # not finite: so it is without us
-            return Strategy.FULL_BATCH
-        before = self.findings.facts.strategy # by which it was split so far
-        self.findings.set(chunked_modules={})
-        self.findings.fall_back(attempt.reason, strategy=(
-            before if self.findings.facts.is_split else None))
-        return self.findings.facts.strategy
-
 # %% ../../nbs/accumulation_loss/optimizer_step.ipynb #bc3a8422
-@dataclass
-class FullBatch:
-    "All rows of a step, of all processes: collated once, counted once, prepared once."
-    batch: object # as the user's collator makes it; transformers' step prepares it
-    count: float | torch.Tensor | None # of what the loss sees
-    rows_each: int # in a chunk of the backbone
-
-def full_batch_of(step: OptimizerStep, index: int, chooser: StepRowsChooser) -> FullBatch:
-    "The full batch of a step; with several processes all make the same one."
+def full_batch_of(
+    step: OptimizerStep,
+    index: int, # of the step
+    chooser: StepRowsChooser,
+) -> tuple: # batch; `num_items_in_batch`; rows in a chunk of the backbone
+    "All rows of a step, as one batch; with several processes all make the same one."
     adapter, processes = chooser.adapter, chooser.processes
     rows = processes.rows(step.rows.loader_batches)
     # processes draw the same numbers, since each makes the same batch
@@ -433,7 +400,7 @@ def full_batch_of(step: OptimizerStep, index: int, chooser: StepRowsChooser) -> 
     # the longest of all, and chunks of sharded modules meet
     tokens = max(processes.rows([[chooser.tokens_at_once(step.rows.loader_batches)]]))
     longest = int(chooser.lengths.or_ones(rows).max())
-    return FullBatch(batch, count, max(1, tokens // longest))
+    return batch, count, max(1, tokens // longest)
 
 # %% ../../nbs/accumulation_loss/optimizer_step.ipynb #attc0002
 class AttemptComputer:
@@ -452,7 +419,7 @@ class AttemptComputer:
             run()
         except torch.OutOfMemoryError: # no fault of the strategy
             raise
-        except FAILURES as error:
+        except Exception as error:
             if self.processes.number > 1: # which others would wait for
                 raise
             attempt.error = error
@@ -467,20 +434,22 @@ class AttemptComputer:
         if strategy is Strategy.FULL_BATCH:
             attempt = Attempt(strategy, facts, [1.0], number)
             return attempt, partial(self._full_batch, model, step, attempt, index)
-        # it was split before an attempt showed that no strategy is exact
-        if step.micro_batches is not None and facts.keeps_loader_batches:
-            self.findings.report("not_split")
-            step.micro_batches = None
-        weights = self._weights(step, strategy)
-        if weights.reason: # which rows of this step may settle
+        if strategy is Strategy.LOADER_BATCHES:
+            if step.micro_batches is not None:
+                self.findings.report("not_split")
+            attempt = Attempt(strategy, facts, [], number)
+            return attempt, partial(self._loader_batches, model, step, attempt)
+        factors, reason = self._weights(step, strategy)
+        if reason: # which rows of this step may settle
             self.chooser.verify(model, step)
             facts = self.findings.facts
-            weights = self._weights(step, strategy) if facts.strategy is strategy else weights
-        attempt = Attempt(strategy, facts, weights.factors, number)
-        attempt.reason = weights.reason
+            if facts.strategy is strategy:
+                factors, reason = self._weights(step, strategy)
+        attempt = Attempt(strategy, facts, factors, number)
+        attempt.reason = reason
         return attempt, partial(self._run, model, attempt, step.planned, step.count)
 
-    def _weights(self, step: OptimizerStep, strategy: Strategy) -> Weights:
+    def _weights(self, step: OptimizerStep, strategy: Strategy) -> tuple:
         return compute_weights(step.planned, self.findings.facts, strategy, self.processes,
                                self.adapter.weight_of, self.adapter.prepare, step.has_rows)
 
@@ -493,15 +462,21 @@ class AttemptComputer:
         if not attempt.done: # the user's `training_step` calls no `compute_loss`
             attempt.loss = total / len(micro_batches)
 
+    def _loader_batches(self, model, step: OptimizerStep, attempt: Attempt):
+        self.last_micro_batches = batches = step.batches
+        if self.adapter.needs_equal_counts(model):
+            batches = attempt.as_many_as_others(batches, self.processes)
+        attempt.loss = self.adapter.backward(model, batches, step.count, partial(
+            self.adapter.as_one_of, len(batches)))
+
     def _full_batch(self, model, step: OptimizerStep, attempt: Attempt, index: int):
         "The backbone in chunks of the rows of this process, the loss over the rows of all."
         number, rank = self.processes.number, self.processes.rank
         attempt.gather = GatheredRows(number, rank) if number > 1 else None
-        full = full_batch_of(step, index, self.chooser.rows)
+        batch, count, rows_each = full_batch_of(step, index, self.chooser.rows)
         with gradient_caching(self.adapter.unwrap(model), attempt.facts.chunked_modules,
-                              full.rows_each, attempt.gather):
-            self._run(model, attempt, [full.batch], full.count)
-
+                              rows_each, attempt.gather):
+            self._run(model, attempt, [batch], count)
 
 # %% ../../nbs/accumulation_loss/optimizer_step.ipynb #d87cac74
 @dataclass
@@ -512,13 +487,12 @@ class VerificationSchedule:
     is_new_epoch: bool = False # this is its first step
     columns: set = field(default_factory=set) # of batches, that were verified
 
-    def is_due(self, step: OptimizerStep, facts: LossFacts, every: int | None,
-               is_one_micro_batch: bool) -> bool:
+    def is_due(self, step: OptimizerStep, facts: LossFacts, every: int | None) -> bool:
         if facts.is_final:
             return False # and a batch that nobody needs is not collated
         columns = frozenset(map(str, as_dict(step.planned[0])))
         is_new = self.is_new_epoch or columns not in self.columns
-        is_needed = not is_one_micro_batch and facts.strategy is Strategy.UNKNOWN
+        is_needed = facts.strategy is Strategy.UNKNOWN
         self.columns.add(columns)
         return is_new or is_needed or self.is_resumed or verification_is_due(
             self.begun, every)
@@ -543,29 +517,23 @@ class OptimizerStepComputer:
         "The loss of a step, whose gradient is added to what the model has."
         self.attempts.last_micro_batches = step.planned
         self.schedule.begun += 1
-        is_alone = self.processes.number == 1 and len(step.planned) == 1
-        if is_alone and self.adapter.packs and step.micro_batches is not None:
-            self._verify_if_due(model, step, is_one_micro_batch=True) # it may be packed
         facts = self.findings.facts
-        is_joined = facts.strategy is Strategy.FULL_BATCH or facts.keeps_loader_batches
-        if is_alone and not is_joined: # one batch: what transformers computes
+        may_be_packed = self.adapter.packs and step.micro_batches is not None
+        if self.processes.number == len(step.planned) == 1 and not (
+                may_be_packed or facts.is_final): # one batch: what transformers computes
             return self.adapter.backward(model, step.planned, step.count, partial(
                 self.adapter.as_single_micro_batch, targets=facts.target_only_logits))
-        if not facts.uses_collectives:
-            self._verify_if_due(model, step)
-        if self.findings.facts.uses_collectives: # its batches have to meet those of others
-            if len(step.batches) > 1:
-                self.findings.report("collectives_accumulated")
-            return self.adapter.backward(model, step.batches, step.count)
+        self._verify_if_due(model, step)
         return self._by_attempts(model, step)
 
     def _by_attempts(self, model, step: OptimizerStep) -> torch.Tensor:
         parameters = self.adapter.parameters(model)
         strategy, kept = self.chooser.choose(model, step), detach_gradients(parameters)
-        before = self.adapter.snapshot(model)
+        before = self.adapter.snapshot()
         attempt = self.attempts.compute(model, step, strategy, self.schedule.begun)
         # this ends: what is split can become a full batch, which can only be given up
-        while (other := self._other(model, step, attempt)) is not attempt.strategy:
+        while (other := self.chooser.choose_again(
+                model, step, attempt)) is not attempt.strategy:
             detach_gradients(parameters) # of this attempt, for good
             before.restore()
             # random numbers go on as if nothing were computed twice
@@ -578,24 +546,14 @@ class OptimizerStepComputer:
         restore_gradients(kept)
         return torch.as_tensor(attempt.loss, dtype=torch.float32) # as transformers adds it
 
-    def _other(self, model, step: OptimizerStep, attempt: Attempt) -> Strategy:
-        "Another strategy for a step that may be wrong, where it can be computed again."
-        if not (self.adapter.steps_in_backward and attempt.done):
-            return self.chooser.choose_again(model, step, attempt)
-        if attempt.error is not None:
-            raise attempt.error
-        if attempt.reason:
-            self.findings.report("engine_stepped", reason=attempt.reason)
-        return attempt.strategy
-
-    def _verify_if_due(self, model, step: OptimizerStep, is_one_micro_batch=False):
+    def _verify_if_due(self, model, step: OptimizerStep):
         before, schedule = self.findings.facts, self.schedule
-        is_due = schedule.is_due(step, before, self.adapter.verify_every, is_one_micro_batch)
+        is_due = schedule.is_due(step, before, self.adapter.verify_every)
         if not self.processes.sum(float(is_due))[0]: # what is due on one is due on all
             return
         model.train() # an evaluation may have left eval mode
         start = time.perf_counter()
-        self.chooser.verify(model, step, is_one_micro_batch)
+        self.chooser.verify(model, step)
         self.verification_seconds += time.perf_counter() - start
         if schedule.only_confirms(self.adapter.verify_every) and (
                 self.findings.facts.strategy == before.strategy):

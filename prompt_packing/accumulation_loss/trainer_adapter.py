@@ -5,7 +5,7 @@
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #40531e29
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
@@ -14,9 +14,9 @@ from itertools import zip_longest
 
 import torch
 from accelerate import Accelerator, PartialState
-from accelerate.utils import DistributedType, broadcast_object_list, gather_object
+from accelerate.utils import (
+    DistributedType, broadcast_object_list, gather_object, recursively_apply)
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils.rnn import PackedSequence
 from transformers import Trainer
 
 from .dry_run import is_sharded, reshard
@@ -27,8 +27,8 @@ from ..foundation.rows import fork_rng
 from ..foundation.snapshots import StateSnapshot, state_preserved
 
 # %% auto #0
-__all__ = ['Engine', 'defined_normalizer', 'reported_gather', 'TrainerAdapter', 'Collectives', 'add_up_in_float32',
-           'unsupported_reason']
+__all__ = ['Engine', 'defined_normalizer', 'reported_gather', 'single_micro_batch', 'TrainerAdapter', 'Collectives',
+           'add_up_in_float32', 'unsupported_reason']
 
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #exchg002
 @contextmanager
@@ -106,29 +106,46 @@ def reported_gather(trainer: Trainer) -> Callable:
         return usual(*args, **kwargs)
     return gather
 
+@contextmanager
+def single_micro_batch(
+    trainer: Trainer,
+    wrap: Callable | None = None, # `compute_loss` -> what is called in its place
+    targets: str | None = None, # logits of these tokens only
+    **attributes, # of the Trainer meanwhile
+) -> Iterator[None]:
+    "While it lasts, nothing that a loss can read says that its step is split."
+    if targets:
+        attributes["compute_loss"] = on_target_logits(trainer, targets)
+    if wrap is not None:
+        attributes["compute_loss"] = wrap(
+            attributes.get("compute_loss", trainer.compute_loss))
+    # what a loss gathers: processes may make different numbers of micro-batches
+    gather = {"gather": reported_gather(trainer)} if (
+        PartialState().num_processes > 1) else {}
+    # with `average_tokens_across_devices` transformers multiplies a loss by the
+    # number of processes; losses of object detection divide by that number
+    with override(trainer.args, gradient_accumulation_steps=1,
+                  average_tokens_across_devices=False), \
+            override(trainer, current_gradient_accumulation_steps=1, **attributes), \
+            override(trainer.accelerator, **gather), \
+            override(PartialState(), num_processes=1,
+                     distributed_type=DistributedType.NO):
+        yield
+
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #0fd428d0
 def _cloned(batch):
     "A batch of other tensors: a loss may write into those that it is given."
-    if torch.is_tensor(batch):
-        return batch.detach().clone().requires_grad_(batch.requires_grad)
-    if isinstance(batch, Mapping):
-        made = copy(batch)
-        for name in made:
-            made[name] = _cloned(batch[name])
-        return made
-    if type(batch) in (list, tuple):
-        return type(batch)(map(_cloned, batch))
-    return PackedSequence(*map(_cloned, batch)) if isinstance(
-        batch, PackedSequence) else copy(batch)
+    def clone(tensor):
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    return recursively_apply(clone, copy(batch))
 
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #0fd428d1
 _MODELS = "model", "model_wrapped", "deepspeed" # attributes of a Trainer
 
 class TrainerAdapter(Engine):
     "A Trainer as those see it who decide how steps are computed."
-    def __init__(self, trainer, training_step: Callable, overrides: set = frozenset()):
-        # with `ExactLossMixin`; transformers' step; and methods of the user's that see
-        # batches before us
+    def __init__(self, trainer, training_step: Callable, overrides_step: bool = False):
+        # with `ExactLossMixin`; transformers' step; whether the user has another one
         super().__init__(trainer)
         self._training_step = training_step
         # (rows, some of their indices) -> a micro-batch as it is computed: packed, say
@@ -136,9 +153,10 @@ class TrainerAdapter(Engine):
             trainer, "make_micro_batch", lambda rows, indices: rows.to_batch(indices))
         own = {cls.__module__.partition(".")[0] for cls in type(trainer).__mro__}
         self._is_plain = own <= {"prompt_packing", "transformers", "builtins"}
-        self.overrides, self.overrides_step = overrides, "training_step" in overrides
+        self.overrides_step = overrides_step
         self.packs = bool(getattr(trainer.args, "pack", None)) # rows into one
         self.main_input = getattr(trainer.model, "main_input_name", "input_ids")
+        self.verify_every: int | None = trainer.verify_every # steps
 
     def prepare(self, batch):
         "As before a training step, and in vain: what an override counts there is put back."
@@ -158,10 +176,6 @@ class TrainerAdapter(Engine):
         return any(each is not None and float(each.norm()) > 0 for each in gradients)
 
     @property
-    def verify_every(self) -> int | None: # steps
-        return self._trainer.verify_every
-
-    @property
     def token_budget(self) -> int | None: # most tokens computed at once
         return getattr(self._trainer, "token_budget", None)
 
@@ -171,54 +185,36 @@ class TrainerAdapter(Engine):
         defined = defined_normalizer(trainer, self.unwrap(trainer.model))
         return None if defined is None else float(defined(batch))
 
+    def _kept_elsewhere(self) -> tuple: # the model; parameters and wrappers
+        model = self.unwrap(self._trainer.model)
+        wrappers = [getattr(self._trainer, name, None) for name in _MODELS]
+        return model, [*model.parameters(), *(w for w in wrappers if w is not model)]
+
     def state_preserved(self):
         "What the Trainer holds is afterwards what it was; an engine's model counts itself."
-        trainer = self._trainer
-        model = self.unwrap(trainer.model)
-        wrappers = [getattr(trainer, name, None) for name in _MODELS]
-        keeps = not (self.steps_in_backward or is_sharded(model))
-        left_alone = [each for each in wrappers if not (keeps and each is model)]
-        return state_preserved(trainer, [*model.parameters(), *left_alone])
+        model, left_alone = self._kept_elsewhere()
+        if self.steps_in_backward or is_sharded(model):
+            left_alone.append(model)
+        return state_preserved(self._trainer, left_alone)
 
-    def snapshot(self, model) -> StateSnapshot:
+    def snapshot(self) -> StateSnapshot:
         "What a Trainer with code of the user holds; without its model it is little."
         if self._is_plain and self._trainer.compute_loss_func is None:
             return StateSnapshot(None)
-        model = self.unwrap(model)
-        wrappers = (getattr(self._trainer, name, None) for name in _MODELS)
-        return StateSnapshot(
-            self._trainer, [*model.parameters(), model, *wrappers], most_bytes=2**20)
+        model, left_alone = self._kept_elsewhere()
+        return StateSnapshot(self._trainer, [*left_alone, model], most_bytes=2**20)
 
     def count(self, batches: list): # `num_items_in_batch` of this process's batches
         with override(self._trainer.args, average_tokens_across_devices=False):
             return self._trainer._get_num_items_in_batch(
                 batches, self._trainer.args.device)
 
-    @contextmanager
-    def as_single_micro_batch(self, wrap: Callable | None = None, targets: str | None = None,
-                              **attributes) -> Iterator[None]:
-        """While it lasts, nothing that a loss can read says that its step is split.
+    def as_single_micro_batch(self, *args, **attributes):
+        return single_micro_batch(self._trainer, *args, **attributes)
 
-        The Trainer has these attributes meanwhile, and the `compute_loss` that `wrap`
-        makes of its own, or of the one that computes logits of `targets` only."""
-        trainer = self._trainer
-        if targets:
-            attributes["compute_loss"] = on_target_logits(trainer, targets)
-        if wrap is not None:
-            attributes["compute_loss"] = wrap(
-                attributes.get("compute_loss", trainer.compute_loss))
-        # what a loss gathers: processes may make different numbers of micro-batches
-        gather = {"gather": reported_gather(trainer)} if (
-            PartialState().num_processes > 1) else {}
-        # with `average_tokens_across_devices` transformers multiplies a loss by the
-        # number of processes; losses of object detection divide by that number
-        with override(trainer.args, gradient_accumulation_steps=1,
-                      average_tokens_across_devices=False), \
-                override(trainer, current_gradient_accumulation_steps=1, **attributes), \
-                override(trainer.accelerator, **gather), \
-                override(PartialState(), num_processes=1,
-                         distributed_type=DistributedType.NO):
-            yield
+    def as_one_of(self, number: int): # loader batches of a step
+        "As transformers computes each of them: a mean is divided by their number."
+        return override(self._trainer, current_gradient_accumulation_steps=number)
 
     def loss(self, bare: torch.nn.Module, batch, count,
              targets: str | None = None) -> torch.Tensor:

@@ -4,10 +4,9 @@
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #a0021610
 from __future__ import annotations
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from math import inf, isfinite, isnan
 import numpy as np
@@ -17,13 +16,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 from .dry_run import (
-    ParameterWriteMonitor, detach_gradients, graph_without_activations, is_sharded,
+    ParameterWriteMonitor, detach_gradients, is_sharded,
     leaves_of, no_gradient_checkpointing, reshard, restore_gradients, side_effect_free)
 from .gradient_cache import find_chunkable_modules, gradient_caching
-from .loss_facts import (
-    LossFacts, Strategy, counted_targets, numbers)
-from .normalizer import (
-    class_weights_of, common_ratio, signature_of, sums_rows)
+from .loss_facts import LossFacts, Strategy, counted_targets
+from .normalizer import class_weights_of, signature_of, sums_rows
 from .target_logits import MOST, target_states
 from ..foundation.rows import (
     CollatedRows, StepRows, as_dict, fork_rng, num_rows_of, rng_state, same_batch)
@@ -31,10 +28,9 @@ from ..foundation.snapshots import counters, integers_of, state_preserved
 
 # %% auto #0
 __all__ = ['FAILURES', 'SEEDS', 'short_text', 'BatchResult', 'combine', 'Comparison', 'gradient_of', 'DryRun', 'shuffled',
-           'few_rows', 'random_splits', 'FullBatchRows', 'fits_at_once', 'many_rows', 'widest_rows',
-           'verification_is_due', 'VerificationResult', 'fitting_strategies', 'collates_rows',
-           'without_padding_of_others', 'alignments_to_try', 'differing', 'counted_differently', 'verify_loss',
-           'find_chunked_modules']
+           'few_rows', 'random_splits', 'many_rows', 'widest_rows', 'verification_is_due', 'VerificationResult',
+           'fitting_strategies', 'collates_rows', 'without_padding_of_others', 'alignments_to_try', 'differing',
+           'verify_loss', 'find_chunked_modules']
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #04e39636
 FAILURES = Exception # that a loss, a model or a collator may raise at a batch
@@ -48,20 +44,23 @@ class BatchResult:
     "Loss and gradient of a batch, and what it may be weighted by."
     loss: float
     gradient: torch.Tensor # of all parameters; one 0 where there is none
-    weight: float # in a mean: the first of its counts
+    counts: dict # of the batch: what a mean may be over
     epsilon: float # of the loss's dtype
     signature: str # of the operations that reduce the loss
-    counts: dict # of the batch: what a mean may be over
     is_sum: bool = False # a bare one: divided by nothing
     is_empty: bool = False # a mean over nothing
     class_weights: torch.Tensor | None = None # of its cross-entropies, float (classes,)
 
-def combine(results: list[BatchResult], strategy: Strategy) -> tuple: # loss, gradient
-    "What micro-batches give if they are summed, or averaged by their weights."
-    total = sum(each.weight for each in results) or 1.0
+def combine(
+    results: list[BatchResult], # of micro-batches
+    normalizer: str | None, # the count that weights them in a mean; None: they are summed
+) -> tuple: # loss, gradient
+    factors = [1.0] * len(results)
+    if normalizer is not None:
+        weights = [each.counts.get(normalizer, 0.0) for each in results]
+        factors = [each / (sum(weights) or 1.0) for each in weights]
     loss, gradient = 0.0, torch.zeros(())
-    for each in results:
-        factor = 1.0 if strategy is Strategy.SUM else each.weight / total
+    for factor, each in zip(factors, results):
         if factor:
             loss += factor * each.loss
             gradient = gradient + factor * each.gradient
@@ -106,10 +105,10 @@ class Comparison:
         size = get_total_norm([p for p in self.model.parameters() if p.requires_grad])
         return epsilon * float(size) * gradient
 
-    def gives_full_batch(self, results: list[BatchResult], strategy: Strategy,
+    def gives_full_batch(self, results: list[BatchResult], normalizer: str | None,
                          full: BatchResult, noise: float = 0.0) -> bool:
-        "Whether micro-batches give the full batch's loss and gradient by this strategy."
-        loss, gradient = combine(results, strategy)
+        "Whether micro-batches give the full batch's loss and gradient: summed, or averaged."
+        loss, gradient = combine(results, normalizer)
         epsilon = max(each.epsilon for each in [*results, full])
         summands = sum(self.length(each.gradient) for each in results)
         length = self.length(full.gradient)
@@ -122,14 +121,14 @@ class Comparison:
         # times as different as losses; never so much that a missing micro-batch would pass
         most = min(max(20 * tolerance, 1e-6), 0.15)
         # where the summands nearly cancel
-        added = summands if strategy is Strategy.SUM else self.length(gradient)
+        added = summands if normalizer is None else self.length(gradient)
         return distance <= max(most * max(length, 1e-10), tolerance / 10 * added)
 
     def is_conclusive(self, result: BatchResult) -> bool:
         "Whether it has a gradient, which would show a difference."
-        # without weight it is a mean over nothing, which rightly has none
-        has_gradient = 1e-12 < self.length(result.gradient) < inf
-        return has_gradient or not self.takes_gradients or not result.weight
+        if not self.takes_gradients:
+            return bool(result.loss)
+        return 1e-12 < self.length(result.gradient) < inf
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #grad0002
 def gradient_of(
@@ -175,10 +174,9 @@ class DryRun(Comparison):
         self.drew = False # random numbers on the CPU, when a value was computed last
         self.moved_in_chunks = [] # buffers that move differently there
         self.buffers = {} # that the last pass moved: name -> its values afterwards
-        self.counted = {} # attributes of modules that counted its calls: name -> how many
+        self.counted = {} # attributes of modules that counted its calls, by name
         self.failure = "" # what kept the loss from being computed
         self.class_weights = None # by which batches are counted, too
-        self.processes = None # `Collectives`, where all processes verify the same rows
         self.trims = False # micro-batches are rows of a full batch, and will be shorter
         self.targets = None # of which logits are computed only, in micro-batches
         self.lengths = lengths # rows -> tokens of each; None: they are no rows
@@ -186,7 +184,7 @@ class DryRun(Comparison):
     def full_batch(self, rows: StepRows):
         "The rows as one batch, as the user's collator makes it."
         with self.unnoticed(rows):
-            return self.adapter.prepare(self.collated(rows.to_batch))
+            return self.adapter.prepare(rows.to_batch())
 
     @contextmanager
     def unnoticed(self, rows: StepRows | CollatedRows) -> Iterator[None]:
@@ -195,28 +193,8 @@ class DryRun(Comparison):
         with fork_rng(), self.adapter.state_preserved(), state_preserved(collate):
             yield
 
-    def collated(self, make: Callable):
-        """What `make` collates, on all processes or on none.
-
-        If it fails on one of them it fails on all, which else would wait for that one."""
-        made = error = None
-        try:
-            made = make()
-        except FAILURES as raised:
-            error = raised
-        failed = self.processes and self.processes.sum(float(error is not None))[0]
-        if error is not None:
-            raise error
-        if failed:
-            raise RuntimeError("the collator fails on another process")
-        return made
-
-    def has_unequal_lengths(self, rows: StepRows) -> bool: # or nobody knows
-        lengths = None if self.lengths is None else self.lengths(rows.rows)
-        return lengths is None or len({*lengths.tolist()}) > 1
-
     @contextmanager
-    def _watched(self, seed: int = 0, calls: int = 1) -> Iterator: # of the model
+    def watched(self, seed: int = 0, calls: int = 1) -> Iterator: # of the model
         "Gives the context for forward passes: a `ParameterWriteMonitor` while it has to."
         watch = None if self.writes is False else ParameterWriteMonitor(self.model)
         before = {name: b.clone() for name, b in self.model.named_buffers()}
@@ -241,10 +219,10 @@ class DryRun(Comparison):
             targets: str | None = None) -> list[BatchResult]:
         """Buffers and random numbers go on from batch to batch, as they do in a step.
 
-        With `loss_only` without gradients, and without the memory that a graph takes. With
-        `targets` logits are computed for these tokens only."""
-        graph = graph_without_activations(self.model) if loss_only else nullcontext()
-        with self._watched(calls=len(batches)) as watch, graph:
+        With `loss_only` without a graph, and the memory that it takes. With `targets`
+        logits are computed for these tokens only."""
+        graph = torch.no_grad() if loss_only else nullcontext()
+        with self.watched(calls=len(batches)) as watch, graph:
             return [self._result(batch, watch, loss_only, targets) for batch in batches]
 
     def _count_of(self, batch): # `num_items_in_batch`
@@ -253,7 +231,7 @@ class DryRun(Comparison):
     def loss_value(self, batch, count=None, seed: int = 0) -> float:
         # with a graph: some losses compute gradients themselves, or are others without
         count = self._count_of(batch) if count is None else count
-        with self._watched(seed) as watch, watch:
+        with self.watched(seed) as watch, watch:
             before = rng_state()
             loss = self.adapter.loss(self.model, batch, count)
             self.drew = rng_state() != before
@@ -263,7 +241,7 @@ class DryRun(Comparison):
         given = self.adapter.weight_of(batch)
         counts = {"given": given} if given is not None else counted_targets(
             batch, self.class_weights)
-        counts = dict(zip(counts, numbers(counts.values())))
+        counts = {name: float(count) for name, count in counts.items()}
         with watch:
             loss = self.adapter.loss(self.model, batch, self._count_of(batch), targets)
         if any(p.grad is not None for p in self.adapter.parameters(self.model)):
@@ -277,9 +255,8 @@ class DryRun(Comparison):
         is_empty = isnan(value) and 0 in counts.values()
         if is_empty:
             value, gradient = 0.0, torch.zeros(())
-        return BatchResult(value, gradient, next(iter(counts.values())), torch.finfo(
-            loss.dtype).eps, signature, counts, is_sum, is_empty, class_weights)
-
+        return BatchResult(value, gradient, counts, torch.finfo(loss.dtype).eps,
+                           signature, is_sum, is_empty, class_weights)
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #713b4844
 def shuffled(count: int, seed: int) -> list[int]:
@@ -300,55 +277,48 @@ def few_rows(lengths: np.ndarray, index: int) -> list[int]: # int64 (rows,)
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #3faf43ab
 def random_splits(rows: int, index: int) -> list: # each two lists of row indices
-    "How a verification splits its rows: the first one twice, one row alone in one of them."
-    # a wrong strategy may fit one split by chance, and hardly ever two. Only a row that
-    # is alone shows that a loss fails for a single row; but it shows nothing of a loss
-    # that compares rows, so the other split has none
+    "How a verification splits its rows: the first one three times, one row alone in one of them."
+    # a wrong strategy or count may fit one split by chance, and hardly ever three. Only a
+    # row that is alone shows that a loss fails for a single row; but it shows nothing of
+    # a loss that compares rows, so other splits have none
     splits = []
-    for seed in range(2) if index == 0 else [index]:
+    for seed in range(3) if index == 0 else [index]:
         size = 1 if rows < 4 or seed % 2 else max(rows // 3, 2)
         order = shuffled(rows, seed)
         splits.append([order[:size], order[size:]])
     return splits
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #c30dd248
-class FullBatchRows(StepRows):
-    "All rows of a step, and the micro-batches in which it will be computed."
-    def __init__(self, rows: StepRows, micro_batches: list):
-        super().__init__(rows.rows, rows.collate, rows.loader_batches)
-        self.micro_batches = micro_batches
-
-def fits_at_once(lengths: np.ndarray, tokens: int) -> np.ndarray: # bool (rows,)
-    "For each n: do the n shortest rows fit into two micro-batches, or 1,024 tokens?"
-    ordered = np.sort(lengths)
-    return ordered * np.arange(1, len(ordered) + 1) <= max(2 * tokens, 1024)
-
-def many_rows(rows: StepRows, lengths: np.ndarray, tokens: int) -> StepRows | None:
+def many_rows(rows: StepRows, lengths: np.ndarray, tokens: int) -> list[StepRows]:
     """The shortest rows, as many as two micro-batches or 1,024 tokens hold.
 
-    Half in random order (a collator may sort rows, or drop duplicates, which have the
-    same length), half by length, as in training. None: they fit into one."""
+    In random order, since a collator may sort rows, or drop duplicates; and at most 16 of
+    them in micro-batches of one length, without the padding that they have in the full
+    batch."""
     order = np.argsort(lengths, kind="stable")
-    order = order[:max(4, fits_at_once(lengths, tokens).sum())]
-    order = order[shuffled(len(order), 0)]
-    half = len(order) // 2
-    order[half:] = order[half:][np.argsort(lengths[order[half:]], kind="stable")]
-    chosen, each = rows.select(order), max(1, tokens // lengths[order].max())
-    starts = range(0, len(order), each)
-    chosen.loader_batches = [chosen.rows[i:i + each] for i in starts]
-    return chosen if len(chosen.loader_batches) > 1 else None
+    fits = lengths[order] * np.arange(1, len(order) + 1) <= max(2 * tokens, 1024)
+    order = order[:max(4, fits.sum())]
+    each = max(1, min(tokens // lengths[order].max(), len(order) // 2))
+    mixed = rows.select(order[shuffled(len(order), 0)])
+    mixed.loader_batches = [mixed.rows[i:i + each] for i in range(0, len(order), each)]
+    some = order[::-(-len(order) // 16)]
+    unpadded = rows.select(some)
+    unpadded.loader_batches = [
+        [rows.rows[i] for i in alike]
+        for alike in np.split(some, np.flatnonzero(np.diff(lengths[some])) + 1)]
+    return [mixed, unpadded]
 
-def widest_rows(rows: StepRows, lengths: np.ndarray) -> StepRows | None:
-    """The shortest and the longest row, each a micro-batch; None: they are as long.
+def widest_rows(rows: StepRows, lengths: np.ndarray) -> list[StepRows]:
+    """The shortest and the longest row, each a micro-batch; none where they are as long.
 
     What depends on the width of a batch shows there: frequencies of a rotary embedding
     that the longest row chooses (dynamic NTK, LongRoPE), attention of another kind."""
     shortest, longest = int(lengths.argmin()), int(lengths.argmax())
     if lengths[shortest] == lengths[longest]:
-        return None
+        return []
     chosen = rows.select([shortest, longest])
     chosen.loader_batches = [[row] for row in chosen.rows]
-    return chosen
+    return [chosen]
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #f66bf38a
 def verification_is_due(
@@ -364,7 +334,7 @@ class VerificationResult:
     "What a verification has found."
     strategies: list[Strategy] # by which every split of the rows gives the full batch
     reason: str = "" # why there is none
-    results: list[BatchResult] | tuple = () # of the micro-batches
+    terms: set[str] = field(default_factory=set) # signatures of losses
     normalizers: list | None = None # counts by which they give the full batch
     is_conclusive: bool = True # there was a gradient that could differ
     full: BatchResult | None = None # of the full batch
@@ -372,10 +342,6 @@ class VerificationResult:
     facts: dict = field(default_factory=dict) # of `LossFacts`, found out meanwhile
     stateful: list = field(default_factory=list) # "loss", "collator"
     moved_buffers: list = field(default_factory=list) # names
-
-    @property
-    def terms(self) -> set[str]: # signatures that were verified
-        return {each.signature for each in [*self.results, self.full]}
 
 def fitting_strategies(
     dry_run: DryRun,
@@ -389,75 +355,51 @@ def fitting_strategies(
 
     A few rows may never reach a bound (forty targets, the eight hardest rows, the width
     from which a model computes otherwise), so `more` are compared as well."""
-    found = VerificationResult([Strategy.SUM, Strategy.WEIGHTED_MEAN], full=full, batch=batch)
+    found = VerificationResult([Strategy.SUM, Strategy.WEIGHTED_MEAN],
+                               terms={full.signature}, full=full, batch=batch)
     size = num_rows_of(batch) or 1 # 1: packed rows
     if 1 < size < len(rows): # it packs them, so they are no longer alone
         found.strategies = []
         found.reason = f"the collator makes {size} entries of {len(rows)} rows"
         return found
-    for split in _splits_and_one_that_separates(dry_run, found, rows, splits):
+    for split in splits:
         try:
-            _run_micro_batches(dry_run, found, rows, split)
-        except FAILURES as error: # as of a loss that needs two rows
+            results = _micro_batch_results(dry_run, rows, split)
+        except Exception as error: # as of a loss that needs two rows
             found.strategies = []
             found.reason = f"a micro-batch fails by itself ({short_text(error)})"
             return found
-        _keep_fitting(dry_run, found, full)
+        found.terms |= {each.signature for each in results}
+        _keep_fitting(dry_run, found, results, full)
         if not found.strategies:
             return found
-    found.is_conclusive = dry_run.is_conclusive(full) and any(
-        each.weight for each in found.results) and all(
-        dry_run.is_conclusive(each) or each.loss == 0 for each in found.results)
+    found.is_conclusive = dry_run.is_conclusive(full) and all(
+        dry_run.is_conclusive(each) or each.loss == 0 for each in results)
     for each in more:
         _verify_loss_only(dry_run, each, found)
     return found
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #ee347463
-def _splits_and_one_that_separates(dry_run: DryRun, found: VerificationResult,
-                                   rows: StepRows, splits: list) -> Iterator:
-    "The splits, and if several counts fit them, one in which these are not in proportion."
-    yield from splits
-    names = found.normalizers or []
-    if len(splits[0]) < 2 or len(names) < 2:
-        return
-    for seed in range(2, 8):
-        split, = random_splits(len(rows), seed)
-        with dry_run.unnoticed(rows):
-            batches = [dry_run.micro_batch(rows, indices) for indices in split]
-        found_counts = [counted_targets(dry_run.adapter.prepare(each)) for each in batches]
-        counts = [numbers(each.get(name, 0.0) for each in found_counts) for name in names]
-        if any(common_ratio(each, counts[0]) is None for each in counts[1:]):
-            yield split
-            return
-
-def _run_micro_batches(dry_run: DryRun, found: VerificationResult, rows, split, loss_only=False):
+def _micro_batch_results(dry_run: DryRun, rows: StepRows, split: list,
+                         loss_only: bool = False) -> list[BatchResult]:
     with dry_run.unnoticed(rows):
-        batches = dry_run.collated(
-            lambda: [dry_run.micro_batch(rows, indices) for indices in split])
+        batches = [dry_run.micro_batch(rows, indices) for indices in split]
         if dry_run.trims and not loss_only:
             batches = [without_padding_of_others(each) for each in batches]
         batches = list(map(dry_run.adapter.prepare, batches))
-    found.results = dry_run.run(batches, loss_only, dry_run.targets)
+    return dry_run.run(batches, loss_only, dry_run.targets)
 
-def _weighted_by(results: list[BatchResult], name: str) -> list[BatchResult]:
-    return [replace(each, weight=each.counts.get(name, 0.0)) for each in results]
-
-def _keep_fitting(dry_run: DryRun, found: VerificationResult, full: BatchResult,
-                  noise: float = 0.0):
+def _keep_fitting(dry_run: DryRun, found: VerificationResult, results: list[BatchResult],
+                  full: BatchResult, noise: float = 0.0):
     "Strategies by which the micro-batches do not give the full batch are dropped."
-    results = found.results
+    def fits(normalizer):
+        return dry_run.gives_full_batch(results, normalizer, full, noise)
     names = [*results[0].counts] if found.normalizers is None else found.normalizers
-    found.normalizers = [
-        name for name in names if dry_run.gives_full_batch(
-            _weighted_by(results, name), Strategy.WEIGHTED_MEAN, full, noise)]
+    found.normalizers = list(filter(fits, names))
     # a mean over nothing is no summand
-    can_add = not any(each.is_empty for each in results)
-    fits = {Strategy.SUM: can_add and dry_run.gives_full_batch(
-                results, Strategy.SUM, full, noise),
-            Strategy.WEIGHTED_MEAN: bool(found.normalizers)}
-    found.strategies = [each for each in found.strategies if fits[each]]
-    if found.normalizers:
-        found.results = _weighted_by(results, found.normalizers[0])
+    adds_up = not any(each.is_empty for each in results) and fits(None)
+    found.strategies = [each for each in found.strategies if (
+        adds_up if each is Strategy.SUM else found.normalizers)]
     if not found.strategies:
         length = dry_run.length(full.gradient)
         gradient = f", gradient norm {length:.6g}" if full.gradient.dim() else ""
@@ -468,19 +410,14 @@ def _verify_loss_only(dry_run: DryRun, many: StepRows, found: VerificationResult
     "The same comparison with more rows, of the values of their losses only."
     indices = iter(range(len(many)))
     split = [list(islice(indices, len(each))) for each in many.loader_batches]
-    few, results = found.full, found.results
     try:
         full, = dry_run.run([dry_run.full_batch(many)], loss_only=True)
-        if isinstance(many, FullBatchRows):
-            prepared = [dry_run.adapter.prepare(copy(each)) for each in many.micro_batches]
-            found.results = dry_run.run(prepared, True, dry_run.targets)
-        else:
-            _run_micro_batches(dry_run, found, many, split, loss_only=True)
-    except FAILURES: # as of a loss that takes gradients by itself
-        found.results = results
+        results = _micro_batch_results(dry_run, many, split, loss_only=True)
+    except Exception: # as of a loss that takes gradients by itself
         return
+    few = found.full
     noise = dry_run.noise(few.epsilon, dry_run.length(few.gradient))
-    _keep_fitting(dry_run, found, full, noise)
+    _keep_fitting(dry_run, found, results, full, noise)
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #2b3cb1a5
 def collates_rows(rows: StepRows) -> bool: # two rows at least
@@ -492,7 +429,7 @@ def collates_rows(rows: StepRows) -> bool: # two rows at least
             alone = rows.to_batch([0])
         with fork_rng(0), state_preserved(rows.collate):
             return not same_batch(alone, rows.to_batch([0, 1]))
-    except FAILURES: # as of a collator that needs two rows
+    except Exception: # as of a collator that needs two rows
         return True
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #d84d0c5e
@@ -515,7 +452,7 @@ def _verify_collator(dry_run: DryRun, result: VerificationResult, rows: StepRows
     numbers_before = integers_of(collator)
     def batch():
         with fork_rng(0):
-            return dry_run.collated(rows.to_batch), rng_state()
+            return rows.to_batch(), rng_state()
     with dry_run.unnoticed(rows):
         with fork_rng(0):
             before = rng_state()
@@ -536,7 +473,7 @@ def _verify_loss_itself(dry_run: DryRun, result: VerificationResult):
     def differs(*args):
         try:
             value = dry_run.loss_value(result.batch, *args)
-        except FAILURES: # as of a loss that asserts something of the count
+        except Exception: # as of a loss that asserts something of the count
             return True
         return not dry_run.is_close(result.full.loss, value, result.full.epsilon)
     # a weighted mean is divided by no count of the step
@@ -566,17 +503,12 @@ def differing(buffers: dict, others: dict) -> list[str]: # names
             or name not in others or not torch.allclose(
                 buffers[name], others[name], rtol=1e-5, atol=1e-7, equal_nan=True)]
 
-def counted_differently(counted: dict, others: dict) -> list[str]: # names
-    "Counters in both; a flag that is set to 1 once has counted in one of them alone."
-    return [name for name in counted if others.get(name, counted[name]) != counted[name]]
-
 # %% ../../nbs/accumulation_loss/verification.ipynb #59c32fd0
 def verify_loss(
     dry_run: DryRun,
     facts: LossFacts, # so far
     rows: StepRows, # a few of a real step, the same on all processes
     more: Sequence[StepRows] = (), # others, compared by loss value
-    is_one_micro_batch: bool = False, # compared with the full batch as it is: packed, say
 ) -> VerificationResult | None: # None: nothing to see
     """Find out, or verify, how the losses of micro-batches give that of the full batch.
 
@@ -593,7 +525,7 @@ def verify_loss(
             return None
         if not index and not isinstance(rows, CollatedRows):
             _verify_collator(dry_run, result, rows)
-    except FAILURES as error: # so it does without us, and training will say so
+    except Exception as error: # so it does without us, and training will say so
         dry_run.failure = short_text(error)
         return None
     is_random = result.facts.get("collator_is_random", facts.collator_is_random)
@@ -601,17 +533,18 @@ def verify_loss(
     # where the collator makes two entries of a row, nothing says which belong to it
     if is_random and num_rows_of(batch) == len(rows):
         split_from, more = CollatedRows(batch, len(rows)), ()
-        dry_run.trims = dry_run.has_unequal_lengths(rows)
+        lengths = dry_run.lengths and dry_run.lengths(rows.rows)
+        dry_run.trims = lengths is None or len({*lengths.tolist()}) > 1 # or nobody knows
     buffers, counted, found = dry_run.buffers, dry_run.counted, None
     result.full, result.batch = full, batch
     if dry_run.collectives and dry_run.num_processes > 1:
-        result.facts["uses_collectives"] = True
+        result.facts["strategy"] = Strategy.LOADER_BATCHES # they meet those of others
         return result
-    if dry_run.writes and not is_one_micro_batch:
+    if dry_run.writes:
         result.reason = "the forward pass modifies parameters"
         _verify_loss_itself(dry_run, result)
         return result
-    splits = [[range(len(rows))]] if is_one_micro_batch else random_splits(len(rows), index)
+    splits = random_splits(len(rows), index)
     tried = alignments_to_try(dry_run, facts.target_only_logits, rows, batch)
     for dry_run.targets in [*tried, None]:
         found = fitting_strategies(dry_run, split_from, splits, batch, full, more)
@@ -620,10 +553,11 @@ def verify_loss(
     found.facts, found.stateful = result.facts, result.stateful
     if found.strategies and tried:
         found.facts["target_only_logits"] = dry_run.targets or ""
-    found.moved_buffers = differing(buffers, dry_run.buffers) + counted_differently(
-        counted, dry_run.counted)
+    # what counts calls does so in both; a flag that is set to 1 once, in one of them alone
+    found.moved_buffers = differing(buffers, dry_run.buffers) + [
+        name for name in counted if name in dry_run.counted]
     # not later where it fits: at first, a loss that draws now and then may fit by chance
-    if not is_one_micro_batch and (index < 2 or facts.strategy not in found.strategies):
+    if index < 2 or facts.strategy not in found.strategies:
         _verify_loss_itself(dry_run, found)
     return found
 
@@ -644,7 +578,7 @@ def find_chunked_modules(dry_run: DryRun, batch, rows: StepRows) -> dict:
                     dry_run, modules, size, batch, usual, written, buffers):
                 return modules
             passed += tuple(modules)
-    except FAILURES as error: # the full batch fails, too
+    except Exception as error: # the full batch fails, too
         dry_run.failure = short_text(error)
     return {}
 
@@ -654,7 +588,7 @@ def _smaller_batch(dry_run: DryRun, rows: StepRows, size: int) -> tuple:
         try:
             batch = dry_run.full_batch(rows.select(range(number)))
             dry_run.loss_value(batch)
-        except FAILURES: # as of a loss over pairs, for an odd number
+        except Exception: # as of a loss over pairs, for an odd number
             continue
         return batch, num_rows_of(batch) or size // len(rows) * number
     raise ValueError("no smaller batch has a loss")
@@ -664,9 +598,9 @@ def _is_exact_in_chunks(dry_run: DryRun, modules: dict, size: int, batch,
     try:
         with gradient_caching(dry_run.model, modules, max(1, size // 2)):
             in_chunks = dry_run.run([batch])
-    except FAILURES:
+    except Exception:
         return False
     dry_run.moved_in_chunks = differing(buffers, dry_run.buffers)
-    return dry_run.gives_full_batch(in_chunks, Strategy.SUM, usual) and (
+    return dry_run.gives_full_batch(in_chunks, None, usual) and (
         len(written) == len(dry_run.written)) and all(
         map(torch.allclose, written, dry_run.written))
