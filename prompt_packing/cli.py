@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['TextFiles', 'Model', 'Tokenizer', 'Column', 'Encoding', 'NoHeader', 'OutputDir', 'UTF_8', 'UsageError', 'app',
            'Version', 'HEADS', 'Checkpoint', 'METHODS', 'Saved', 'TextFile', 'TrainingFile', 'load_folder', 'validated',
-           'repeated', 'task_name', 'model_name', 'reader', 'sources', 'check_columns', 'text_tokenizer', 'Command',
-           'in_option_names', 'command', 'top', 'main', 'padding', 'audit', 'verify', 'tokenize', 'compare', 'predict',
-           'training_rows', 'training_model', 'budget', 'measure']
+           'repeated', 'reader', 'sources', 'check_columns', 'text_tokenizer', 'Command', 'in_option_names', 'command',
+           'top', 'main', 'padding', 'audit', 'verify', 'tokenize', 'compare', 'predict', 'training_rows',
+           'training_model', 'budget', 'measure']
 
 # %% ../nbs/cli/commands.ipynb #748f9643
 import csv
@@ -42,21 +42,6 @@ def repeated(help: str, *names: str, read=str):
     def read_all(text: str):
         return [read(word) for word in re.split(r",(?! )", text)]
     return Annotated[str, Option(*names, parser=read_all, metavar="A,B", help=help)]
-
-# %% ../nbs/cli/commands.ipynb #4a27107c
-_tasks = ("sst2", "cola", "rte", "wnli", "qnli", "mrpc", "qqp", "mnli", "stsb",
-          "movie_reviews", "product_reviews")
-
-def task_name(text: str):
-    "A task by its name, or a file or folder, as it was given."
-    return text if Path(text).exists() else one_of(*_tasks)(text)
-
-def model_name(text: str):
-    "A model by its name or folder, as it was given."
-    is_name = re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", text) and not Path(text).is_file()
-    if is_name or Path(text).is_dir():
-        return text
-    raise BadParameter(f"there is no model or folder {text}")
 
 # %% ../nbs/cli/commands.ipynb #74debe0f
 def reader():
