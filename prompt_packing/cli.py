@@ -39,9 +39,9 @@ def validated(help: str):
 
 def repeated(help: str, *names: str, read=str):
     "An option for values between commas, each read by a function."
-    def read_all(text: str):
-        return [read(word) for word in re.split(r",(?! )", text)]
-    return Annotated[str, Option(*names, parser=read_all, metavar="A,B", help=help)]
+    return Annotated[str, Option(
+        *names, metavar="A,B", help=help,
+        parser=lambda text: [read(word) for word in re.split(r",(?! )", text)])]
 
 # %% ../nbs/cli/commands.ipynb #74debe0f
 def reader():
@@ -170,13 +170,13 @@ def padding(
 
     Rows may also be conversations (messages), prompts with completions, preference
     pairs (chosen, rejected) or token ids (input_ids)."""
-    reading = {"encoding": encoding, "header": not no_header}
     encode, empty = text_tokenizer(tokenizer), []
     bucketing, tqdm = load_folder("bucketing"), import_module("tqdm").tqdm
     with tqdm(unit=" examples", leave=False, delay=1) as bar:
         lengths = bucketing.file_lengths(
             files, encode, column=column, max_length=max_length, on_empty=empty.append,
-            progress=lambda rows: bar.update(rows - bar.n), **reading)
+            progress=lambda rows: bar.update(rows - bar.n), encoding=encoding,
+            header=not no_header)
     plans = bucketing.compare_plans(lengths, token_budget=token_budget)
     report = {"rows": len(lengths), "tokens": int(lengths.sum()), "left_out": len(empty),
               "plans": plans.reset_index(names="plan").to_dict("records")}
@@ -313,16 +313,6 @@ def compare(
                   f"{shlex.quote(str(output_dir))} FILE"]
     return "\n".join(lines), {"rows": rows, "model": best}
 
-# %% ../nbs/cli/commands.ipynb #81013cb2
-def _text_columns(table, file, given, learned_from):
-    "As given; as in training; or the one column `text`."
-    columns = given or (learned_from if {*learned_from} <= {*table} else ["text"])
-    if not {*columns} <= {*table} or len(columns) != len(learned_from):
-        raise ValueError(
-            f"{file} has the columns {', '.join(map(str, table))}, and the model "
-            f"learned from {' and '.join(learned_from)}: name as many with text_column")
-    return columns
-
 # %% ../nbs/cli/commands.ipynb #pr3d0002
 Saved = Annotated[Path, Argument(
     metavar="FOLDER", exists=True, file_okay=False,
@@ -345,13 +335,16 @@ def predict(
     model = load_folder("compare").load_model(folder)
     config = getattr(model, "model", model).config # of a pipeline, or a prompt model
     learned_from = getattr(config, "text_columns", None) or ["text"]
-    columns = _text_columns(table, file, text_column, learned_from)
+    # as given, as in training, or the one column of a text file
+    columns = text_column or (learned_from if {*learned_from} <= {*table} else ["text"])
+    if not {*columns} <= {*table} or len(columns) != len(learned_from):
+        raise ValueError(
+            f"{file} has the columns {', '.join(map(str, table))}, and the model "
+            f"learned from {' and '.join(learned_from)}: name as many with text_column")
     texts = load_folder("tasks.labels").text_cells(table[columns], file)
     texts = texts[(texts.map(str.strip) != "").any(axis=1)] # of a pair one may be missing
-    rows = list(texts.itertuples(index=False, name=None))
-    if len(columns) == 1:
-        rows = [text for text, in rows]
-    answers = load_folder("prompt_tuning").predict_table(model, rows)
+    answers = load_folder("prompt_tuning").predict_table(
+        model, list(texts.itertuples(index=False, name=None)))
     answers = answers.set_index(texts.index).map(_short)
     while {*answers} & {*table}:
         answers = answers.add_prefix("predicted_")
