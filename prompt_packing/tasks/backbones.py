@@ -5,7 +5,6 @@
 # %% ../../nbs/tasks/backbones.ipynb #1f54e248
 from __future__ import annotations
 
-import json
 import logging
 import os
 import subprocess
@@ -26,7 +25,7 @@ from ..foundation.private_apis import no_remote_code
 _logger = logging.getLogger(__name__)
 
 # %% auto #0
-__all__ = ['BACKBONES', 'Package', 'read_config', 'load_from', 'load_tokenizer', 'as_dtype', 'load_backbone']
+__all__ = ['BACKBONES', 'Package', 'load_from', 'load_tokenizer', 'as_dtype', 'load_backbone']
 
 # %% ../../nbs/tasks/backbones.ipynb #975851a4
 @dataclass(frozen=True)
@@ -109,26 +108,6 @@ BACKBONES = {
         "all-MiniLM-L6-v2, a BERT encoder (MIT, 84 MB)", _copy_minilm),
 }
 
-# %% ../../nbs/tasks/backbones.ipynb #91ee22b6
-def read_config(
-    folder:str|Path, # of a model
-) -> dict: # what its config.json holds
-    """The configuration of a model's folder, before anything is built of it.
-
-    Raises `FileNotFoundError` where there is none, and `ValueError` for a file that is
-    no configuration."""
-    file = Path(folder)/"config.json"
-    if not file.is_file():
-        raise FileNotFoundError(f"the folder {folder} holds no model: it has no "
-                                "config.json, and no records of a comparison")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error: # a UnicodeDecodeError is one too
-        raise ValueError(f"{file} is no JSON: {error}") from error
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise ValueError(f"{file} names no model_type, so it is not known what to load")
-    return config
-
 # %% ../../nbs/tasks/backbones.ipynb #479227e1
 def _find_place(name):
     "The place of a backbone: the hub's name, or a folder."
@@ -148,8 +127,6 @@ def load_from(
     with no_remote_code(place):
         try:
             return auto.from_pretrained(place, trust_remote_code=False, **settings)
-        except ImportError: # it names the package that is missing
-            raise
         except OSError as error: # no such model, or a file of it is missing
             if Path(place).exists():
                 raise
@@ -158,8 +135,8 @@ def load_from(
                           f"{' and '.join(BACKBONES)} are on the package index") from error
         except Exception as error: # the tokenizers library raises no other kind
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ValueError(f"{place} cannot be read ({reason}): if it is damaged, "
-                             "remove it and get it again") from error
+            raise ValueError(f"{place} cannot be read ({reason}). If its files are "
+                             "damaged, get them again") from error
 
 # %% ../../nbs/tasks/backbones.ipynb #ed8bd0ca
 def _positions(config):

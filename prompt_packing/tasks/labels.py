@@ -138,20 +138,6 @@ def _measure(text):
     comma = re.fullmatch(r"([+-]?\d+),(\d\d?|\d{4,})", text)
     return _key(f"{comma[1]}.{comma[2]}" if comma else text)
 
-def _ask_for_separator(names, where):
-    "A question, where a cell may hold several labels: each is the label of others too."
-    for separator in ",;|/+&":
-        parts = [part.strip() for name in names
-                 for part in name.strip("[]").split(separator)]
-        if len(parts) > len(names) and "" not in parts and len(set(parts)) < len(parts):
-            example = min(name for name in names if separator in name)
-            _logger.warning_once(
-                f"{where}: labels such as {example!r} may be several names: if so, "
-                f"give label_separator={separator!r}; without it, each combination is "
-                "a class of its own. For numbers with a decimal comma, give "
-                "problem_type='regression'")
-            return
-
 # %% ../../nbs/tasks/labels.ipynb #5ab1c0e1
 def label_names(
     names:Sequence[str]|dict, # in their order, or a dict by number
@@ -227,8 +213,12 @@ def find_labels(
                          f"are those of a {kind}")
     if names is None:
         names = tuple(map(str, range(size))) if vectors else _class_names(texts)
-        if not lists:
-            _ask_for_separator(set(texts), where)
+        joined = [name for name in names if re.search("[,;|]", name)]
+        if joined and not lists:
+            _logger.warning_once(
+                f"{where}: labels such as {joined[0]!r} are a class each; for several "
+                "names in a cell give label_separator, for numbers with a decimal comma "
+                "problem_type='regression'")
         # classes recur; numbers of rows, dates and texts do not
         if not lists and len(names) > max(20, len(texts) / 2):
             raise ValueError(

@@ -154,11 +154,10 @@ def _by_split(pairs, where):
 
 def _files_of_splits(folder):
     "(name of a split, file) of the tables in a folder; others are named in a message."
-    names, pairs = {"train", "test", *_SPLITS, *_SPLITS.values()}, []
-    for file in sorted(folder.iterdir()):
-        name = re.sub(r"\.\w+(\.(gz|bz2|xz|zst))?$", "", file.name) # also train.csv.gz
-        if file_format(file) != "lines":
-            pairs.append((name, file))
+    names = {"train", "test", *_SPLITS, *_SPLITS.values()}
+    endings = r"\.\w+(\.(gz|bz2|xz|zst))?$" # also of train.csv.gz
+    pairs = [(re.sub(endings, "", file.name), file)
+             for file in sorted(folder.iterdir()) if file_format(file) != "lines"]
     others = [file.name for name, file in pairs if name not in names]
     if others:
         _logger.warning_once(f"{folder}: the names of these files are those of no "
@@ -273,11 +272,6 @@ def _split_by_hash(rows, share, kind, where):
         raise ValueError(f"{where}: no class has two texts, so no row can be held out "
                          "for validation: add rows, give a folder with files train and "
                          "validation, or validation=0")
-    if single := [name for name, own in of_class.items() if name and len(own) == 1]:
-        _logger.warning_once(
-            f"{where}: {len(single)} of {len(kind.names)} classes have one text each, "
-            f"such as {single[0]!r}: it is trained on, and the validation split has "
-            "none of the class")
     chosen = np.isin(places, [*held_out])
     return {"train": rows[~chosen], "validation": rows[chosen]}
 
@@ -323,8 +317,8 @@ def _find_splits(name, source, **how):
         place = f"the package index ({_RATED.requirement})"
         return {"train": _clear_reviews(name)}, name, place
     if name in TASKS and name not in _REVIEWS and source in (None, "hub"):
-        glue = "nyu-mll/glue"
-        return _splits_of(load_dataset(glue, name)), name, f"the hub's {glue}"
+        splits = load_dataset("nyu-mll/glue", name)
+        return _splits_of(splits), name, "the hub's nyu-mll/glue"
     path = Path(source or name)
     if not path.exists():
         raise FileNotFoundError(f"there is no task, file or folder {path}; the tasks "
@@ -383,8 +377,8 @@ def load_task(
     tables = {split: _checked(table, kind, f"{name}, {split}")
               for split, table in tables.items()}
     if "validation" not in tables and validation:
-        where = f"{name}, train"
-        tables = _split_by_hash(tables.pop("train"), validation, kind, where) | tables
+        split = _split_by_hash(tables.pop("train"), validation, kind, f"{name}, train")
+        tables = split | tables
     data = DatasetDict({split: _dataset(table, kind, f"{name}, {split}")
                         for split, table in tables.items()})
     rows = tables["train"]["label"]
