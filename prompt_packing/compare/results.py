@@ -212,8 +212,8 @@ def load_model(
     folder = Path(folder)
     if (folder / "records").is_dir():
         folder = Comparison.load(folder).best_path()
-    if not folder.is_dir():
-        raise FileNotFoundError(f"There is no folder {folder}.")
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder} holds no config.json and no records.")
     if load_from(folder, AutoConfig).model_type == "prompt_tuning":
         return PromptForSequenceClassification.from_pretrained(folder)
     tokenizer = load_from(folder, AutoTokenizer)
