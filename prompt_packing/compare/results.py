@@ -15,44 +15,29 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from scipy import stats
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from .runs import METHODS
 from ..prompt_tuning import PromptForSequenceClassification
 from ..prompt_tuning.fitted_head import TextClassifier
 from ..tasks.labels import METRICS
-from ..tasks.backbones import load_from, read_config
+from ..tasks.backbones import load_from
 
 # %% ../../nbs/compare/results.ipynb #94ad51dd
 _number = (int, float)
 _record_types = {
     "name": str, "backbone": str, "task": str, "method": str, "prompt_tokens": int,
     "seed": int, "metric": str, "metrics": list, "problem_type": str,
-    "majority": _number, "one_class": bool, "rows": int, "tried": int,
-    "trained_parameters": int, "seconds": _number, "padding": _number,
+    "majority": _number, "majority_scores": dict, "one_class": bool,
+    "rare_classes": int, "rows": int, "tried": int,
+    "trained_parameters": int, "seconds": _number,
     "frozen_checked": int, "frozen_changed": int, "model": (str, type(None)),
     "predictions": list, "references": list}
+_older = {"majority_scores": {}, "rare_classes": 0} # of records that do not have them
 
 _same_answer = {"single_label_classification": "most frequent class",
                 "multi_label_classification": "most frequent labels",
                 "regression": "mean of the training rows"}
-
-# %% ../../nbs/compare/results.ipynb #a14220ba
-def _fault(record):
-    "What a record lacks; None for a complete one."
-    if not isinstance(record, dict):
-        return f"it is a {type(record).__name__}, not an object"
-    for key, kind in _record_types.items():
-        if not isinstance(record.get(key, _fault), kind):
-            return f"its {key} is {str(record.get(key, 'missing'))[:40]!r}"
-    scores = [record["metric"], *record["metrics"]]
-    if not all(isinstance(record.get(metric), _number) for metric in scores):
-        return f"it has no number for one of {', '.join(map(str, scores))}"
-    if record["problem_type"] not in _same_answer:
-        return f"its problem_type is {record['problem_type']!r}"
-    if not 0 < len(record["predictions"]) == len(record["references"]):
-        return "it has not one prediction for each reference"
-    return None
 
 # %% ../../nbs/compare/results.ipynb #28084919
 def read_record(
@@ -60,25 +45,25 @@ def read_record(
 ) -> dict: # that `run_one` made
     "A record. Raises `ValueError`, with the file, for anything else."
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-        fault = _fault(record)
-    except (ValueError, RecursionError) as error: # a UnicodeDecodeError is one too
-        fault = str(error)
-    if fault:
-        raise ValueError(f"{file} is not a result file of compare: {fault}.")
+        record = _older | json.loads(file.read_text(encoding="utf-8"))
+        for key, kind in _record_types.items():
+            if not isinstance(record[key], kind):
+                raise TypeError(f"its {key} is {str(record[key])[:40]!r}")
+        for metric in [record["metric"], *record["metrics"]]:
+            float(record[metric])
+        if record["problem_type"] not in _same_answer:
+            raise ValueError(f"its problem_type is {record['problem_type']!r}")
+        if not 0 < len(record["predictions"]) == len(record["references"]):
+            raise ValueError("it has not one prediction for each reference")
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise ValueError(f"{file} is not a result file of compare "
+                         f"({type(error).__name__}: {error}). Remove it, and the run is "
+                         "made again.") from error
     return record
-
-def _load_records(output_dir):
-    "The records in a folder, methods in the order of `METHODS`."
-    files = sorted(Path(output_dir).glob("records/*.json"))
-    places = {method: i for i, method in enumerate(METHODS)}
-    return sorted(map(read_record, files),
-                  key=lambda record: places.get(record["method"], len(places)))
 
 # %% ../../nbs/compare/results.ipynb #7fa101d3
 def _seeds_interval(values):
     "Half width of the 95% t-interval of the mean; NaN for one value."
-    values = pd.Series(values)
     return stats.t.ppf(0.975, len(values) - 1) * values.sem()
 
 # %% ../../nbs/compare/results.ipynb #798a2aba
@@ -109,8 +94,8 @@ def _note(runs, head_score):
     notes = []
     if alike := int(runs.one_class.sum()):
         notes.append(f"{alike} of {len(runs)} give one answer")
-    if (rare := runs.iloc[0].get("rare_classes", 0)) > 0: # older records have none
-        notes.append(f"{rare:.0f} classes have fewer than 5 rows to train on")
+    if rare := runs.rare_classes.iloc[0]:
+        notes.append(f"{rare} classes have fewer than 5 rows to train on")
     if runs.prompt_tokens.iloc[0] and runs.score.mean() < head_score:
         notes.append("below the head alone: set init to a text")
     return "; ".join(notes)
@@ -127,19 +112,17 @@ def _row(runs, head_score):
             "low": low, "high": high,
             **{metric: runs[metric].mean() for metric in first.metrics[1:]},
             "evaluated": len(first.references), "seconds": runs.seconds.mean(),
-            "padding": runs.padding.mean(),
             "frozen tensors": checked if first.frozen_checked else "–",
             "note": _note(runs, head_score)}
 
 def _majority_row(runs):
     "The scores of one answer for all rows, the best one for the training rows."
     first, nan = runs.iloc[0], float("nan")
-    scores = first.get("majority_scores") # older records do not have them
-    scores = scores if isinstance(scores, dict) else {}
     return {"trained": 0, "rows": first.rows, "tried": 0, "seeds": 0,
             first.metric: first.majority, "±": nan, "low": nan, "high": nan,
-            **{metric: scores.get(metric, nan) for metric in first.metrics[1:]},
-            "evaluated": len(first.references), "seconds": 0.0, "padding": nan,
+            **{metric: first.majority_scores.get(metric, nan)
+               for metric in first.metrics[1:]},
+            "evaluated": len(first.references), "seconds": 0.0,
             "frozen tensors": "–", "note": ""}
 
 # %% ../../nbs/compare/results.ipynb #a159e306
@@ -154,7 +137,7 @@ def _differing(runs):
     kinds = settings.groupby([runs[k] for k in _where + _what]).nunique()
     return [setting for setting in kinds if (kinds[setting] > 1).any()]
 
-def _table(runs, refused):
+def _table(runs):
     "A row for each method and prompt size; first, one answer for all rows."
     more = _differing(runs)
     runs = runs.assign(**{setting: runs[setting].map(str) for setting in more})
@@ -165,10 +148,6 @@ def _table(runs, refused):
         head_score = here.score[here.method == "head"].max() # NaN: there is none
         for how, group in here.groupby(what, sort=False):
             rows[(*place, *how)] = _row(group, head_score)
-    for run in refused:
-        key = tuple(run.get(setting, "") for setting in where + what)
-        rows[key] = {"trained": 0, "rows": 0, "tried": 0, "seeds": 0, "evaluated": 0,
-                     "seconds": 0.0, "frozen tensors": "–", "note": run["note"]}
     index = pd.MultiIndex.from_tuples(rows, names=where + what)
     table = pd.DataFrame(list(rows.values()), index=index)
     table = table.drop(columns=[] if table.note.any() else "note")
@@ -209,11 +188,7 @@ _logger = logging.getLogger(__name__)
 def _best(records):
     "The best run of the best group of runs, among those with a model."
     runs = _runs(records)
-    more = _differing(runs)
-    if more:
-        _logger.warning(f"Runs of one method differ in {' and '.join(more)}; the best "
-                        "of all of them is used.")
-    alike = [runs[key].map(str) for key in _where + _what + more]
+    alike = [runs[key].map(str) for key in _where + _what + _differing(runs)]
     mean = runs.groupby(alike).score.transform("mean")
     kept = runs.model.notna()
     if not kept.any():
@@ -237,9 +212,9 @@ def load_model(
     folder = Path(folder)
     if (folder / "records").is_dir():
         folder = Comparison.load(folder).best_path()
-    if not folder.is_dir():
-        raise FileNotFoundError(f"There is no folder {folder}.")
-    if read_config(folder)["model_type"] == "prompt_tuning":
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder} holds no config.json and no records.")
+    if load_from(folder, AutoConfig).model_type == "prompt_tuning":
         return PromptForSequenceClassification.from_pretrained(folder)
     tokenizer = load_from(folder, AutoTokenizer)
     model, loading = load_from(folder, AutoModelForSequenceClassification,
@@ -256,12 +231,8 @@ class Comparison:
         self,
         records:Sequence[dict], # as `run_one` makes them
         output_dir:str|Path|None=None, # with their models; None: none can be loaded
-        refused:Sequence[dict]=(), # runs that have no record: settings, and a `note`
     ):
         self.records, self.output_dir = list(records), output_dir
-        self.refused = list(refused)
-        if not self.records:
-            raise ValueError("A comparison needs at least one record.")
 
     @classmethod
     def load(
@@ -272,9 +243,11 @@ class Comparison:
 
         Raises `FileNotFoundError` for a folder without records, and `ValueError`, with
         the file, for a damaged record."""
-        records = _load_records(output_dir)
+        records = [*map(read_record, sorted(Path(output_dir).glob("records/*.json")))]
         if not records:
             raise FileNotFoundError(f"There are no records of runs in {output_dir}.")
+        places = {method: i for i, method in enumerate(METHODS)}
+        records.sort(key=lambda record: places.get(record["method"], len(places)))
         return cls(records, output_dir)
 
     @property
@@ -295,8 +268,8 @@ class Comparison:
     def table(self)->pd.DataFrame: # a row for each method and prompt size
         """Mean over seeds and half width `±` of its 95% interval, 95% interval `low`
         to `high` over the rows it was `evaluated` on, cost, and the frozen check; a
-        `note` where a score needs one, and for a method that refused the task."""
-        return _table(_runs(self.records), self.refused)
+        `note` where a score needs one."""
+        return _table(_runs(self.records))
 
     def plot(
         self,

@@ -47,7 +47,6 @@ class RunInputs:
     caches:dict = field(default_factory=dict) # a `TextCache` for each of the two; or {}
     text_seconds:float = 0. # that the cache took to compute
     fitted_heads:dict = field(default_factory=dict) # by the prompt before them
-    loss_facts:dict = field(default_factory=dict) # by method, from its first run
 
     def data(
         self,
@@ -125,8 +124,9 @@ def _prompt_model(run, inputs, **kwargs):
         tokenizer=inputs.tokenizer, problem_type=inputs.task.problem_type,
         prompt_tokens=run.prompt_tokens, seed=run.seed, facts=inputs.facts, **kwargs)
 
-def _with_fitted_head(model, inputs):
-    "`model` with the best head for what it reads."
+def _prompt_with_fitted_head(run, inputs):
+    "A prompt at its start, with the best head for what it reads."
+    model = _prompt_model(run, inputs, init=run.init)
     labels, task = inputs.train["labels"], inputs.task
     start = [p.detach().cpu().numpy().tobytes() for name, p in model.named_parameters()
              if p.requires_grad and not name.startswith("head.")]
@@ -137,9 +137,6 @@ def _with_fitted_head(model, inputs):
     return model.set_head(*inputs.fitted_heads[key])
 
 # %% ../../nbs/compare/runs.ipynb #26e3fef8
-def _prompt_with_fitted_head(run, inputs):
-    return _with_fitted_head(_prompt_model(run, inputs, init=run.init), inputs)
-
 # its runs have no prompt
 METHODS["head"] = Method(_prompt_with_fitted_head, seeded=False)
 
@@ -260,8 +257,7 @@ def _add_cache(inputs, folder, max_bytes, prompt_tokens):
             inputs.caches = {"train": cache.select(range(train)),
                           "evaluation": cache.select(range(train, len(rows)))}
         except CacheTooLarge as error: # its first half has the sizes
-            reason = str(error).partition(";")[0].replace("The cache", "it")
-            reason = reason.replace("max_bytes", "max_cache_bytes")
+            reason = str(error).partition(";")[0].replace("max_bytes", "max_cache_bytes")
     if reason is not None and prompt_tokens:
         _logger.warning(f"No text cache: {reason}. Texts are recomputed at each step: "
                         "slower, same results.")
@@ -333,10 +329,8 @@ def _measure(run, inputs, model):
     "Train and evaluate: scores, predictions, seconds of training."
     with tempfile.TemporaryDirectory() as folder:
         trainer, begun = _trainer(run, inputs, model, folder), time.perf_counter()
-        if run.epochs: # the facts of the loss need not be found again
-            trainer.findings.set(inputs.loss_facts.get(run.method))
+        if run.epochs:
             trainer.train()
-            inputs.loss_facts[run.method] = trainer.loss_facts
         seconds = time.perf_counter() - begun
         output = trainer.predict(trainer.eval_dataset)
     scores = {m: output.metrics[f"test_{m}"] for m in ("loss", *inputs.task.metrics)}
@@ -399,30 +393,21 @@ def run_one(
         "one_class": _one_class(predictions, references),
         "rare_classes": _rare_classes(inputs),
         "rows": len(inputs.train), "seconds": built + trained, "model": saved,
-        **_costs(run, inputs, model), **_frozen(run, inputs),
+        "text_seconds": inputs.text_seconds, **_frozen(run, inputs),
+        "trained_parameters": model.num_parameters(only_trainable=True),
         "predictions": predictions, "references": references}
 
 # %% ../../nbs/compare/runs.ipynb #e77d5815
 def _save(model, inputs, folder, run):
     "Save model and tokenizer; the folder's name, or None where nothing is saved."
-    if folder is None or not hasattr(model, "save_pretrained"):
+    if folder is None:
         return None
-    # for `predict`
-    model.config.text_columns = list(inputs.task.text_columns)
-    model.config.text_file = {"encoding": run.encoding, "header": run.header}
+    model.config.text_columns = list(inputs.task.text_columns) # for `predict`
     model.save_pretrained(Path(folder) / run.name)
     # a prompt's tokenizer is saved with it, and has its length limit
     if getattr(model, "tokenizer", None) is None:
         inputs.tokenizer.save_pretrained(Path(folder) / run.name)
     return run.name
-
-def _costs(run, inputs, model):
-    lengths = np.asarray(inputs.train["length"])
-    plan = plan_batches(lengths, token_budget=run.token_budget)
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return {"text_seconds": inputs.text_seconds, "trained_parameters": trained,
-            "cached": inputs.data(model, "train") is not inputs.train,
-            "padding": plan.padding}
 
 def _frozen(run, inputs):
     "How many tensors of the backbone are not what they were when it was loaded."

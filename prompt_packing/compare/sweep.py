@@ -11,9 +11,9 @@ import json
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor, as_completed
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import groupby, product
+from itertools import product
 from pathlib import Path
 from threading import Lock
 
@@ -31,10 +31,8 @@ def _own(setting, method, default):
     if isinstance(setting, dict):
         setting = setting.get(method)
     elif not METHODS[method].epochs:
-        return default
-    if setting is None:
-        return default
-    return setting if isinstance(setting, (int, float)) else tuple(setting)
+        setting = None
+    return default if setting is None else setting
 
 # %% ../../nbs/compare/sweep.ipynb #316e9038
 def _check_list(name, values, example):
@@ -70,15 +68,8 @@ def _files_digest(backbone):
         return ""
     h = hashlib.blake2b(digest_size=8)
     for file in sorted(folder.iterdir()):
-        if file.suffix in (".json", ".txt", ".model"):
-            h.update(file.name.encode() + file.read_bytes())
-        elif file.suffix == ".safetensors":
-            facts = file.stat()
-            h.update(repr((file.name, facts.st_size, facts.st_mtime_ns)).encode())
-    adapter = folder / "adapter_config.json"
-    if adapter.is_file(): # of PEFT: it is put on a backbone in another place
-        base = json.loads(adapter.read_text()).get("base_model_name_or_path")
-        h.update(_files_digest(base).encode() if base else b"")
+        facts = file.stat()
+        h.update(repr((file.name, facts.st_size, facts.st_mtime_ns)).encode())
     return h.hexdigest()
 
 # %% ../../nbs/compare/sweep.ipynb #3490cb1b
@@ -162,13 +153,11 @@ def _file(run, output_dir):
     return Path(output_dir) / kind / f"{run.name}.json"
 
 # %% ../../nbs/compare/sweep.ipynb #fa9f79b2
-def _finished(runs, work, executor, prepare):
+def _finished(runs, work, executor):
     "Yields each run as it ends, with what `work` returned."
     if executor is None:
         yield from zip(runs, map(work, runs))
         return
-    for _, same in groupby(runs, key=lambda run: (run.backbone, run.task)):
-        prepare(next(same))
     futures = {executor.submit(work, run): run for run in runs}
     try:
         for future in as_completed(futures):
@@ -186,21 +175,14 @@ def _records(runs, output_dir, keep_finetuned, executor, what, **options):
     missing = [r for r in runs if not _is_done(r, output_dir, keep_finetuned)]
     work = partial(_work, output_dir=output_dir, keep_finetuned=keep_finetuned,
                    **options)
-    prepare = partial(_inputs_of, output_dir=output_dir, **options)
-    ended, refused = _finished(missing, work, executor, prepare), {}
+    ended, refused = _finished(missing, work, executor), {}
     bar = tqdm(ended, desc=what, total=len(missing), unit="run", disable=not missing)
     for run, reason in bar:
         if reason is not None:
             refused[run] = reason
             _logger.warning(f"Skipping {run.name}: {reason.rstrip('.')}.")
-    records = {r: _record(r, output_dir) for r in runs if r not in refused}
+    records = {r: read_record(_file(r, output_dir)) for r in runs if r not in refused}
     return records, refused
-
-def _record(run, output_dir):
-    try:
-        return read_record(_file(run, output_dir))
-    except ValueError as error:
-        raise ValueError(f"{error} Remove it, and the run is made again.") from error
 
 def _is_done(run, output_dir, keep_finetuned):
     "Whether there is a record, and the model with it where it is wanted."
@@ -269,9 +251,7 @@ def sweep(
     refused |= failed
     if not records:
         raise ValueError(next(iter(refused.values())))
-    notes = [asdict(run) | {"note": f"refused: {reason}"}
-             for run, reason in refused.items()]
-    return Comparison(records.values(), output_dir, notes)
+    return Comparison(records.values(), output_dir)
 
 # %% ../../nbs/compare/sweep.ipynb #e786c168
 def compare(

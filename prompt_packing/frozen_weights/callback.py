@@ -117,39 +117,31 @@ class TrainedWeights:
     "Tensors that are trainable at the start or later, and which of them never move."
     def __init__(self, model: nn.Module): # before the first step
         self.steps = 0
-        # by name: the hash before a tensor's first step, the steps before that one,
-        # and the largest learning rate at the steps that were checked
-        self.hashes, self.begun, self.rates = {}, {}, {}
-        # names of tensors that had a gradient, and of those where it was not zero
-        self.with_gradient, self.with_values = set(), set()
+        # by name: the hash before a tensor's first step, the largest learning rate
+        self.hashes, self.rates = {}, {}
+        self.with_gradient = set() # names of tensors that had one other than zero
         self._hash_new(model)
 
     def _hash_new(self, model):
         "Trainable tensors, after those are hashed that were not trainable before."
         tensors = trainable_tensors(model)
         for name in tensors.keys() - self.hashes.keys():
-            self.hashes[name], self.begun[name] = tensor_hash(tensors[name]), self.steps
+            self.hashes[name] = tensor_hash(tensors[name])
         return tensors
 
     def record(self, model: nn.Module, optimizer: torch.optim.Optimizer):
         "To be called before each step of the optimizer."
         tensors = self._hash_new(model)
         self.steps += 1
-        ages = {name: self.steps - self.begun[name] for name in tensors}
-        # a tensor's steps 1, 2, 4, 8, ...: little work in all
-        due = {name: tensors[name] for name, age in ages.items() if not age & (age - 1)}
-        if not due:
-            return
         rates = {id(parameter): float(group["lr"])
                  for group in getattr(optimizer, "param_groups", ())
                  for parameter in group["params"]}
-        for name, tensor in due.items():
+        for name, tensor in tensors.items():
             if id(tensor) in rates:
                 self.rates[name] = max(self.rates.get(name, 0.), rates[id(tensor)])
-            if tensor.grad is not None and name not in self.with_values:
+            if name not in self.with_gradient and tensor.grad is not None \
+                    and tensor.grad.any():
                 self.with_gradient.add(name)
-                if tensor.grad.any():
-                    self.with_values.add(name)
 
     def tensors(
         self, model: nn.Module, # as it is now
@@ -177,12 +169,9 @@ class TrainedWeights:
         if name not in self.rates:
             return "is not in the optimizer"
         if name not in self.with_gradient:
-            return "never had a gradient: the loss does not depend on it"
-        if name not in self.with_values:
-            return "had a gradient of zero at steps 1, 2, 4, 8, ... of " \
-                   f"{self.steps - self.begun[name]}"
+            return "had no gradient other than zero"
         if not self.rates[name]:
-            return "had a learning rate of zero at steps 1, 2, 4, 8, ..."
+            return "had a learning rate of zero at each step"
         dtype = str(tensor.dtype).removeprefix("torch.")
         return (f"had gradients, but a step with learning rate {self.rates[name]:g} is "
                 f"below the rounding of {dtype}")
@@ -219,15 +208,6 @@ def _first_three(changes: Mapping[str, str]) -> str:
     "The first three names, each with its change or cause."
     text = "; ".join(f"{name} {change}" for name, change in list(changes.items())[:3])
     return text + ("; ..." if len(changes) > 3 else "")
-
-# %% ../../nbs/frozen_weights/callback.ipynb #c0a1d004
-def _unfrozen(model, names):
-    "What to do where some of the tensors require a gradient by now; else nothing."
-    unfrozen = len(trainable_tensors(model).keys() & set(names))
-    if not unfrozen:
-        return ""
-    return (f". {unfrozen} of them were unfrozen during the run; if that is intended, "
-            "pass in frozen= only what stays frozen.")
 
 # %% ../../nbs/frozen_weights/callback.ipynb #4b888c2d
 class FrozenWeightsCallback(TrainerCallback):
@@ -305,6 +285,6 @@ class FrozenWeightsCallback(TrainerCallback):
             self.changed = list(changes)
             self.statement = (
                 f"{len(changes)} of {self.checked} frozen tensors changed by step "
-                f"{state.global_step}: {_first_three(changes)}"
-                f"{_unfrozen(model, changes)}")
+                f"{state.global_step}: {_first_three(changes)}. If some were to be "
+                "trained later, pass in frozen= only what stays frozen")
             raise RuntimeError(self.statement)

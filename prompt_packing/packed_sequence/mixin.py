@@ -41,11 +41,8 @@ def _padded_outputs(trainer, model):
         result = compute_loss(*args, **kwargs)
         return tuple(map(_pad_outputs, result)) if type(result) is tuple else result
 
-    with override(trainer, compute_loss=padded_loss):
-        try:
-            yield
-        finally:
-            hook.remove()
+    with hook, override(trainer, compute_loss=padded_loss):
+        yield
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #dc3499f4
 def _labels_in(batch, wanted, fixed=False):

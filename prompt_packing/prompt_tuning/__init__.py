@@ -21,5 +21,4 @@ from .text_cache import prompt_features as prompt_features
 _all_ = ["PromptForSequenceClassification", "TextCache", "fit_head"]
 
 # %% ../../nbs/prompt_tuning/index.ipynb #prom0004
-def __getattr__(name):
-    return prompt_packing.__getattr__(name, __name__) # an error; names the new name
+__getattr__, __dir__ = prompt_packing.import_on_first_use(__name__, {}) # renamed

@@ -235,8 +235,7 @@ class FrozenBackbone(nn.Module):
 
     def train(self, mode: bool = True):
         self.training = False
-        if self.model.training:
-            self.model.eval()
+        self.model.eval()
         return self
 
     def is_adapted(self) -> bool:

@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 from ..frozen_weights.callback import freeze
-from .backbone_facts import (
-    BackboneFacts, check_fits, find_facts, text_limit)
+from .backbone_facts import BackboneFacts
+from .backbone_facts import check_fits, find_facts
 from .frozen_backbone import (
     FrozenBackbone, unpack_states, can_read_values)
 from .saving import (
@@ -114,12 +114,16 @@ def _fitted(tokenizer, facts, prompt_tokens):
     if tokenizer is not None and tokenizer.pad_token is None:
         raise ValueError("The tokenizer has no padding token: set "
                          "tokenizer.pad_token = tokenizer.eos_token.")
-    limit = text_limit(facts, prompt_tokens, tokenizer)
+    limit = math.inf if facts.limit is None else facts.limit - prompt_tokens
+    special = 0 if tokenizer is None else tokenizer.num_special_tokens_to_add()
+    if limit <= special:
+        raise ValueError(f"The backbone has {facts.limit} positions: beside a prompt of "
+                         f"{prompt_tokens} tokens no text fits. Give a smaller "
+                         "prompt_tokens.")
     if tokenizer is None:
         return None
     tokenizer = copy.deepcopy(tokenizer)
-    if limit is not None:
-        tokenizer.model_max_length = limit
+    tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
     return tokenizer
 
 # %% ../../nbs/prompt_tuning/model.ipynb #074d8442
@@ -201,8 +205,8 @@ def _from_backbone(
     its batch."""
     backbone, own_tokenizer = _load_text_model(name_or_model)
     facts = find_facts(backbone) if facts is None else facts
-    if facts.unsupported_reason:
-        raise ValueError(facts.unsupported_reason)
+    if reason := facts.why_unsupported(placement):
+        raise ValueError(reason)
     tokenizer = own_tokenizer if tokenizer is None else tokenizer
     pooling = pooling or ("last" if facts.causal else "mean")
     names = _numbered_names(num_labels, id2label)
@@ -249,7 +253,7 @@ def _from_pretrained(
         config = saved_config(source, hub)
     if backbone is None and not config.backbone_name:
         raise ValueError(f"{source} names no backbone: give backbone=.")
-    tensors = read_tensors(source, config, hub)
+    tensors = read_tensors(source, hub)
     model, tokenizer = _load_text_model(
         config.backbone_name if backbone is None else backbone,
         as_dtype(config.backbone_dtype))
@@ -277,10 +281,9 @@ def _predict(
         raise ValueError("This model has no tokenizer: set model.tokenizer, or "
                          "give tokenizer=... to from_backbone.")
     # the user may have changed the model's tokenizer since
-    limit = text_limit(model.facts, model.config.prompt_tokens, model.tokenizer)
+    tokenizer = _fitted(model.tokenizer, model.facts, model.config.prompt_tokens)
     classify = TextClassifier(
-        model=model, tokenizer=model.tokenizer, device=model.device,
-        truncation=limit is not None, max_length=limit)
+        model=model, tokenizer=tokenizer, device=model.device, truncation=True)
     return classify.predict(texts, **options)
 
 # %% ../../nbs/prompt_tuning/model.ipynb #5ab1c0a2
@@ -373,16 +376,12 @@ class PromptForSequenceClassification(PreTrainedModel):
         text_states:torch.Tensor|None=None, # [rows, columns, width], of a text cache
         text_features:torch.Tensor|None=None, # [rows, hidden], of a text cache
         text_made_by:int|None=None, # of a text cache
-        output_attentions:bool|None=None, # not available
+        output_attentions:bool|None=None, # not available: texts may be from a cache
         output_hidden_states:bool|None=None, # not available
     ) -> SequenceClassifierOutput:
         """Logits [rows, labels], and their loss where labels are given. Raises
         `ValueError` for too long texts; on a CPU, where reading values costs no wait,
         also for empty ones."""
-        if output_attentions or output_hidden_states:
-            raise ValueError("A prompt model returns no attentions or hidden states, "
-                             "since its text may come from a cache: call "
-                             "model.backbone for them.")
         read = self.features(
             input_ids, attention_mask, token_type_ids, inputs_embeds=inputs_embeds,
             text_states=text_states, text_features=text_features,

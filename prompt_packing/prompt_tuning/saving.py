@@ -11,18 +11,17 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME, cached_file
-from ..foundation.private_apis import IF_THERE, no_remote_code
+from ..foundation.private_apis import IF_THERE
+from ..frozen_weights.differences import compare_weights
 from prompt_packing.prompt_tuning.backbone_facts import (
     BackboneFacts, is_changed)
 from .frozen_backbone import Placement, Pooling
 from .fitted_head import ProblemType
-from ..tasks.backbones import as_dtype, read_config
+from ..tasks.backbones import load_from
 
 _logger = logging.getLogger(__name__)
 
@@ -45,8 +44,6 @@ class PromptTuningConfig(PretrainedConfig):
 
     def __post_init__(self, **kwargs: Any): # of `PretrainedConfig`: `num_labels`, ...
         super().__post_init__(**kwargs)
-        if not all(isinstance(name, str) for name in self.id2label.values()):
-            raise ValueError(f"id2label is {self.id2label}; give each label a name.")
         if type(self.prompt_tokens) is not int or self.prompt_tokens < 0:
             raise ValueError(f"prompt_tokens is {self.prompt_tokens!r}; give 0 (the "
                              "head alone) or more.")
@@ -76,26 +73,6 @@ def check_unchanged(model:PreTrainedModel): # a prompt model
                          "around the prompt model and save that.")
 
 # %% ../../nbs/prompt_tuning/saving.ipynb #5ab1c0f1
-def _changed_weight(backbone, file): # its name in the file; None: none was found
-    "A weight that is another one in the file, by its shape and its first row."
-    weights, prefix = backbone.state_dict(), f"{backbone.base_model_prefix}."
-    with safe_open(file, "pt") as saved:
-        for key in saved.keys():
-            name = key.removeprefix(prefix)
-            stem, _, last = name.rpartition(".")
-            if f"{stem}.base_layer.{last}" in weights: # LoRA is around it
-                return key
-            weight = weights.get(name)
-            if weight is None or not weight.numel() or hasattr(weight, "to_local"):
-                continue # of a head, or with its values in other processes
-            tensor = saved.get_slice(key)
-            if tensor.get_shape() != list(weight.shape):
-                return key
-            if weight.ndim and not torch.equal(
-                    tensor[:1].to(weight.dtype), weight[:1].cpu()):
-                return key
-    return None
-
 def why_not_loadable(
     backbone:PreTrainedModel, # of a new prompt
     facts:BackboneFacts, # of it
@@ -106,10 +83,15 @@ def why_not_loadable(
     try:
         file = cached_file(
             facts.source, SAFE_WEIGHTS_NAME, local_files_only=True, **IF_THERE)
-    except OSError: # no such name
-        file = None
-    changed = file and _changed_weight(backbone, file)
-    return f"it has another {changed} than {facts.source}" if changed else None
+        table = compare_weights(file, backbone)
+    except (OSError, TypeError, ValueError): # there is no such file
+        return None
+    # the head is missing, the pooler drawn anew, and another dtype only rounds
+    changed = table[table.change.isin(["value", "shape", "added"])
+                    & ~table.name.str.contains("pooler")]
+    if changed.empty:
+        return None
+    return f"it has another {changed.name.iloc[0]} than {facts.source}"
 
 def warn_not_loadable(reason:str): # as `why_not_loadable` returns it
     "A message, once, about a prompt whose folder does not bring its backbone back."
@@ -143,52 +125,30 @@ def saved_config(
 ) -> PromptTuningConfig:
     "The configuration of a saved prompt. Raises `ValueError` for a folder without one."
     folder = Path(cached_file(source, CONFIG_NAME, **hub)).parent
-    kind = read_config(folder)["model_type"]
-    if kind != PromptTuningConfig.model_type:
-        raise ValueError(f"{source} holds a model of type {kind}, not a prompt.")
-    try:
-        config = PromptTuningConfig.from_pretrained(folder)
-        as_dtype(config.backbone_dtype)
-        for name in ("backbone_name", "backbone_fingerprint"):
-            if not isinstance(getattr(config, name), str):
-                raise ValueError(f"{name} is {getattr(config, name)!r}")
-    except (AttributeError, KeyError, TypeError, ValueError,
-            StrictDataclassError) as error:
-        text = " ".join(str(error).split()) # some have a line for each field
-        raise ValueError(
-            f"{source}: config.json is damaged: {text.rstrip('.')}.") from error
+    config = load_from(folder, AutoConfig)
+    if not isinstance(config, PromptTuningConfig):
+        raise ValueError(f"{source} holds a model of type {config.model_type}, not a "
+                         "prompt.")
     return config
 
 # %% ../../nbs/prompt_tuning/saving.ipynb #ae3894a7
 def read_tensors(
     source: str | Path, # a folder, or a name on the hub
-    config:PromptTuningConfig, # of the same
     hub:dict, # `revision`, `cache_dir` and the like
 ) -> dict: # name -> tensor
-    "Prompt and head. Raises `ValueError` where they do not fit the configuration."
+    "Prompt and head. Raises `ValueError` for a damaged file."
     file = cached_file(source, SAFE_WEIGHTS_NAME, **hub)
     try:
-        tensors = load_file(file)
+        return load_file(file)
     except SafetensorError as error:
         raise ValueError(f"{file} is damaged: {error}.") from error
-    labels, tokens = config.num_labels, config.prompt_tokens
-    shapes = {"head.weight": [labels, config.hidden_size]}
-    if config.bias:
-        shapes["head.bias"] = [labels]
-    saved = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    if tokens: # the width is the backbone's, and is checked once it is loaded
-        shapes["prompt.weight"] = [tokens, *saved.get("prompt.weight", [])[1:]]
-    if saved != shapes:
-        raise ValueError(f"{file} holds {saved}, its config.json describes {shapes}.")
-    return tensors
 
 def read_tokenizer(
         source: str | Path, hub:dict): # -> a tokenizer, or None where there is none
     "The tokenizer in a folder; one that brings its own code is refused."
     if cached_file(source, "tokenizer_config.json", **IF_THERE, **hub) is None:
         return None
-    with no_remote_code(source):
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **hub)
+    return load_from(source, AutoTokenizer, **hub)
 
 # %% ../../nbs/prompt_tuning/saving.ipynb #73c88e3e
 def check_backbone(
@@ -201,7 +161,7 @@ def check_backbone(
         return
     raise ValueError(
         f"{source} was trained on {config.backbone_name!r}, whose weights have the "
-        f"fingerprint {config.backbone_fingerprint[:12]} in {config.backbone_dtype}; "
+        f"fingerprint {config.backbone_fingerprint!s:.12} in {config.backbone_dtype}; "
         f"here is {facts.source!r}, a {facts.name} with {facts.digest[:12]} in "
         f"{str(facts.dtype).removeprefix('torch.')}. Give backbone= with those "
         "weights.")

@@ -6,10 +6,10 @@
 __all__ = ['CacheTooLarge', 'collate_texts', 'TextCache', 'prompt_features']
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #658d5517
+import copy
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,12 @@ from transformers import PreTrainedModel
 from ..bucketing.batch_sampler import plan_batches
 from ..foundation.folders import (
     DamagedFolder, atomic_write, locked)
-from ..frozen_weights.fingerprints import tensor_hash
-from .backbone_facts import (
-    BackboneFacts, check_fits, find_facts, is_changed)
+from prompt_packing.prompt_tuning.backbone_facts import (
+    BackboneFacts, check_fits, find_facts)
 from .frozen_backbone import (
     Placement, Pooling, encode_text, position_inputs)
 from .model import text_id
+from .saving import check_unchanged
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #9a10f11a
 def _read_texts(dataset): # -> token ids without padding, labels or None
@@ -62,44 +62,23 @@ def _compute_batch(backbone, facts, texts, dtype):
     states = torch.cat([tensor.to(dtype) for tensor in states], dim=1)
     return states, hidden[torch.arange(len(texts)), lengths - 1].float().cpu()
 
-# %% ../../nbs/prompt_tuning/text_cache.ipynb #a1b2c306
-@dataclass(frozen=True)
-class _Texts:
-    "The texts of a cache, and where in its tensor their states are."
-    ids: list # token ids of each text
-    labels: np.ndarray | None
-    lengths: np.ndarray # [texts], tokens
-    token_budget: int # most tokens of a batch, padding included
-    batches: list # indices of the texts of each batch
-    starts: np.ndarray # [texts], row of the first token's states
-
-def _plan_texts(ids, labels, token_budget):
-    "Batches of similar length; by default of 1,024 tokens or of the longest text."
-    lengths = np.array([len(text) for text in ids], dtype=np.int64)
-    token_budget = token_budget or max(1024, int(lengths.max()))
-    batches = [*plan_batches(lengths, token_budget=token_budget, shuffle=False)]
-    order, starts = np.concatenate(batches), np.zeros_like(lengths)
-    starts[order] = np.cumsum(lengths[order]) - lengths[order]
-    return _Texts(ids, labels, lengths, token_budget, batches, starts)
-
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #0d6e6705
 def _width(facts): # numbers in the keys and values of one token
     return sum(heads * size for heads, size in facts.state_shapes)
 
 def _compute(backbone, facts, texts, batches, dtype, device):
-    "The tensors of a cache: states are in the order of `batches`, features of `texts`."
-    begun, end = time.perf_counter(), 0
-    shape = int(texts.lengths.sum()), _width(facts)
-    states = torch.empty(shape, dtype=dtype, device=device)
-    features = torch.empty(len(texts.ids), facts.feature_size)
+    "The tensors of a cache, the states of one text after those of another."
+    begun, lengths = time.perf_counter(), [len(ids) for ids in texts]
+    states = torch.empty(sum(lengths), _width(facts), dtype=dtype, device=device)
+    states_of, features = states.split(lengths), torch.empty(len(texts), facts.feature_size)
     for batch in batches:
         new, features[batch] = _compute_batch(
-            backbone, facts, [texts.ids[i] for i in batch], dtype)
+            backbone, facts, [texts[i] for i in batch], dtype)
         if not torch.isfinite(new).all():
             raise ValueError(f"Keys or values do not fit into {dtype}; give "
                              "dtype=torch.bfloat16 or torch.float32.")
-        states[end:end + len(new)] = new
-        end += len(new)
+        for i, rows in zip(batch, new.split([lengths[i] for i in batch])):
+            states_of[i].copy_(rows)
     seconds = torch.tensor(time.perf_counter() - begun, dtype=torch.float64)
     return {"states": states, "features": features, "seconds": seconds}
 
@@ -119,14 +98,12 @@ def _check_size(size, max_bytes): # in bytes
             "train without a cache.")
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #a1b2c30a
-def _identity(facts, texts, dtype):
+def _identity(facts, texts, labels, dtype):
     "What a cache on disk must agree in, name -> text."
-    labels = None if texts.labels is None else texts.labels.tolist()
-    ids_and_labels = repr((texts.ids, labels)).encode()
+    ids_and_labels = repr((texts, None if labels is None else labels.tolist())).encode()
     return dict(
-        format="6", # a file of an earlier format has another number
+        format="7", # a file of an earlier format has another number
         weights=facts.digest,
-        token_budget=str(texts.token_budget), # which decides the order of the states
         token_ids_and_labels=hashlib.sha256(ids_and_labels).hexdigest()[:16],
         first_position=str(facts.first_position),
         dtype=str(dtype).removeprefix("torch."))
@@ -144,10 +121,9 @@ def _file(path):
     return Path(path) / "texts.safetensors"
 
 def _write(file, identity, tensors):
-    checksums = {f"checksum of {n}": tensor_hash(t) for n, t in tensors.items()}
     try:
         with atomic_write(file, "wb") as opened:
-            save_file(tensors, opened.name, identity | checksums)
+            save_file(tensors, opened.name, identity)
     except SafetensorError as error: # a full disk
         raise OSError(f"{file} was not written: {error}.") from error
 
@@ -160,12 +136,6 @@ def _read(file): # -> its header, and tensors by name in memory-mapped pages
         raise DamagedFolder(f"{file} is damaged: {error}; delete {file.parent} and "
                             "build again.") from None
 
-def _check_tensors(file, saved, tensors):
-    for name, tensor in tensors.items():
-        if saved.get(f"checksum of {name}") != tensor_hash(tensor):
-            raise DamagedFolder(f"{file}: {name} has changed since it was written; "
-                                f"delete {file.parent} and build again.")
-
 def _load_or_compute(path, identity, compute):
     "The tensors in a folder's file, which is computed where it is missing."
     file = _file(path)
@@ -175,7 +145,6 @@ def _load_or_compute(path, identity, compute):
                 _write(file, identity, compute())
     saved, tensors = _read(file)
     _check_identity(path, saved, identity)
-    _check_tensors(file, saved, tensors)
     return tensors
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #b37d3c19
@@ -185,35 +154,14 @@ def _facts_of(model):
     facts = getattr(model, "facts", None) # a prompt model's, also inside PEFT's
     if facts is None:
         return find_facts(model.base_model)
-    if is_changed(model.backbone, facts):
-        raise ValueError(
-            "This model cannot use a text cache: its backbone has other weights than "
-            "when the prompt was made. Make a prompt on them with "
-            "from_backbone(model.backbone, init=model).")
+    check_unchanged(model)
     return facts
-
-def _why_unsupported(model, facts): # -> the reason; None: a cache is exact
-    placement = getattr(model.config, "placement", Placement.SUFFIX)
-    pooling = getattr(model.config, "pooling", Pooling.LAST)
-    if reason := facts.why_unsupported(placement):
-        return reason.rstrip(".")
-    if placement == Placement.PREFIX:
-        return "the prompt is before the text, so the text's states change with it"
-    if pooling != Pooling.LAST:
-        return f"pooling={pooling!r} reads more of the text than its last position"
-    if not facts.text_is_constant:
-        return (f"{facts.name} is no decoder that continues exactly from a text's keys "
-                "and values")
-    return None
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #e88be3d6
 def collate_texts(
     rows:list[dict], # of a `TextCache`
 ) -> dict: # a batch for the prompt model
-    "Texts right-aligned in one tensor; raises `ValueError` for rows of two backbones."
-    if len({row["text_made_by"] for row in rows}) > 1:
-        raise ValueError("These rows are from caches of several backbones; put rows of "
-                         "one cache into a batch.")
+    "Texts right-aligned in one tensor."
     texts = [row["text_states"] for row in rows]
     lengths = torch.tensor([len(text) for text in texts])
     states = pad_sequence(texts, batch_first=True, padding_side="left")
@@ -234,11 +182,10 @@ class TextCache(Dataset):
 
     def __init__(
             self, tensors: dict, starts: np.ndarray, lengths: np.ndarray,
-            labels: np.ndarray | None, made_by: int, path: Path | None = None):
+            labels: np.ndarray | None, made_by: int):
         self.states, self.features = tensors["states"], tensors["features"]
         self.starts, self.lengths, self.labels = starts, lengths, labels
-        self.made_by, self.path = made_by, path
-        self.seconds = float(tensors["seconds"])
+        self.made_by, self.seconds = made_by, float(tensors["seconds"])
 
     @classmethod
     def build(
@@ -263,31 +210,34 @@ class TextCache(Dataset):
         `CacheTooLarge`, a `ValueError`, where it does not fit, and `OSError` for a full
         disk."""
         facts = _facts_of(model) if facts is None else facts
-        if reason := _why_unsupported(model, facts):
+        if reason := cls.why_unsupported(model, facts):
             raise ValueError(
                 f"This model cannot use a text cache: {reason}. Train on the texts.")
-        ids, labels = _read_texts(dataset)
-        check_fits(facts, [len(text) for text in ids])
-        texts = _plan_texts(ids, labels, token_budget)
+        texts, labels = _read_texts(dataset)
+        lengths = np.array([len(ids) for ids in texts], dtype=np.int64)
+        check_fits(facts, lengths)
+        batches = [*plan_batches(
+            lengths, token_budget=token_budget or max(1024, lengths.max()),
+            shuffle=False)]
         backbone = getattr(model, "backbone", model).base_model.eval()
         if dtype is None:
             dtype = backbone.dtype if backbone.dtype.itemsize == 2 else torch.float16
-        size = int(texts.lengths.sum()) * _width(facts) * dtype.itemsize # of the states
+        size = int(lengths.sum()) * _width(facts) * dtype.itemsize # of the states
         _check_size(size, max_bytes)
 
         def compute(device="cpu"): # a file is written from there
-            bar = tqdm(texts.batches, desc=f"text cache, {size / 1e6:,.1f} MB",
+            bar = tqdm(batches, desc=f"text cache, {size / 1e6:,.1f} MB",
                        disable=not progress)
             return _compute(backbone, facts, texts, bar, dtype, device)
 
         if path is None:
             tensors = compute(device)
         else:
-            identity = _identity(facts, texts, dtype)
+            identity = _identity(facts, texts, labels, dtype)
             tensors = _load_or_compute(Path(path), identity, compute)
             tensors["states"] = tensors["states"].to(device)
-        return cls(tensors, texts.starts, texts.lengths, texts.labels,
-                   text_id(facts.digest), path)
+        starts = lengths.cumsum() - lengths
+        return cls(tensors, starts, lengths, labels, text_id(facts.digest))
 
     @staticmethod
     def why_unsupported(
@@ -295,15 +245,26 @@ class TextCache(Dataset):
         facts:BackboneFacts|None=None, # of the backbone; None: they are found
     ) -> str|None: # the reason; None: a cache is exact
         "Why a cache would not be exact for this prompt model or backbone."
-        return _why_unsupported(model, _facts_of(model) if facts is None else facts)
+        facts = _facts_of(model) if facts is None else facts
+        placement = getattr(model.config, "placement", Placement.SUFFIX)
+        pooling = getattr(model.config, "pooling", Pooling.LAST)
+        if reason := facts.why_unsupported(placement):
+            return reason.rstrip(".")
+        if placement == Placement.PREFIX:
+            return "the prompt is before the text, so the text's states change with it"
+        if pooling != Pooling.LAST:
+            return f"pooling={pooling!r} reads more of the text than its last position"
+        if not facts.text_is_constant:
+            return (f"{facts.name} is no decoder that continues exactly from a text's "
+                    "keys and values")
+        return None
 
     def select(
         self,
         rows:Sequence[int], # indices of texts, in the order that is wanted
     ) -> "TextCache":
         "Some of the texts: the same states, nothing copied."
-        selected, rows = object.__new__(TextCache), np.asarray(rows)
-        selected.__dict__ |= self.__dict__ # `copy` would map the file again
+        selected, rows = copy.copy(self), np.asarray(rows)
         for name in ("starts", "lengths", "labels", "features"):
             column = getattr(self, name)
             setattr(selected, name, None if column is None else column[rows])
@@ -329,17 +290,6 @@ class TextCache(Dataset):
     def __repr__(self):
         return (f"TextCache of {len(self):,} texts on {self.states.device}: "
                 f"{self.nbytes / 1e6:,.1f} MB")
-
-    def __getstate__(self): # a cache on disk is opened again, not copied
-        if self.path is None:
-            return self.__dict__
-        return self.__dict__ | {"states": self.states.device} # where they are to be
-
-    def __setstate__(self, state: dict):
-        self.__dict__.update(state)
-        if self.path is not None:
-            _, tensors = _read(_file(self.path))
-            self.states = tensors["states"].to(self.states)
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #9f4cdd53
 @torch.no_grad()

@@ -131,9 +131,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, StateGenerationMixin):
         # `generate()` takes embeddings if this signature has the name
         inputs = super().prepare_inputs_for_generation(
             *args, inputs_embeds=inputs_embeds, cache=cache, **kwargs)
-        new = inputs["input_ids"]
-        if new is None:
-            new = inputs["inputs_embeds"]
+        new = one_input(inputs.get("input_ids"), inputs.get("inputs_embeds"))
         inputs["attention_mask"] = unseen_mask(inputs.get("attention_mask"), new)
         return inputs
 

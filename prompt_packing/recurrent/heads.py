@@ -80,8 +80,7 @@ def _mean_loss(logits, targets):
         logits = logits.data
     if logits.ndim > 2:
         logits = logits.flatten(0, 1)
-    if logits.dtype is not torch.float64:
-        logits = logits.float()
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     total = nn.functional.cross_entropy(logits, targets, ignore_index=-100,
                                         reduction="sum")
     return total / (targets != -100).sum().clamp(min=1)
