@@ -35,7 +35,7 @@ from imports import changed_pages, pages, root
 from outputs import difference
 
 SHARED = [ # imported once
-    "transformers.trainer", "transformers.models.auto.modeling_auto", "datasets",
+    "transformers.trainer", "transformers.models.auto.modeling_auto", "datasets", "evaluate",
     "scipy.stats", "matplotlib.pyplot", "sklearn.linear_model", "execnb.shell", "fastcore.all"]
 LIBRARIES = ["torch", "transformers", "accelerate", "datasets", "peft"]
 SKIPPED = 3 # status of a notebook that is not meant to be run

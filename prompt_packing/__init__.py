@@ -11,6 +11,16 @@ import sys
 from importlib import import_module
 
 # %% ../nbs/architecture.ipynb #5037d2d0
+def _public(folder: str) -> list:
+    return getattr(import_module(folder), "__all__", [])
+
+def _folder_of(name: str) -> str | None: # that exports it; None: none does
+    for module, names in import_module(f"{__name__}._modidx").d["syms"].items():
+        folder = ".".join(module.split(".")[:2])
+        if f"{module}.{name}" in names and name in _public(folder):
+            return folder
+    return None
+
 def import_on_first_use(package: str, homes: dict) -> tuple: # `__getattr__`, `__dir__`
     "Functions of a package that import a name when it is asked for; `homes`: name -> module."
     module = sys.modules[package]
@@ -21,7 +31,10 @@ def import_on_first_use(package: str, homes: dict) -> tuple: # `__getattr__`, `_
             raise ImportError(f"{name} was renamed to {new} in 0.3: "
                               f"from prompt_packing.{place} import {new}")
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            folder = _folder_of(name)
+            if folder is None:
+                raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise ImportError(f"{name} is in {folder}: from {folder} import {name}")
         home = import_module(f"prompt_packing.{homes[name]}")
         # all of them at once: the import sets the folder in the place of `compare`
         for each in homes:

@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['TextFiles', 'Model', 'Tokenizer', 'Column', 'Encoding', 'NoHeader', 'OutputDir', 'UTF_8', 'UsageError', 'app',
            'Version', 'HEADS', 'Checkpoint', 'METHODS', 'Saved', 'TextFile', 'TrainingFile', 'load_folder', 'validated',
-           'repeated', 'reader', 'sources', 'check_columns', 'text_tokenizer', 'Command', 'in_option_names', 'command',
-           'top', 'main', 'padding', 'audit', 'verify', 'tokenize', 'compare', 'predict', 'training_rows',
-           'training_model', 'budget', 'measure']
+           'repeated', 'positive', 'one_of', 'task_name', 'model_name', 'reader', 'sources', 'check_columns',
+           'text_column', 'check_model', 'text_tokenizer', 'Command', 'in_option_names', 'command', 'top', 'main',
+           'padding', 'audit', 'verify', 'tokenize', 'compare', 'predict', 'training_rows', 'training_model', 'budget',
+           'measure']
 
 # %% ../nbs/cli/commands.ipynb #748f9643
 import csv
@@ -31,6 +32,8 @@ from .foundation.text_files import FILE_FORMATS
 # %% ../nbs/cli/commands.ipynb #f51c5f34
 def load_folder(name: str):
     "A folder of this library, such as compare, imported now."
+    if "torch" not in sys.modules and sys.stderr.isatty():
+        print("loading ...", file=sys.stderr)
     return import_module(f"prompt_packing.{name}")
 
 # %% ../nbs/cli/commands.ipynb #a2532d51
@@ -40,9 +43,41 @@ def validated(help: str):
 
 def repeated(help: str, *names: str, read=str):
     "An option for values between commas, each read by a function."
-    return Annotated[str, Option(
-        *names, metavar="A,B", help=help,
-        parser=lambda text: [read(word) for word in re.split(r",(?! )", text)])]
+    def read_all(text: str):
+        try:
+            return [read(word) for word in re.split(r",(?! )", text)]
+        except ValueError as error: # of `int` and `float`
+            raise BadParameter(str(error)) from None
+    return Annotated[str, Option(*names, parser=read_all, metavar="A,B", help=help)]
+
+def positive(text: str) -> float:
+    "A number above 0; `ValueError` for another."
+    if not 0 < float(text) < float("inf"):
+        raise ValueError(f"{text} is not a number above 0")
+    return float(text)
+
+def one_of(*known: str):
+    "A function that reads these names."
+    def read(text: str):
+        if text not in known:
+            raise BadParameter(f"unknown {text!r}: choose from {', '.join(known)}")
+        return text
+    return read
+
+# %% ../nbs/cli/commands.ipynb #4a27107c
+_tasks = ("sst2", "cola", "rte", "wnli", "qnli", "mrpc", "qqp", "mnli", "stsb",
+          "movie_reviews", "product_reviews")
+
+def task_name(text: str):
+    "A task by its name, or a file or folder, as it was given."
+    return text if Path(text).exists() else one_of(*_tasks)(text)
+
+def model_name(text: str):
+    "A model by its name or folder, as it was given."
+    is_name = re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", text) and not Path(text).is_file()
+    if is_name or Path(text).is_dir():
+        return text
+    raise BadParameter(f"there is no model or folder {text}")
 
 # %% ../nbs/cli/commands.ipynb #74debe0f
 def reader():
@@ -51,14 +86,41 @@ def reader():
 def sources():
     return import_module("prompt_packing.bucketing.sources")
 
-def check_columns(file: Path, columns: list, **options):
+def check_columns(file: Path, columns: list, finds_label: bool = False, **options):
     """Raises `ValueError` for an empty file, and for one without these columns.
 
     `options` are those of `table_rows`."""
-    next(reader().table_rows(file, columns, **options))
+    rows = reader().table_rows(file, columns, **options)
+    rows = [row for _, row in itertools.islice(rows, 1_000 if finds_label else 1)]
+    if finds_label:
+        reader().find_label(file, list(rows[0]), rows)
+
+def text_column(files: list, column: str | None, **options) -> str:
+    "The column with the text: as given, or found in the first file."
+    column = column or reader().text_column(files[0], **options)
+    for file in files:
+        check_columns(file, [reader().text_column(file, column)], **options)
+    return column
+
+def check_model(folder: Path, *names: str):
+    "Raises `ValueError` for a folder that has none of these."
+    if not any((folder / name).exists() for name in names):
+        raise ValueError(f"{folder} holds no {' or '.join(names)}: give a folder that a "
+                         "Trainer or save_pretrained wrote, such as run/checkpoint-500")
 
 def text_tokenizer(model: str):
-    return load_folder("tasks").load_tokenizer(model)
+    "The tokenizer of a model. Raises `ValueError` for a folder without one."
+    try:
+        return load_folder("tasks").load_tokenizer(model)
+    except (OSError, ValueError) as error:
+        folder = Path(model)
+        names = " ".join(path.name for path in folder.glob("*"))
+        if not folder.is_dir() or re.search(r"token|vocab|\.model\b", names):
+            raise # it is on the hub, or damaged
+        raise ValueError(
+            f"the folder {model} has no tokenizer, and texts need one: save it there "
+            "with tokenizer.save_pretrained, or give a file with a column input_ids"
+        ) from error
 
 # %% ../nbs/cli/commands.ipynb #333b4158
 _formats = ", ".join(name for name in FILE_FORMATS if name != "lines")
@@ -66,9 +128,10 @@ TextFiles = Annotated[list[Path], Argument(
     metavar="FILE", exists=True, dir_okay=False,
     help=f"text (one example a line), {_formats}, also compressed")]
 Model = Annotated[str, Option(
-    metavar="NAME", help="smollm2-135m, minilm-l6, a model on the hub, or a folder")]
+    parser=model_name, metavar="NAME",
+    help="smollm2-135m, minilm-l6, a model on the hub, or a folder")]
 Tokenizer = Annotated[str, Option(
-    "--tokenizer", "--model", metavar="NAME",
+    "--tokenizer", "--model", parser=model_name, metavar="NAME",
     help="tokenizer of this model: a name on the hub, or a folder")]
 Column = Annotated[str, Option(
     "--column", "--text-column", help="column with the text [default: found]")]
@@ -172,13 +235,16 @@ def padding(
 
     Rows may also be conversations (messages), prompts with completions, preference
     pairs (chosen, rejected) or token ids (input_ids)."""
+    reading = {"encoding": encoding, "header": not no_header}
+    for file in files:
+        names = sources().sequence_columns(file, column, **reading)
+        check_columns(file, names, **reading)
     encode, empty = text_tokenizer(tokenizer), []
     bucketing, tqdm = load_folder("bucketing"), import_module("tqdm").tqdm
     with tqdm(unit=" examples", leave=False, delay=1) as bar:
         lengths = bucketing.file_lengths(
             files, encode, column=column, max_length=max_length, on_empty=empty.append,
-            progress=lambda rows: bar.update(rows - bar.n), encoding=encoding,
-            header=not no_header)
+            progress=lambda rows: bar.update(rows - bar.n), **reading)
     plans = bucketing.compare_plans(lengths, token_budget=token_budget)
     report = {"rows": len(lengths), "tokens": int(lengths.sum()), "left_out": len(empty),
               "plans": plans.reset_index(names="plan").to_dict("records")}
@@ -217,6 +283,8 @@ def audit(
     divide."""
     if (model is None) == (checkpoint is None):
         raise BadParameter("give --model, perhaps with --head, or else --checkpoint")
+    if checkpoint:
+        check_model(checkpoint, "config.json")
     run = checkpoint or load_folder("tasks.backbones").load_from(
         model, import_module("transformers").AutoConfig)
     found = load_folder("accumulation_loss").audit_checkpoint(
@@ -248,10 +316,13 @@ def tokenize(
         help="stop at a row without text, or leave it out")] = "raise",
 ):
     "Tokenize files once, for any number of trainings. Finished files are kept."
+    reading = {"encoding": encoding, "header": not no_header}
+    if bad_rows == "raise":
+        column = text_column(files, column, **reading)
+    encode = text_tokenizer(tokenizer)
     corpus = load_folder("bucketing").tokenize_corpus(
-        files, text_tokenizer(tokenizer), output_dir, column=column,
-        max_length=max_length, bad_rows=bad_rows, encoding=encoding,
-        header=not no_header)
+        files, encode, output_dir, column=column, max_length=max_length,
+        bad_rows=bad_rows, **reading)
     facts = {"folder": str(output_dir), "rows": len(corpus),
              "tokens": int(sum(corpus["length"]))}
     text = ("{rows:,} rows, {tokens:,} tokens in {folder}\n\n"
@@ -268,9 +339,9 @@ _problems = Literal["single_label_classification", "multi_label_classification",
 @command("sweep --models minilm-l6,bert-base-uncased --tasks my.csv,sst2", name="sweep",
          help="Compare methods on several models and tasks.")
 def compare(
-    models: repeated("names on the hub, or folders", "--model", "--models"),
-    tasks: repeated(_tasks_help, "--task", "--tasks"),
-    methods: repeated(f"{', '.join(METHODS)} [default: head,prompt,finetune]") = None,
+    models: repeated("names on the hub, or folders", "--model", "--models", read=model_name),
+    tasks: repeated(_tasks_help, "--task", "--tasks", read=task_name),
+    methods: repeated(f"{', '.join(METHODS)} [default: head,prompt,finetune]", read=one_of(*METHODS)) = None,
     prompt_tokens: repeated("numbers of prompt tokens [default: 5]", read=int) = None,
     seeds: repeated("seeds of the runs of each method [default: 0,1,2]", read=int) = None,
     source: Annotated[str, Option(help="folder with the files of a GLUE task")] = None,
@@ -291,7 +362,7 @@ def compare(
         min=1e-3, max=1e6, help="of training [default: 5]")] = None,
     learning_rate: repeated(
         "several: the best on held-out rows is taken [default: by method]",
-        read=float) = None,
+        read=positive) = None,
     init: Annotated[str, Option(help="how the prompt starts: vocab, random, or a text")] = None,
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], Option(
         help="of the backbone's weights [default: float32]")] = None,
@@ -301,10 +372,14 @@ def compare(
 ):
     "Compare a head, a prompt and fine-tuning. Models and tasks are crossed."
     given = {name: value for name, value in locals().items() if value is not None}
-    given["header"] = not given.pop("no_header")
+    header = given["header"] = not given.pop("no_header")
     for name in {"label_column", "learning_rate"} & {*given}:
         if len(given[name]) == 1:
             [given[name]] = given[name]
+    for file in filter(Path.is_file, map(Path, tasks)):
+        named = [*(text_columns or ()), *(label_column or ())]
+        check_columns(file, named, label_column is None, encoding=encoding,
+                      header=header)
     comparison = load_folder("compare").sweep(given.pop("models"), **given)
     table = comparison.table()
     rows = json.loads(table.reset_index().to_json(orient="records"))
@@ -314,6 +389,44 @@ def compare(
         lines += ["", f"best model: {best}", "to use it: prompt-packing predict "
                   f"{shlex.quote(str(output_dir))} FILE"]
     return "\n".join(lines), {"rows": rows, "model": best}
+
+# %% ../nbs/cli/commands.ipynb #81013cb2
+def _trained_with(folder):
+    "How the training file of the model in a folder was read, if that is recorded."
+    for config in [folder / "config.json", *folder.glob("models/*/config.json")]:
+        try:
+            return dict(json.loads(config.read_text(encoding="utf-8"))["text_file"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue # `load_model` says what is wrong with it
+    return {}
+
+def _read(file, columns, encodings, header):
+    "The rows of a file, and the first of the encodings that fits."
+    for encoding in encodings:
+        try:
+            return reader().read_table(file, columns=columns, encoding=encoding,
+                                       header=header, numbered=True), encoding
+        except reader().BadRow:
+            if encoding == encodings[-1]:
+                raise
+
+def _text_columns(table, file, given, learned_from):
+    "As given; as in training; or the one column `text`."
+    columns = given or (learned_from if {*learned_from} <= {*table} else ["text"])
+    if not {*columns} <= {*table} or len(columns) != len(learned_from):
+        raise ValueError(
+            f"{file} has the columns {', '.join(map(str, table))}, and the model "
+            f"learned from {' and '.join(learned_from)}: name as many with text_column")
+    return columns
+
+def _texts(table, file):
+    "The rows that have any text; of a pair one may be missing."
+    texts = table.astype(object).where(table.notna(), "")
+    for column in texts:
+        texts[column] = [
+            reader().cell_text(value, f"{reader().row_name(file, number)}, {column}")
+            for number, value in texts[column].items()]
+    return texts[texts.apply(lambda column: column.str.strip() != "").any(axis=1)]
 
 # %% ../nbs/cli/commands.ipynb #pr3d0002
 Saved = Annotated[Path, Argument(
@@ -328,30 +441,33 @@ def predict(
     folder: Saved,
     file: TextFile,
     text_column: repeated("as many as in training [default: the same]") = None,
-    encoding: Encoding = UTF_8,
+    encoding: Annotated[str, Option(
+        help="of a text file [default: UTF-8, else that of the training file]")] = None,
     no_header: NoHeader = False,
 ):
-    "Give each text of a file a label and a score, in a csv."
-    table = reader().read_table(file, columns=text_column or [], encoding=encoding,
-                                header=not no_header, numbered=True)
+    "Give each text of a file a label and a score."
+    check_model(folder, "config.json", "records")
+    trained_with, encodings = _trained_with(folder), [encoding or UTF_8]
+    if encoding is None and trained_with.get("encoding") and file != Path("-"):
+        encodings.append(trained_with["encoding"])
+    header = not no_header and trained_with.get("header", True)
+    table, encoding = _read(file, text_column or [], encodings, header)
     model = load_folder("compare").load_model(folder)
     config = getattr(model, "model", model).config # of a pipeline, or a prompt model
     learned_from = getattr(config, "text_columns", None) or ["text"]
-    # as given, as in training, or the one column of a text file
-    columns = text_column or (learned_from if {*learned_from} <= {*table} else ["text"])
-    if not {*columns} <= {*table} or len(columns) != len(learned_from):
-        raise ValueError(
-            f"{file} has the columns {', '.join(map(str, table))}, and the model "
-            f"learned from {' and '.join(learned_from)}: name as many with text_column")
-    texts = load_folder("tasks.labels").text_cells(table[columns], file)
-    texts = texts[(texts.map(str.strip) != "").any(axis=1)] # of a pair one may be missing
-    answers = load_folder("prompt_tuning").predict_table(
-        model, list(texts.itertuples(index=False, name=None)))
+    columns = _text_columns(table, file, text_column, learned_from)
+    texts = _texts(table[columns], file)
+    rows = list(texts.itertuples(index=False, name=None))
+    if len(columns) == 1:
+        rows = [text for text, in rows]
+    answers = load_folder("prompt_tuning").predict_table(model, rows)
     answers = answers.set_index(texts.index).map(_short)
     while {*answers} & {*table}:
         answers = answers.add_prefix("predicted_")
     table = table.join(answers)
-    return _csv(table), table
+    is_separated = reader().file_format(file) in ("csv", "tsv")
+    separator = reader().separator_of(file, encoding, header) if is_separated else ","
+    return _csv(table, separator), table
 
 def _short(value):
     "Four digits of a score; of several labels a text."
@@ -359,10 +475,12 @@ def _short(value):
         return ";".join(value)
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
-def _csv(table):
-    text = table.to_csv(index=False)
+def _csv(table, separator):
+    "As it can be read back: in a tsv a quotation mark is a character like others."
+    quoting = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
+    text = table.to_csv(index=False, sep=separator, quoting=quoting)
     if "\r" in text: # which ends a row where it is not quoted
-        text = table.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC)
+        text = table.to_csv(index=False, sep=separator, quoting=csv.QUOTE_NONNUMERIC)
     return text.rstrip("\n")
 
 # %% ../nbs/cli/commands.ipynb #msr00002

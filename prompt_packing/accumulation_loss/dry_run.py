@@ -73,13 +73,14 @@ class ParameterWriteMonitor(TorchDispatchMode):
 
     A parameter is copied before its first write, also one by way of `.data`, which no
     version counter shows; `put_back` undoes the writes."""
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, others: Iterable = ()): # parameters
         super().__init__()
-        self.collectives, self.written = 0, [] # what parameters became, once put back
+        self.collectives, self.dtypes = 0, set() # of the results of operations
+        self.written = [] # what parameters of the model became, once put back
         self._model, self._hooks = model, 0 # in so many hooks of modules at this moment
         reshard(model)
         # a shard has no storage by which it could be found
-        parameters = [p for p in model.parameters()
+        parameters = [p for p in [*model.parameters(), *others]
                       if not isinstance(p, DTensor) and not hasattr(p, "ds_id")]
         self._parameters = {p.untyped_storage().data_ptr(): p for p in parameters}
         self._data = [(p, p.data) for p in parameters] # to see `p.data = x`
@@ -91,7 +92,10 @@ class ParameterWriteMonitor(TorchDispatchMode):
         for argument, value in zip(func._schema.arguments, args):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 tree_map(self._keep, value) # a tensor, or a list of them
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if torch.is_tensor(result) and result.is_floating_point():
+            self.dtypes.add(result.dtype)
+        return result
 
     @contextmanager
     def without_engine(self) -> Iterator[None]:
@@ -118,7 +122,8 @@ class ParameterWriteMonitor(TorchDispatchMode):
     def put_back(self):
         replaced = [(p, data) for p, data in self._data if p.data_ptr() != data.data_ptr()]
         touched = [p for p, _ in replaced] + [self._parameters[a] for a in self._before]
-        self.written = [p.detach().clone() for p in touched]
+        own = {id(p) for p in self._model.parameters()}
+        self.written = [p.detach().clone() for p in touched if id(p) in own]
         # first the tensors that were there, then what was in them
         for parameter, data in replaced:
             parameter.data = data

@@ -5,7 +5,7 @@
 # %% ../../nbs/accumulation_loss/verification.ipynb #a0021610
 from __future__ import annotations
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf, isfinite, isnan
@@ -74,6 +74,7 @@ class Comparison:
         self.is_sharded = is_sharded(model) # then gradients are, too
         self.has_engine = adapter.steps_in_backward # whose hooks would take gradients
         self.takes_gradients = not (self.is_sharded and self.has_engine)
+        self.dtypes = set() # of operations that were seen
 
     def length(self, gradient: torch.Tensor) -> float:
         "The norm of a gradient, of all its shards; the same on all processes."
@@ -90,7 +91,7 @@ class Comparison:
         in float32. In sixteen bits that would allow everything; there the sums
         themselves are kept in float32, and what is left is the rounding of the result."""
         dtypes = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
-        dtypes |= self.adapter.gathered_dtypes
+        dtypes |= self.adapter.gathered_dtypes | self.dtypes
         epsilon = max([epsilon, *(torch.finfo(dtype).eps for dtype in dtypes)])
         return 2 * epsilon if epsilon > 1e-4 else max(100 * epsilon, 1e-9)
 
@@ -196,14 +197,19 @@ class DryRun(Comparison):
     @contextmanager
     def watched(self, seed: int = 0, calls: int = 1) -> Iterator: # of the model
         "Gives the context for forward passes: a `ParameterWriteMonitor` while it has to."
-        watch = None if self.writes is False else ParameterWriteMonitor(self.model)
         before = {name: b.clone() for name, b in self.model.named_buffers()}
         numbers_before = integers_of(dict(self.model.named_modules()))
-        quiet = nullcontext() if watch is None else watch.without_engine()
-        with self.adapter.state_preserved(), quiet, \
-                side_effect_free(self.model, seed, watch,
-                                 self.adapter.parameters(self.model)), \
-                no_gradient_checkpointing(self.model), torch.enable_grad():
+        with ExitStack() as stack:
+            held = stack.enter_context(self.adapter.state_preserved())
+            others = held.parameters_besides(self.model)
+            is_needed = self.writes is not False or others
+            watch = ParameterWriteMonitor(self.model, others) if is_needed else None
+            if watch is not None:
+                stack.enter_context(watch.without_engine())
+            stack.enter_context(side_effect_free(
+                self.model, seed, watch, self.adapter.parameters(self.model)))
+            stack.enter_context(no_gradient_checkpointing(self.model))
+            stack.enter_context(torch.enable_grad())
             yield watch or nullcontext()
             self.buffers = {
                 name: b.clone() for name, b in self.model.named_buffers()
@@ -214,6 +220,7 @@ class DryRun(Comparison):
         self.written = watch.written if watch else []
         if self.writes is None:
             self.writes, self.collectives = bool(watch.written), watch.collectives
+            self.dtypes |= watch.dtypes # as of an autocast in the user's code
 
     def run(self, batches: list, loss_only: bool = False,
             targets: str | None = None) -> list[BatchResult]:

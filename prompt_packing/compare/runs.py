@@ -402,7 +402,9 @@ def _save(model, inputs, folder, run):
     "Save model and tokenizer; the folder's name, or None where nothing is saved."
     if folder is None:
         return None
-    model.config.text_columns = list(inputs.task.text_columns) # for `predict`
+    # for `predict`
+    model.config.text_columns = list(inputs.task.text_columns)
+    model.config.text_file = {"encoding": run.encoding, "header": run.header}
     model.save_pretrained(Path(folder) / run.name)
     # a prompt's tokenizer is saved with it, and has its length limit
     if getattr(model, "tokenizer", None) is None:

@@ -70,6 +70,10 @@ def _files_digest(backbone):
     for file in sorted(folder.iterdir()):
         facts = file.stat()
         h.update(repr((file.name, facts.st_size, facts.st_mtime_ns)).encode())
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file(): # of PEFT: it is put on a backbone in another place
+        base = json.loads(adapter.read_text()).get("base_model_name_or_path")
+        h.update(_files_digest(base).encode() if base else b"")
     return h.hexdigest()
 
 # %% ../../nbs/compare/sweep.ipynb #3490cb1b

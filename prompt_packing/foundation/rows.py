@@ -280,8 +280,13 @@ def same_batch(first, second) -> bool:
     others, other_shape = tree_flatten(as_dict(second))
     if str(shape) != str(other_shape):
         return False
-    return all(np.array_equal(_dense(one), _dense(other))
+    return all(_is_equal(_dense(one), _dense(other))
                for one, other in zip(some, others) if _has_entries(one))
+
+def _is_equal(one, other) -> bool: # a label that is not a number is the same again
+    if torch.is_tensor(one) and torch.is_tensor(other) and one.shape == other.shape:
+        return bool(((one == other) | (one != one) & (other != other)).all())
+    return np.array_equal(one, other)
 
 def _dense(values):
     return values.to_dense() if torch.is_tensor(values) and values.is_sparse else values

@@ -120,6 +120,13 @@ class StateSnapshot:
         while level and len(self._seen) < most:
             level = [member for each in level for member in self._keep(each)]
 
+    def parameters_besides(self, model: nn.Module) -> list:
+        "Of other modules that were found: a teacher, say, or a moving average of weights."
+        own = {id(parameter) for parameter in model.parameters()}
+        found = {id(parameter): parameter for module in self._modules.values()
+                 for parameter in module.parameters(recurse=False)}
+        return [parameter for key, parameter in found.items() if key not in own]
+
     def restore(self):
         for undo in self._undo:
             undo()
@@ -176,11 +183,11 @@ class StateSnapshot:
         return kept.values()
 
 @contextmanager
-def state_preserved(thing, left_alone: Iterable = ()) -> Iterator[None]:
+def state_preserved(thing, left_alone: Iterable = ()) -> Iterator[StateSnapshot]:
     "What an object holds is afterwards what it was, as `StateSnapshot` keeps it."
     snapshot = StateSnapshot(thing, left_alone)
     try:
-        yield
+        yield snapshot
     finally:
         snapshot.restore()
 

@@ -18,6 +18,7 @@ import logging
 import os
 import re
 import sys
+import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ _logger = logging.getLogger(__name__)
 # %% ../../nbs/foundation/text_files.ipynb #a4c74024
 def file_format(path: str | Path) -> str: # such as "csv"; "lines" for all others
     "What the ending of a file's name says about its content, compression aside."
-    name = re.sub(r"\.(gz|bz2|xz|zst)$", "", str(path).lower())
+    name = re.sub(r"\.(gz|bz2|xz|zst|zip)$", "", str(path).lower())
     ending = Path(name).suffix[1:]
     return ending if ending in FILE_FORMATS else "lines"
 
@@ -52,6 +53,8 @@ def _open(path):
     is_here = "://" not in str(path)
     file = open(path, "rb") if is_here else fsspec.open(str(path), "rb").open()
     compression = infer_compression(str(path))
+    if compression == "zip" and len(zipfile.ZipFile(file).namelist()) != 1:
+        raise BadRow(f"{path} does not hold exactly one file: unpack it")
     return compr[compression](file, mode="rb") if compression else file
 
 # %% ../../nbs/foundation/text_files.ipynb #b67ea510

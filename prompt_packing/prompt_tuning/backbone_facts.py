@@ -60,10 +60,17 @@ def _first_position(backbone): # None: it takes none, or none of these
 
 # %% ../../nbs/prompt_tuning/backbone_facts.ipynb #299ec1e8
 def _position_limit(backbone, start): # None: the configuration names none
-    "Most tokens of a row, by the configuration."
+    "Most tokens of a row that get the same result whatever else is in the batch."
     config = backbone.config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None)
-    return limit - (start or 0) if isinstance(limit, int) and limit > 0 else None
+    if not isinstance(limit, int) or limit < 1:
+        return None
+    rotary = getattr(config, "rope_parameters", None) or {}
+    for part in (rotary, *rotary.values()): # of all layers, or by their kind
+        # beyond the first length this scaling changes the positions of all rows
+        if isinstance(part, dict) and part.get("rope_type") == "longrope":
+            limit = min(limit, part["original_max_position_embeddings"])
+    return limit - (start or 0)
 
 # %% ../../nbs/prompt_tuning/backbone_facts.ipynb #119ef5e7
 @torch.no_grad()

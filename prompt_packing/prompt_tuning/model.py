@@ -376,12 +376,16 @@ class PromptForSequenceClassification(PreTrainedModel):
         text_states:torch.Tensor|None=None, # [rows, columns, width], of a text cache
         text_features:torch.Tensor|None=None, # [rows, hidden], of a text cache
         text_made_by:int|None=None, # of a text cache
-        output_attentions:bool|None=None, # not available: texts may be from a cache
+        output_attentions:bool|None=None, # not available
         output_hidden_states:bool|None=None, # not available
     ) -> SequenceClassifierOutput:
         """Logits [rows, labels], and their loss where labels are given. Raises
         `ValueError` for too long texts; on a CPU, where reading values costs no wait,
         also for empty ones."""
+        if output_attentions or output_hidden_states:
+            raise ValueError("A prompt model returns no attentions or hidden states, "
+                             "since its text may come from a cache: call "
+                             "model.backbone for them.")
         read = self.features(
             input_ids, attention_mask, token_type_ids, inputs_embeds=inputs_embeds,
             text_states=text_states, text_features=text_features,

@@ -157,6 +157,20 @@ def _facts_of(model):
     check_unchanged(model)
     return facts
 
+def _why_unsupported(model, facts): # -> the reason; None: a cache is exact
+    placement = getattr(model.config, "placement", Placement.SUFFIX)
+    pooling = getattr(model.config, "pooling", Pooling.LAST)
+    if reason := facts.why_unsupported(placement):
+        return reason.rstrip(".")
+    if placement == Placement.PREFIX:
+        return "the prompt is before the text, so the text's states change with it"
+    if pooling != Pooling.LAST:
+        return f"pooling={pooling!r} reads more of the text than its last position"
+    if not facts.text_is_constant:
+        return (f"{facts.name} is no decoder that continues exactly from a text's "
+                "keys and values")
+    return None
+
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #e88be3d6
 def collate_texts(
     rows:list[dict], # of a `TextCache`
@@ -210,7 +224,7 @@ class TextCache(Dataset):
         `CacheTooLarge`, a `ValueError`, where it does not fit, and `OSError` for a full
         disk."""
         facts = _facts_of(model) if facts is None else facts
-        if reason := cls.why_unsupported(model, facts):
+        if reason := _why_unsupported(model, facts):
             raise ValueError(
                 f"This model cannot use a text cache: {reason}. Train on the texts.")
         texts, labels = _read_texts(dataset)
@@ -245,19 +259,7 @@ class TextCache(Dataset):
         facts:BackboneFacts|None=None, # of the backbone; None: they are found
     ) -> str|None: # the reason; None: a cache is exact
         "Why a cache would not be exact for this prompt model or backbone."
-        facts = _facts_of(model) if facts is None else facts
-        placement = getattr(model.config, "placement", Placement.SUFFIX)
-        pooling = getattr(model.config, "pooling", Pooling.LAST)
-        if reason := facts.why_unsupported(placement):
-            return reason.rstrip(".")
-        if placement == Placement.PREFIX:
-            return "the prompt is before the text, so the text's states change with it"
-        if pooling != Pooling.LAST:
-            return f"pooling={pooling!r} reads more of the text than its last position"
-        if not facts.text_is_constant:
-            return (f"{facts.name} is no decoder that continues exactly from a text's "
-                    "keys and values")
-        return None
+        return _why_unsupported(model, _facts_of(model) if facts is None else facts)
 
     def select(
         self,

@@ -5,6 +5,7 @@
 # %% ../../nbs/tasks/backbones.ipynb #1f54e248
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
@@ -25,7 +26,7 @@ from ..foundation.private_apis import no_remote_code
 _logger = logging.getLogger(__name__)
 
 # %% auto #0
-__all__ = ['BACKBONES', 'Package', 'load_from', 'load_tokenizer', 'as_dtype', 'load_backbone']
+__all__ = ['BACKBONES', 'Package', 'read_config', 'load_from', 'load_tokenizer', 'as_dtype', 'load_backbone']
 
 # %% ../../nbs/tasks/backbones.ipynb #975851a4
 @dataclass(frozen=True)
@@ -108,10 +109,34 @@ BACKBONES = {
         "all-MiniLM-L6-v2, a BERT encoder (MIT, 84 MB)", _copy_minilm),
 }
 
+# %% ../../nbs/tasks/backbones.ipynb #91ee22b6
+def read_config(
+    folder:str|Path, # of a model
+) -> dict: # what its config.json holds
+    """The configuration of a model's folder, before anything is built of it.
+
+    Raises `FileNotFoundError` where there is none, and `ValueError` for a file that is
+    no configuration."""
+    file = Path(folder)/"config.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"the folder {folder} holds no model: it has no "
+                                "config.json, and no records of a comparison")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error: # a UnicodeDecodeError is one too
+        raise ValueError(f"{file} is no JSON: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise ValueError(f"{file} names no model_type, so it is not known what to load")
+    return config
+
 # %% ../../nbs/tasks/backbones.ipynb #479227e1
 def _find_place(name):
-    "The place of a backbone: the hub's name, or a folder."
-    return BACKBONES[name].folder(name) if name in BACKBONES else name
+    "The place of a backbone: the hub's name, or a folder with a sound configuration."
+    if name in BACKBONES:
+        return BACKBONES[name].folder(name)
+    if (Path(name)/"config.json").is_file(): # an adapter or a tokenizer has none
+        read_config(name)
+    return name
 
 # %% ../../nbs/tasks/backbones.ipynb #7b12aaf5
 def load_from(
@@ -127,16 +152,21 @@ def load_from(
     with no_remote_code(place):
         try:
             return auto.from_pretrained(place, trust_remote_code=False, **settings)
+        except ImportError: # it names the package that is missing
+            raise
         except OSError as error: # no such model, or a file of it is missing
             if Path(place).exists():
                 raise
-            raise OSError(f"{place}: {str(error).splitlines()[0]} The name is misspelt, "
-                          "or the hub is out of reach and the model not in the cache. "
-                          f"{' and '.join(BACKBONES)} are on the package index") from error
+            advice = "Without a network set HF_HUB_OFFLINE=1"
+            if constants.HF_HUB_OFFLINE:
+                advice = ("HF_HUB_OFFLINE is set: the name is misspelt, or the model is not "
+                          "in the cache. Unset it to download")
+            raise OSError(f"{place}: {str(error).splitlines()[0]} {advice}, or take "
+                          f"{' or '.join(BACKBONES)}") from error
         except Exception as error: # the tokenizers library raises no other kind
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ValueError(f"{place} cannot be read ({reason}). If its files are "
-                             "damaged, get them again") from error
+            raise ValueError(f"{place} cannot be read ({reason}): if it is damaged, "
+                             "remove it and get it again") from error
 
 # %% ../../nbs/tasks/backbones.ipynb #ed8bd0ca
 def _positions(config):
@@ -150,13 +180,8 @@ def _positions(config):
     # RoBERTa and its relatives count from after the padding token's id
     return max(0, limit - padding - 1) if padding else limit
 
-def _load_tokenizer(name, positions):
-    "A tokenizer with a padding token and the length that the model can take."
-    tokenizer = load_from(name, transformers.AutoTokenizer)
-    # transformers makes an empty one where a model's folder has none
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise ValueError(f"{name} has no tokenizer, and texts need one: save it there "
-                         "with tokenizer.save_pretrained")
+def _ready(tokenizer, positions, name):
+    "`tokenizer` with a padding token and the length that the model can take."
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
         _logger.warning_once(f"{name}: has no padding token, so the end token "
@@ -177,7 +202,7 @@ def load_tokenizer(
     limit, folder = 0, Path(_find_place(name))
     if not folder.exists() or (folder/"config.json").is_file():
         limit = _positions(load_from(name, transformers.AutoConfig))
-    return _load_tokenizer(name, limit)
+    return _ready(load_from(name, transformers.AutoTokenizer), limit, name)
 
 # %% ../../nbs/tasks/backbones.ipynb #7b3140ff
 def as_dtype(
@@ -211,7 +236,8 @@ def load_backbone(
     if model.config.is_encoder_decoder:
         raise ValueError(f"{name} is an encoder-decoder; a backbone is a decoder or an "
                          "encoder")
-    tokenizer = _load_tokenizer(name, _positions(model.config))
+    tokenizer = load_from(name, transformers.AutoTokenizer)
+    tokenizer = _ready(tokenizer, _positions(model.config), name)
     model.name_or_path = model.config.name_or_path = str(tokenizer.name_or_path)
     config = model.config.get_text_config()
     if getattr(config, "pad_token_id", None) is None:

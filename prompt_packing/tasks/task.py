@@ -13,8 +13,10 @@ import re
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+import evaluate
 import numpy as np
 import pandas as pd
 from datasets import (
@@ -22,16 +24,16 @@ from datasets import (
     load_from_disk)
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
-from ..foundation.text_files import file_format, read_table
+from ..foundation.text_files import cell_text, file_format, read_table
 from .backbones import Package
 from prompt_packing.tasks.labels import (
-    METRICS, METRICS_OF, Labels, find_columns, find_labels, label_values, row_of,
-    text_cells)
+    METRICS, METRICS_OF, Labels, find_columns, find_labels, label_values,
+    row_of)
 
 _logger = logging.getLogger(__name__)
 
 # %% auto #0
-__all__ = ['TASKS', 'Task', 'load_task']
+__all__ = ['TASKS', 'TaskMetric', 'Task', 'load_task']
 
 # %% ../../nbs/tasks/task.ipynb #27599b03
 def _entry(*labels, metrics=None, kind="single_label_classification"):
@@ -59,6 +61,32 @@ def _tokens(batch, tokenizer, text_columns, max_length):
         out.pop("token_type_ids", None) # all zeros
     return {**out, "labels": batch["label"], "length": [*map(len, out["input_ids"])]}
 
+# %% ../../nbs/tasks/task.ipynb #458bb283
+class TaskMetric(evaluate.Metric):
+    "A task's metrics without a download; also a `compute_metrics` for the Trainer."
+    def __init__(self,
+        task: Task,
+        **kwargs: object, # of `evaluate.Metric`, such as `num_process`
+    ):
+        self.task = task
+        super().__init__(config_name="-".join(task.metrics), **kwargs)
+
+    def _info(self):
+        value = self.task.splits["train"].features["label"]
+        return evaluate.MetricInfo(
+            description=type(self).__doc__, citation="", inputs_description="labels",
+            features=Features({"predictions": value, "references": value}))
+
+    def _compute(self, predictions, references):
+        predictions, references = np.asarray(predictions), np.asarray(references)
+        return {n: float(METRICS[n](predictions, references)) for n in self.task.metrics}
+
+    def __call__(self, prediction: EvalPrediction) -> dict: # a score for each metric
+        logits = prediction.predictions
+        if isinstance(logits, tuple): # they come first if the model returns more
+            logits = logits[0]
+        return self._compute(self.task.decide(logits), prediction.label_ids)
+
 # %% ../../nbs/tasks/task.ipynb #d1d38d76
 @dataclass
 class Task:
@@ -85,13 +113,9 @@ class Task:
             return (logits > 0).astype(int)
         return logits.argmax(-1)
 
-    def metric(self, prediction: EvalPrediction) -> dict: # a score for each metric
-        "To be given to the Trainer as `compute_metrics`."
-        logits, labels = prediction.predictions, np.asarray(prediction.label_ids)
-        if isinstance(logits, tuple): # they come first if the model returns more
-            logits = logits[0]
-        predicted = self.decide(logits)
-        return {name: float(METRICS[name](predicted, labels)) for name in self.metrics}
+    @cached_property
+    def metric(self) -> TaskMetric: # to be given to the Trainer as `compute_metrics`
+        return TaskMetric(self)
 
     def encode(self,
         tokenizer:PreTrainedTokenizerBase, # of the backbone
@@ -137,32 +161,42 @@ class Task:
 _SPLITS = dict(dev="validation", valid="validation", dev_matched="validation",
                validation_matched="validation", dev_mismatched="validation_mismatched")
 
-def _by_split(pairs, where):
-    "Rows, or files, by the usual names of their splits; of pairs (name, rows)."
-    splits = {}
-    for name, rows in pairs:
-        split = _SPLITS.get(name, name)
-        if split in splits:
-            raise ValueError(f"{where} has two splits or files {split}, of "
-                             f"{', '.join(dict(pairs))}: dev and valid are other names "
-                             "of validation. Remove one")
-        splits[split] = rows
-    if "train" not in splits:
-        raise ValueError(f"{where} has no split or file train, such as train.csv, with "
-                         f"the rows to train on; it has {', '.join(splits) or 'none'}")
-    return {"train": splits["train"]} | splits
+def _splits_of(data):
+    "The splits of a data set or a dictionary by their usual names."
+    if isinstance(data, Dataset):
+        return {"train": data}
+    if "train" not in data:
+        raise ValueError("there is no split or file train, which has the rows to train "
+                         f"on; there is {', '.join(data) or 'none at all'}")
+    splits = {_SPLITS.get(split, split): rows for split, rows in data.items()}
+    if len(splits) < len(data):
+        raise ValueError(f"there are two splits of one kind, of {', '.join(data)}: "
+                         "dev and valid are other names of validation. Remove one")
+    return splits
 
 def _files_of_splits(folder):
-    "(name of a split, file) of the tables in a folder; others are named in a message."
-    names = {"train", "test", *_SPLITS, *_SPLITS.values()}
-    endings = r"\.\w+(\.(gz|bz2|xz|zst))?$" # also of train.csv.gz
-    pairs = [(re.sub(endings, "", file.name), file)
-             for file in sorted(folder.iterdir()) if file_format(file) != "lines"]
-    others = [file.name for name, file in pairs if name not in names]
+    "The tables in a folder by their splits; others are named in a message."
+    splits, others = dict.fromkeys(("train", *_SPLITS.values(), "test")), []
+    for file in sorted(folder.iterdir()):
+        if file_format(file) == "lines":
+            continue
+        name = re.sub(r"\.\w+(\.(gz|bz2|xz|zst|zip))?$", "", file.name) # also train.csv.gz
+        split = _SPLITS.get(name, name)
+        if split not in splits:
+            others.append(file.name)
+        elif splits[split]:
+            raise ValueError(
+                f"{folder} has two files of the split {split}: {splits[split].name} and "
+                f"{file.name}. Remove one, or write the rows of both into one file")
+        else:
+            splits[split] = file
+    if not splits["train"]:
+        raise ValueError(f"{folder} has no split or file train, such as train.csv, with "
+                         f"the rows to train on; it has {', '.join(others) or 'none'}")
     if others:
         _logger.warning_once(f"{folder}: the names of these files are those of no "
                              f"split, so they are left aside: {', '.join(others)}")
-    return [(name, file) for name, file in pairs if name in names]
+    return {split: file for split, file in splits.items() if file}
 
 def _read_path(path, **how):
     "The splits of a file or folder: tables, or a `Dataset` each."
@@ -170,14 +204,8 @@ def _read_path(path, **how):
         return {"train": read_table(path, **how)}
     if (path/"dataset_dict.json").is_file() or (path/"state.json").is_file():
         return _splits_of(load_from_disk(path))
-    files = _by_split(_files_of_splits(path), path)
+    files = _files_of_splits(path)
     return {split: read_table(file, **how) for split, file in files.items()}
-
-def _splits_of(data):
-    "The splits of a `Dataset` or a `DatasetDict`."
-    if isinstance(data, Dataset):
-        return {"train": data}
-    return _by_split(data.items(), "the data set")
 
 # %% ../../nbs/tasks/task.ipynb #221a735a
 def _by_name(label, names):
@@ -200,8 +228,8 @@ def _table(rows):
     return table, names
 
 # %% ../../nbs/tasks/task.ipynb #c2321ea5
-def _labelled(splits, name, text_columns, label_columns):
-    "The tables that have labels, in a column `label`."
+def _labelled(splits, name, text_columns, label_columns, given):
+    "The tables that have labels, in a column `label`; `given`: text columns, or None."
     tables, columns = {}, list(label_columns)
     for split, rows in splits.items():
         table, _ = _table(rows)
@@ -210,17 +238,24 @@ def _labelled(splits, name, text_columns, label_columns):
         blind = cells.isna() | cells.astype(str).isin(("", "-1", "-1.0"))
         if split == "test" and len(table) and blind.all(axis=None):
             continue
-        find_columns(table, f"{name}, {split}", text_columns, label_columns)
+        # a split may name its text otherwise than the training rows do
+        own = text_columns if {*text_columns} <= {*table} else given
+        own, _ = find_columns(table, f"{name}, {split}", own, label_columns)
         labels = table[columns[0]]
         if len(columns) > 1: # a list of zeros and ones for each row
             labels = pd.Series(table[columns].to_numpy(object).tolist(), table.index)
-        tables[split] = table[[*text_columns]].assign(label=labels)
+        texts = table[[*own]].set_axis([*text_columns], axis=1)
+        tables[split] = texts.assign(label=labels)
     return tables
 
 # %% ../../nbs/tasks/task.ipynb #6ff0c3e5
 def _checked(table, labels, where):
     "The rows that have text, with labels as a model takes them."
-    texts = text_cells(table.drop(columns="label"), where)
+    texts = table.drop(columns="label").astype(object)
+    texts = texts.where(texts.notna(), "")
+    for column in texts:
+        texts[column] = [cell_text(value, f"{where}: {row_of(texts, position)}")
+                         for position, value in enumerate(texts[column])]
     empty = (texts.map(str.strip) == "").any(axis=1)
     if empty.any():
         _logger.warning_once(f"{where}: {empty.sum():,} of {len(table):,} rows have an "
@@ -263,15 +298,27 @@ def _split_by_hash(rows, share, kind, where):
     "Training rows and rows for validation, by the words of their texts."
     pairs = rows.drop(columns="label").itertuples(index=False)
     places = np.array([_place("\t".join(pair)) for pair in pairs])
+    held_out = {*places[places < share]}
     # by class, the places of its texts, from the lowest; equal texts have one place
     of_class = {name: np.unique(places[mask]) for name, mask
                 in _class_masks(rows["label"], kind).items() if mask.any()}
-    held_out = {*places[places < share], *(own[0] for own in of_class.values())}
-    held_out -= {own[-1] for own in of_class.values()}
+    lowest = {name: {*own[own <= np.quantile(own, share)]}
+              for name, own in of_class.items()}
+    for name, own in of_class.items():
+        if len(own) > 1 and not held_out & {*own}:
+            held_out |= lowest[name]
+    for name, own in of_class.items():
+        if held_out >= {*own}:
+            held_out -= {*own} - lowest[name] or {own[-1]}
     if not held_out:
-        raise ValueError(f"{where}: no class has two texts, so no row can be held out "
+        raise ValueError(f"{where}: no class has two different texts, so no row can be held out "
                          "for validation: add rows, give a folder with files train and "
                          "validation, or validation=0")
+    if single := [name for name, own in of_class.items() if name and len(own) == 1]:
+        _logger.warning_once(
+            f"{where}: {len(single)} of {len(kind.names)} classes have one text each, "
+            f"such as {single[0]!r}: it is trained on, and the validation split has "
+            "none of the class")
     chosen = np.isin(places, [*held_out])
     return {"train": rows[~chosen], "validation": rows[chosen]}
 
@@ -317,8 +364,8 @@ def _find_splits(name, source, **how):
         place = f"the package index ({_RATED.requirement})"
         return {"train": _clear_reviews(name)}, name, place
     if name in TASKS and name not in _REVIEWS and source in (None, "hub"):
-        splits = load_dataset("nyu-mll/glue", name)
-        return _splits_of(splits), name, "the hub's nyu-mll/glue"
+        glue = "nyu-mll/glue"
+        return _splits_of(load_dataset(glue, name)), name, f"the hub's {glue}"
     path = Path(source or name)
     if not path.exists():
         raise FileNotFoundError(f"there is no task, file or folder {path}; the tasks "
@@ -352,6 +399,9 @@ def load_task(
     if not 0 <= validation < 1:
         raise ValueError(f"validation is {validation}: give the share of the rows to "
                          "hold out, such as 0.1, or 0 for none")
+    if isinstance(labels, (set, frozenset)):
+        raise TypeError("labels is a set, which has no order: give a list of the names "
+                        "in the order of their numbers")
     is_named, metrics = isinstance(name, str) and name in TASKS, None
     if is_named:
         labels, metrics, problem_type = TASKS[name].values()
@@ -366,7 +416,7 @@ def load_task(
         _logger.warning_once(
             f"{name}: the text is in {' and '.join(texts)}, the label in "
             f"{', '.join(label_columns)}; left aside: {', '.join(map(str, rest))}")
-    tables = _labelled(splits, name, texts, label_columns)
+    tables = _labelled(splits, name, texts, label_columns, text_columns)
     if len(label_columns) > 1:
         kind = Labels("multi_label_classification", label_columns, vectors=True)
     else:
@@ -377,8 +427,8 @@ def load_task(
     tables = {split: _checked(table, kind, f"{name}, {split}")
               for split, table in tables.items()}
     if "validation" not in tables and validation:
-        split = _split_by_hash(tables.pop("train"), validation, kind, f"{name}, train")
-        tables = split | tables
+        where = f"{name}, train"
+        tables = _split_by_hash(tables.pop("train"), validation, kind, where) | tables
     data = DatasetDict({split: _dataset(table, kind, f"{name}, {split}")
                         for split, table in tables.items()})
     rows = tables["train"]["label"]

@@ -212,7 +212,7 @@ def warn_of_other_run(
               if other > step and not output.takes_last]
     if beyond and output.accelerator.is_main_process:
         _logger.warning(
-            f"{output.folder} holds {', '.join(beyond)} of another run, and this run "
+            f"{output.folder} holds {', '.join(beyond)}, which this run did not write: it "
             f"begins at step {step}. resume_from_checkpoint=True would take the last of "
             "them. Delete them, or use another output_dir.")
 
