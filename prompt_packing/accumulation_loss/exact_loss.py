@@ -66,8 +66,9 @@ class StepCalls:
         if not _is_same_number(count, self.count):
             self.count, self.step.count, self.step.count_is_given = count, count, True
             self.is_changed |= self.num_computed > 0
-        state = batch_identity(inputs)
-        place = self.states.index(state) if state in self.states else None
+        state = batch_identity(inputs) # also of a dict that was made of a `LazyBatch`
+        place = next((i for i, each in enumerate(self.handed) if state in (
+            self.states[i], getattr(each, "made", None))), None)
         if place is None:
             self.is_changed = True
         else:

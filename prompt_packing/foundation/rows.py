@@ -141,11 +141,13 @@ class LazyBatch(UserDict):
 
     def __init__(self, rows: RowBatch, collate: Callable):
         self.rows, self._collate, self.was_changed = rows, collate, False
+        self.made = None # identity of the batch as it was collated
 
     @property
     def data(self) -> dict: # where a `UserDict` looks
         if self.rows.batch is None:
             self.rows.batch = self._collate(copied(self.rows.rows))
+            self.made = batch_identity(self.rows.batch)
         return self.rows.batch
 
     def __setitem__(self, key, value):
