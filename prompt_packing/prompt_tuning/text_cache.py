@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from ..bucketing.batch_sampler import plan_batches
 from ..foundation.folders import (
     DamagedFolder, atomic_write, locked)
+from ..frozen_weights.fingerprints import tensor_hash
 from prompt_packing.prompt_tuning.backbone_facts import (
     BackboneFacts, check_fits, find_facts)
 from .frozen_backbone import (
@@ -121,9 +122,10 @@ def _file(path):
     return Path(path) / "texts.safetensors"
 
 def _write(file, identity, tensors):
+    checksums = {f"checksum of {n}": tensor_hash(t) for n, t in tensors.items()}
     try:
         with atomic_write(file, "wb") as opened:
-            save_file(tensors, opened.name, identity)
+            save_file(tensors, opened.name, identity | checksums)
     except SafetensorError as error: # a full disk
         raise OSError(f"{file} was not written: {error}.") from error
 
@@ -136,6 +138,12 @@ def _read(file): # -> its header, and tensors by name in memory-mapped pages
         raise DamagedFolder(f"{file} is damaged: {error}; delete {file.parent} and "
                             "build again.") from None
 
+def _check_tensors(file, saved, tensors):
+    for name, tensor in tensors.items():
+        if saved.get(f"checksum of {name}") != tensor_hash(tensor):
+            raise DamagedFolder(f"{file}: {name} has changed since it was written; "
+                                f"delete {file.parent} and build again.")
+
 def _load_or_compute(path, identity, compute):
     "The tensors in a folder's file, which is computed where it is missing."
     file = _file(path)
@@ -145,6 +153,7 @@ def _load_or_compute(path, identity, compute):
                 _write(file, identity, compute())
     saved, tensors = _read(file)
     _check_identity(path, saved, identity)
+    _check_tensors(file, saved, tensors)
     return tensors
 
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #b37d3c19
