@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from .loss_facts import (
-    Findings, LossFacts, Strategy, counted_targets)
+    Findings, LossFacts, Strategy, counted_targets, numbers)
 from .trainer_adapter import Collectives
 from .verification import (
     DryRun, collates_rows, few_rows, many_rows, verify_loss, widest_rows)
@@ -126,10 +126,12 @@ def means_of_losses(
     "What all counts that all batches have make of their losses; and the sum of them."
     kinds = processes.rows([sorted({tuple(counts) for _, counts in noted})])
     names = [name for name in kinds[0] if all(name in each for each in kinds)] if kinds else []
-    losses, means = np.array([float(loss) for loss, _ in noted]), {}
+    flat = numbers(value for loss, counts in noted # read once, from all devices
+                   for value in (loss, *(counts[name] for name in names)))
+    table, means = np.reshape(flat, (len(noted), len(names) + 1)), {}
+    losses = table[:, 0]
     is_used = np.isfinite(losses) | (not drops_infinite)
-    for name in names:
-        weights = np.array([float(counts[name]) for _, counts in noted])
+    for name, weights in zip(names, table[:, 1:].T):
         used = is_used & (weights != 0)
         total, weight = map(float, processes.sum(
             losses[used] @ weights[used], weights[used].sum()))
@@ -206,7 +208,7 @@ class ExactEvaluation:
         if not self.facts.normalizers:
             return None
         name = self.facts.normalizers[0]
-        return [float(each.get(name, 0.0)) for each in counts]
+        return numbers(each.get(name, 0.0) for each in counts)
 
     def loss(self) -> float | None: # None: transformers' number
         "The loss of the data set, in float64."

@@ -4,7 +4,7 @@
 
 # %% ../../nbs/accumulation_loss/loss_facts.ipynb #fe4cd816
 from __future__ import annotations
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 import torch
@@ -13,7 +13,7 @@ from transformers.utils import logging
 from ..foundation.rows import as_dict, num_rows_of
 
 # %% auto #0
-__all__ = ['MESSAGES', 'Strategy', 'Exactness', 'Message', 'LossFacts', 'Findings', 'counted_targets']
+__all__ = ['MESSAGES', 'Strategy', 'Exactness', 'Message', 'LossFacts', 'Findings', 'numbers', 'counted_targets']
 
 # %% ../../nbs/accumulation_loss/loss_facts.ipynb #d4f553a4
 class Strategy(str, Enum):
@@ -256,6 +256,19 @@ class Findings:
 _logger = logging.get_logger(__name__)
 
 # %% ../../nbs/accumulation_loss/loss_facts.ipynb #8b06ea16
+def numbers(counts: Iterable) -> list[float]:
+    "Counts on devices and on the CPU as numbers, in one transfer per device and dtype."
+    counts = list(counts)
+    alike = {} # of one dtype: no device has to have float64
+    for index, each in enumerate(counts):
+        if torch.is_tensor(each):
+            alike.setdefault((each.device, each.dtype), []).append(index)
+    for indices in alike.values():
+        tensors = [counts[index].detach().reshape(()) for index in indices]
+        for index, value in zip(indices, torch.stack(tensors).tolist()):
+            counts[index] = value
+    return [float(each) for each in counts]
+
 def _first_size(batch) -> int:
     "Entries of the first tensor, where tensors have different numbers of them."
     tensors = (v for v in as_dict(batch).values() if torch.is_tensor(v) and v.dim())

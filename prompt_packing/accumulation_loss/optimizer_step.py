@@ -16,7 +16,7 @@ from accelerate.utils import send_to_device
 from .dry_run import detach_gradients, restore_gradients
 from .gradient_cache import GatheredRows, gradient_caching
 from .loss_facts import (
-    Findings, LossFacts, Strategy, counted_targets)
+    Findings, LossFacts, Strategy, counted_targets, numbers)
 from prompt_packing.accumulation_loss.normalizer import (
     signature_of, silence, sums_rows)
 from .trainer_adapter import Collectives, TrainerAdapter
@@ -72,8 +72,8 @@ def compute_weights(
         names, counts = ("given",), [dict(given=each) for each in given]
     else:
         counts = [_counts_of(each, names, prepare) for each in micro_batches]
-    table = np.array([[float(each.get(name, 0)) for each in counts] for name in names])
-    table = table * has_rows
+    flat = numbers(each.get(name, 0) for name in names for each in counts)
+    table = np.reshape(flat, (len(names), len(counts))) * has_rows
     totals = np.array(list(map(float, processes.sum(*table.sum(1)))))
     shares = table / np.where(totals, totals, 1)[:, None]
     is_unequal = not np.allclose(shares, shares[0], rtol=1e-5, atol=0)
@@ -305,6 +305,7 @@ class StrategyChooser:
             return
         rows = self.rows.few(step, facts.num_verifications)
         dry_run = self.dry_run(model, step.count)
+        dry_run.processes = self.processes
         if rows is None:
             return self.recorder.accept_unverified("pre_collated", dry_run, step)
         more = self.rows.more(step, is_first=not facts.num_verifications)
@@ -328,6 +329,7 @@ class StrategyChooser:
         if self.findings.facts.chunked_modules is None:
             # as few rows as a second verification takes
             rows, dry_run = self.rows.few(step, 1), self.dry_run(model, step.count)
+            dry_run.processes = self.processes
             try:
                 batch = dry_run.full_batch(rows)
             except Exception as error:

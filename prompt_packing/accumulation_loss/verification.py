@@ -4,7 +4,7 @@
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #a0021610
 from __future__ import annotations
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -27,10 +27,10 @@ from ..foundation.rows import (
 from ..foundation.snapshots import counters, integers_of, state_preserved
 
 # %% auto #0
-__all__ = ['FAILURES', 'SEEDS', 'short_text', 'BatchResult', 'combine', 'Comparison', 'gradient_of', 'DryRun', 'shuffled',
-           'few_rows', 'random_splits', 'many_rows', 'widest_rows', 'verification_is_due', 'VerificationResult',
-           'fitting_strategies', 'collates_rows', 'without_padding_of_others', 'alignments_to_try', 'differing',
-           'verify_loss', 'find_chunked_modules']
+__all__ = ['FAILURES', 'SEEDS', 'short_text', 'BatchResult', 'combine', 'Comparison', 'gradient_of', 'on_all_or_none', 'DryRun',
+           'shuffled', 'few_rows', 'random_splits', 'many_rows', 'widest_rows', 'verification_is_due',
+           'VerificationResult', 'fitting_strategies', 'collates_rows', 'without_padding_of_others',
+           'alignments_to_try', 'differing', 'verify_loss', 'find_chunked_modules']
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #04e39636
 FAILURES = Exception # that a loss, a model or a collator may raise at a batch
@@ -158,6 +158,26 @@ def gradient_of(
     gradient = [g.to_local() if isinstance(g, DTensor) else g.to_dense() for g in gradient]
     return torch.cat([each.flatten().to(loss.device) for each in gradient])
 
+# %% ../../nbs/accumulation_loss/verification.ipynb #coll0002
+def on_all_or_none(
+    make: Callable, # collates
+    processes=None, # `Collectives`; None: each makes batches by itself
+):
+    """What `make` collates, on all processes or on none.
+
+    If it fails on one of them it fails on all, which else would wait for that one."""
+    made = error = None
+    try:
+        made = make()
+    except Exception as raised:
+        error = raised
+    failed = processes and processes.sum(float(error is not None))[0]
+    if error is not None:
+        raise error
+    if failed:
+        raise RuntimeError("the collator fails on another process")
+    return made
+
 # %% ../../nbs/accumulation_loss/verification.ipynb #701947a9
 class DryRun(Comparison):
     "Loss and gradient of batches, free of side effects."
@@ -178,6 +198,7 @@ class DryRun(Comparison):
         self.counted = {} # attributes of modules that counted its calls, by name
         self.failure = "" # what kept the loss from being computed
         self.class_weights = None # by which batches are counted, too
+        self.processes = None # `Collectives`, where all processes verify the same rows
         self.trims = False # micro-batches are rows of a full batch, and will be shorter
         self.targets = None # of which logits are computed only, in micro-batches
         self.lengths = lengths # rows -> tokens of each; None: they are no rows
@@ -185,7 +206,7 @@ class DryRun(Comparison):
     def full_batch(self, rows: StepRows):
         "The rows as one batch, as the user's collator makes it."
         with self.unnoticed(rows):
-            return self.adapter.prepare(rows.to_batch())
+            return self.adapter.prepare(on_all_or_none(rows.to_batch, self.processes))
 
     @contextmanager
     def unnoticed(self, rows: StepRows | CollatedRows) -> Iterator[None]:
@@ -390,7 +411,9 @@ def fitting_strategies(
 def _micro_batch_results(dry_run: DryRun, rows: StepRows, split: list,
                          loss_only: bool = False) -> list[BatchResult]:
     with dry_run.unnoticed(rows):
-        batches = [dry_run.micro_batch(rows, indices) for indices in split]
+        batches = on_all_or_none(
+            lambda: [dry_run.micro_batch(rows, indices) for indices in split],
+            dry_run.processes)
         if dry_run.trims and not loss_only:
             batches = [without_padding_of_others(each) for each in batches]
         batches = list(map(dry_run.adapter.prepare, batches))
@@ -459,7 +482,7 @@ def _verify_collator(dry_run: DryRun, result: VerificationResult, rows: StepRows
     numbers_before = integers_of(collator)
     def batch():
         with fork_rng(0):
-            return rows.to_batch(), rng_state()
+            return on_all_or_none(rows.to_batch, dry_run.processes), rng_state()
     with dry_run.unnoticed(rows):
         with fork_rng(0):
             before = rng_state()
