@@ -93,7 +93,8 @@ class ParameterWriteMonitor(TorchDispatchMode):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 tree_map(self._keep, value) # a tensor, or a list of them
         result = func(*args, **(kwargs or {}))
-        if torch.is_tensor(result) and result.is_floating_point():
+        is_float = torch.is_tensor(result) and result.is_floating_point()
+        if is_float and result.itemsize > 1: # eight bits are storage
             self.dtypes.add(result.dtype)
         return result
 

@@ -6,6 +6,7 @@
 __all__ = ['Weights', 'largest_difference', 'compare_weights', 'changed_layers']
 
 # %% ../../nbs/frozen_weights/differences.ipynb #11e8a999
+import json
 import warnings
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
-from transformers.utils import SAFE_WEIGHTS_NAME
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from .fingerprints import (
     Fingerprint, named_tensors, tensor_hash, tensor_lines)
 
@@ -44,12 +45,16 @@ def _entries(weights, hashed):
 
 # %% ../../nbs/frozen_weights/differences.ipynb #92082535
 def _safetensors_files(path):
-    "The safetensors files of a checkpoint."
+    "The safetensors files of a checkpoint: those that transformers would load."
     if path.is_file():
         return [path]
-    if (path / SAFE_WEIGHTS_NAME).is_file():
-        return [path / SAFE_WEIGHTS_NAME]
-    if files := sorted(path.glob("*.safetensors")): # shards, or an adapter
+    single, index = path / SAFE_WEIGHTS_NAME, path / SAFE_WEIGHTS_INDEX_NAME
+    if single.is_file():
+        return [single]
+    if index.is_file(): # another file may hold the same weights in another form
+        files = json.loads(index.read_text())["weight_map"].values()
+        return [path / name for name in sorted(set(files))]
+    if files := sorted(path.glob("*.safetensors")):
         return files
     raise FileNotFoundError(f"{path} holds no .safetensors file; pickles are not read, "
                             "since they can run code. Save it with `save_pretrained`.")

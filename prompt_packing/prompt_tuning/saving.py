@@ -11,12 +11,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME, cached_file
 from ..foundation.private_apis import IF_THERE
-from ..frozen_weights.differences import compare_weights
 from prompt_packing.prompt_tuning.backbone_facts import (
     BackboneFacts, is_changed)
 from .frozen_backbone import Placement, Pooling
@@ -73,6 +73,26 @@ def check_unchanged(model:PreTrainedModel): # a prompt model
                          "around the prompt model and save that.")
 
 # %% ../../nbs/prompt_tuning/saving.ipynb #5ab1c0f1
+def _changed_weight(backbone, file): # its name in the file; None: none was found
+    "A weight that is another one in the file, by its shape and its first row."
+    weights, prefix = backbone.state_dict(), f"{backbone.base_model_prefix}."
+    with safe_open(file, "pt") as saved:
+        for key in saved.keys():
+            name = key.removeprefix(prefix)
+            stem, _, last = name.rpartition(".")
+            if f"{stem}.base_layer.{last}" in weights: # LoRA is around it
+                return key
+            weight = weights.get(name)
+            if weight is None or not weight.numel() or hasattr(weight, "to_local"):
+                continue # of a head, or with its values in other processes
+            tensor = saved.get_slice(key)
+            if tensor.get_shape() != list(weight.shape):
+                return key
+            if weight.ndim and not torch.equal(
+                    tensor[:1].to(weight.dtype), weight[:1].cpu()):
+                return key
+    return None
+
 def why_not_loadable(
     backbone:PreTrainedModel, # of a new prompt
     facts:BackboneFacts, # of it
@@ -83,15 +103,10 @@ def why_not_loadable(
     try:
         file = cached_file(
             facts.source, SAFE_WEIGHTS_NAME, local_files_only=True, **IF_THERE)
-        table = compare_weights(file, backbone)
-    except (OSError, TypeError, ValueError): # there is no such file
-        return None
-    # the head is missing, the pooler drawn anew, and another dtype only rounds
-    changed = table[table.change.isin(["value", "shape", "added"])
-                    & ~table.name.str.contains("pooler")]
-    if changed.empty:
-        return None
-    return f"it has another {changed.name.iloc[0]} than {facts.source}"
+    except OSError: # no such name
+        file = None
+    changed = file and _changed_weight(backbone, file)
+    return f"it has another {changed} than {facts.source}" if changed else None
 
 def warn_not_loadable(reason:str): # as `why_not_loadable` returns it
     "A message, once, about a prompt whose folder does not bring its backbone back."
