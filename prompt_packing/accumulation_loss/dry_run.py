@@ -19,8 +19,8 @@ from ..foundation.private_apis import override, tree_map
 from ..foundation.rows import fork_rng
 
 # %% auto #0
-__all__ = ['NoDropout', 'no_gradient_checkpointing', 'is_sharded', 'reshard', 'ParameterWriteMonitor', 'detach_gradients',
-           'restore_gradients', 'leaves_of', 'side_effect_free']
+__all__ = ['SIXTEEN_BITS', 'NoDropout', 'no_gradient_checkpointing', 'is_sharded', 'reshard', 'ParameterWriteMonitor',
+           'detach_gradients', 'restore_gradients', 'leaves_of', 'side_effect_free', 'in_float32']
 
 # %% ../../nbs/accumulation_loss/dry_run.ipynb #f372316f
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
@@ -66,6 +66,8 @@ def reshard(model: nn.Module):
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+SIXTEEN_BITS = torch.bfloat16, torch.float16
 
 class ParameterWriteMonitor(TorchDispatchMode):
     """Notes whether parameters are written to while it lasts, and how often processes
@@ -191,3 +193,18 @@ def side_effect_free(
                     buffer.copy_(buffers[name])
         detach_gradients(parameters)
         restore_gradients(gradients)
+
+# %% ../../nbs/accumulation_loss/dry_run.ipynb #f32b0003
+@contextmanager
+def in_float32(tensors: Iterable) -> Iterator[None]: # parameters and buffers
+    "While it lasts, those of sixteen bits have their values in float32."
+    narrow = [each for each in tensors if each.dtype in SIXTEEN_BITS]
+    kept, data = detach_gradients(narrow), [each.data for each in narrow]
+    for each in narrow:
+        each.data = each.data.float()
+    try:
+        yield
+    finally:
+        for each, values in zip(narrow, data):
+            each.data = values
+        restore_gradients(kept)

@@ -210,6 +210,13 @@ class ExactEvaluation:
         name = self.facts.normalizers[0]
         return numbers(each.get(name, 0.0) for each in counts)
 
+    def _mean(self, means: dict) -> float | None:
+        "Of the counts that fit, if all of them give the same."
+        fitting = [means[name] for name in self.facts.normalizers if name in means]
+        distances = [abs(each - fitting[0]) for each in fitting]
+        agree = fitting and max(distances) <= 1e-6 * abs(means[_BATCHES])
+        return fitting[0] if agree else None
+
     def loss(self) -> float | None: # None: transformers' number
         "The loss of the data set, in float64."
         processes = self.processes
@@ -232,10 +239,12 @@ class ExactEvaluation:
         has_more = len(self.loader.seen) > self._verified_rows
         if processes.sum(float(self._facts is None or has_more))[0]:
             self.verify() # with all rows that have been seen
-        fitting = [name for name in self.facts.normalizers if name in means]
-        distances = [abs(means[name] - means[fitting[0]]) for name in fitting]
-        if fitting and max(distances) <= 1e-6 * abs(usual):
-            return means[fitting[0]]
+        mean = self._mean(means)
+        if mean is None and self.dry_run.use_float32():
+            self.verify() # again: sixteen bits may have hidden a difference
+            mean = self._mean(means)
+        if mean is not None:
+            return mean
         if self.facts.is_sum:
             return means[_SUM]
         self.findings.report("eval_by_rows")

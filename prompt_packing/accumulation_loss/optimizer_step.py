@@ -298,7 +298,7 @@ class StrategyChooser:
         return DryRun(self.adapter.unwrap(model), self.adapter, count, self.rows.lengths,
                       self.processes.number)
 
-    def verify(self, model, step: OptimizerStep):
+    def verify(self, model, step: OptimizerStep, in_float32: bool = False):
         "Verify the loss on a few rows of this step, and write down what came out."
         facts, before = self.findings.facts, self.findings.facts
         if facts.is_final:
@@ -306,6 +306,8 @@ class StrategyChooser:
         rows = self.rows.few(step, facts.num_verifications)
         dry_run = self.dry_run(model, step.count)
         dry_run.processes = self.processes
+        if in_float32:
+            dry_run.use_float32()
         if rows is None:
             return self.recorder.accept_unverified("pre_collated", dry_run, step)
         more = self.rows.more(step, is_first=not facts.num_verifications)
@@ -442,8 +444,8 @@ class AttemptComputer:
             attempt = Attempt(strategy, facts, [], number)
             return attempt, partial(self._loader_batches, model, step, attempt)
         factors, reason = self._weights(step, strategy)
-        if reason: # which rows of this step may settle
-            self.chooser.verify(model, step)
+        if reason: # which rows of this step may settle, compared as exactly as can be
+            self.chooser.verify(model, step, in_float32=True)
             facts = self.findings.facts
             if facts.strategy is strategy:
                 factors, reason = self._weights(step, strategy)

@@ -19,7 +19,7 @@ from accelerate.utils import (
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer
 
-from .dry_run import is_sharded, reshard
+from .dry_run import SIXTEEN_BITS, is_sharded, reshard
 from .target_logits import on_target_logits
 from ..foundation.private_apis import (
     forward_without_autocast, override, set_sync)
@@ -285,8 +285,6 @@ class Collectives:
         return [row for turn in turns for rows in turn for row in rows]
 
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #f32a0001
-_SIXTEEN_BITS = torch.bfloat16, torch.float16
-
 def add_up_in_float32(accelerator: Accelerator, args, model) -> dict | None:
     """Before an engine has the model: let it add up gradients of micro-batches in float32.
 
@@ -299,7 +297,7 @@ def add_up_in_float32(accelerator: Accelerator, args, model) -> dict | None:
     policy = getattr(fsdp, "mixed_precision_policy", None)
     dtype, keeps = getattr(policy, "reduce_dtype", None), True
     config = getattr(deepspeed, "deepspeed_config", {})
-    if dtype in _SIXTEEN_BITS and fsdp.fsdp_version == 2:
+    if dtype in SIXTEEN_BITS and fsdp.fsdp_version == 2:
         how = 'set args.fsdp_plugin_args["mixed_precision_policy"]'
         given = getattr(args, "fsdp_plugin_args", None) or {}
         keeps = "mixed_precision_policy" in given
@@ -318,7 +316,7 @@ def add_up_in_float32(accelerator: Accelerator, args, model) -> dict | None:
     else:
         how = "load the weights in float32 and set bf16=True"
         trained = {p.dtype for p in model.parameters() if p.requires_grad}
-        dtype = next((each for each in _SIXTEEN_BITS if each in trained), None)
+        dtype = next((each for each in SIXTEEN_BITS if each in trained), None)
         if dtype is None or accelerator.mixed_precision != "no": # engines make them float32
             return None
     dtype = dtype if keeps else torch.float32

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 from .dry_run import (
-    ParameterWriteMonitor, detach_gradients, is_sharded,
+    SIXTEEN_BITS, ParameterWriteMonitor, detach_gradients, in_float32, is_sharded,
     leaves_of, no_gradient_checkpointing, reshard, restore_gradients, side_effect_free)
 from .gradient_cache import find_chunkable_modules, gradient_caching
 from .loss_facts import LossFacts, Strategy, counted_targets
@@ -75,6 +75,7 @@ class Comparison:
         self.has_engine = adapter.steps_in_backward # whose hooks would take gradients
         self.takes_gradients = not (self.is_sharded and self.has_engine)
         self.dtypes = set() # of operations that were seen
+        self.in_float32 = False # weights of sixteen bits, too
 
     def length(self, gradient: torch.Tensor) -> float:
         "The norm of a gradient, of all its shards; the same on all processes."
@@ -90,8 +91,9 @@ class Comparison:
         A sum of thousands of numbers in another order is off by some dozens of epsilons
         in float32. In sixteen bits that would allow everything; there the sums
         themselves are kept in float32, and what is left is the rounding of the result."""
-        dtypes = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
-        dtypes |= self.adapter.gathered_dtypes | self.dtypes
+        dtypes = self.adapter.gathered_dtypes | self.dtypes
+        if not self.in_float32:
+            dtypes |= {p.dtype for p in self.model.parameters() if p.is_floating_point()}
         epsilon = max([epsilon, *(torch.finfo(dtype).eps for dtype in dtypes)])
         return 2 * epsilon if epsilon > 1e-4 else max(100 * epsilon, 1e-9)
 
@@ -208,6 +210,20 @@ class DryRun(Comparison):
         with self.unnoticed(rows):
             return self.adapter.prepare(on_all_or_none(rows.to_batch, self.processes))
 
+    def _tensors(self) -> list: # parameters and buffers
+        return [*self.adapter.parameters(self.model), *self.model.buffers()]
+
+    def use_float32(self) -> bool:
+        """Whether weights have sixteen bits. From here on passes compute in float32.
+
+        In sixteen bits rounding hides by how little two counts differ: the tokens of a row,
+        and its tokens but the first."""
+        is_narrow = any(each.dtype in SIXTEEN_BITS for each in self._tensors())
+        self.in_float32 = is_narrow and not (self.is_sharded or self.has_engine)
+        if self.in_float32:
+            self.writes, self.dtypes = None, set() # the next pass is the first one
+        return self.in_float32
+
     @contextmanager
     def unnoticed(self, rows: StepRows | CollatedRows) -> Iterator[None]:
         "Batches are made of rows, and random numbers and the user's objects stay as they are."
@@ -218,9 +234,11 @@ class DryRun(Comparison):
     @contextmanager
     def watched(self, seed: int = 0, calls: int = 1) -> Iterator: # of the model
         "Gives the context for forward passes: a `ParameterWriteMonitor` while it has to."
-        before = {name: b.clone() for name, b in self.model.named_buffers()}
         numbers_before = integers_of(dict(self.model.named_modules()))
         with ExitStack() as stack:
+            if self.in_float32:
+                stack.enter_context(in_float32(self._tensors()))
+            before = {name: b.clone() for name, b in self.model.named_buffers()}
             held = stack.enter_context(self.adapter.state_preserved())
             others = held.parameters_besides(self.model)
             is_needed = self.writes is not False or others
@@ -250,8 +268,14 @@ class DryRun(Comparison):
         With `loss_only` without a graph, and the memory that it takes. With `targets`
         logits are computed for these tokens only."""
         graph = torch.no_grad() if loss_only else nullcontext()
-        with self.watched(calls=len(batches)) as watch, graph:
-            return [self._result(batch, watch, loss_only, targets) for batch in batches]
+        try:
+            with self.watched(calls=len(batches)) as watch, graph:
+                return [self._result(each, watch, loss_only, targets) for each in batches]
+        except Exception: # as of a kernel for sixteen bits alone, or of too little memory
+            if not self.in_float32 or self.writes is not None: # not the first pass
+                raise
+            self.in_float32 = False
+        return self.run(batches, loss_only, targets)
 
     def _count_of(self, batch): # `num_items_in_batch`
         return self.adapter.count([batch]) if self.counts_batches else self.count
