@@ -27,7 +27,7 @@ from typer import Argument, BadParameter, Option
 
 import prompt_packing
 from ._modidx import d as index
-from .foundation.text_files import FILE_FORMATS
+from .foundation.text_files import FILE_FORMATS, file_format
 
 # %% ../nbs/cli/commands.ipynb #f51c5f34
 def load_folder(name: str):
@@ -152,6 +152,7 @@ class Command(typer.core.TyperCommand):
         return super().parse_args(ctx, [word for word in args if word != "--json"])
 
     def invoke(self, ctx: typer.Context) -> int: # exit status
+        _name_plain_texts(ctx.params.get("files") or [ctx.params.get("file", "-")])
         try:
             with redirect_stdout(sys.stderr):
                 text, data, *status = super().invoke(ctx)
@@ -162,6 +163,15 @@ class Command(typer.core.TyperCommand):
         print(_json(data) if ctx.meta["json"] else text, flush=True)
         return sum(status)
 
+def _name_plain_texts(files):
+    "Says which files are read as lines although their names do not end in .txt."
+    names = [str(file) for file in files if file_format(file) == "lines"]
+    others = [name for name in names if name != "-" and ".txt" not in name.lower()]
+    if others:
+        more = f" and {len(others) - 3:,} more" * (len(others) > 3)
+        print(f"read as plain text, one example a line: {', '.join(others[:3])}{more} "
+              f"(names of tables end in {_formats})", file=sys.stderr)
+
 def _json(data):
     if not hasattr(data, "to_json"):
         return json.dumps(data)
@@ -171,7 +181,7 @@ def in_option_names(text: str, params: list) -> str:
     "`token_budget` as `--token-budget`, and `column=` as `--column`."
     text = text.replace("header=False", "--no-header")
     for param in params:
-        word = f"{param.name}s?" if "_" in param.name else f"{param.name}="
+        word = f"{param.name}s?" if "_" in param.name else f"{param.name}=(True)?"
         text = re.sub(rf"(?<![-\w]){word}(?!\w)", param.opts[0], text)
         text = text.replace(f"{param.opts[0]}'", f"{param.opts[0]} '")
     return text
@@ -314,20 +324,26 @@ def tokenize(
     max_length: validated("longer examples are truncated [default: no limit]") = None,
     bad_rows: Annotated[Literal["raise", "skip"], Option(
         help="stop at a row without text, or leave it out")] = "raise",
+    overwrite: Annotated[bool, Option(
+        "--overwrite", help="replace the corpus in --output-dir")] = False,
 ):
     "Tokenize files once, for any number of trainings. Finished files are kept."
     reading = {"encoding": encoding, "header": not no_header}
     if bad_rows == "raise":
         column = text_column(files, column, **reading)
-    encode = text_tokenizer(tokenizer)
+    encode, empty = text_tokenizer(tokenizer), []
     corpus = load_folder("bucketing").tokenize_corpus(
         files, encode, output_dir, column=column, max_length=max_length,
-        bad_rows=bad_rows, **reading)
+        bad_rows=bad_rows, overwrite=overwrite,
+        on_empty=lambda count, first: empty.append((count, first)), **reading)
     facts = {"folder": str(output_dir), "rows": len(corpus),
-             "tokens": int(sum(corpus["length"]))}
-    text = ("{rows:,} rows, {tokens:,} tokens in {folder}\n\n"
-            "to train on it: train_dataset=load_corpus({folder!r})")
-    return text.format(**facts), facts
+             "tokens": int(sum(corpus["length"])),
+             "left_out": sum(count for count, _ in empty)}
+    summary = "{rows:,} rows, {tokens:,} tokens in {folder}".format(**facts)
+    if empty:
+        summary += f"; {facts['left_out']:,} without tokens left out, first {empty[0][1]}"
+    use = f"to train on it: train_dataset=load_corpus({str(output_dir)!r})"
+    return f"{summary}\n\n{use}", facts
 
 # %% ../nbs/cli/commands.ipynb #28c52061
 METHODS = "head", "head-trained", "prompt", "prompt-random", "finetune"

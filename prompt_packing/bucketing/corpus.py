@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from pathlib import Path
@@ -66,7 +66,12 @@ def _is_complete(shard):
 
 def _tokenize_file(path, shard, tokenizer, max_length, reading):
     "In a worker: write a shard whole or not at all."
-    encode, rows = token_encoder(tokenizer, max_length), file_texts(path, **reading)
+    count = first = 0
+    def on_empty(number):
+        nonlocal count, first
+        count, first = count + 1, first or number
+    encode = token_encoder(tokenizer, max_length)
+    rows = file_texts(path, on_empty=on_empty, **reading)
     with atomic_write(shard, "wb") as file, pa.ipc.new_stream(file, _schema) as writer:
         while block := list(itertools.islice(rows, 1_000)):
             ids = encode([row["text"] for _, row in block])
@@ -77,6 +82,15 @@ def _tokenize_file(path, shard, tokenizer, max_length, reading):
                                  "tokens for this row. Leave it out.")
             table = {"input_ids": ids, "length": lengths}
             writer.write_table(pa.table(table, schema=_schema))
+        if count: # with the shard, since a later call reads the text no more
+            no_rows = pa.record_batch([[], []], schema=_schema)
+            writer.write_batch(no_rows, {"left_out": json.dumps([count, first])})
+
+def _left_out(shard):
+    "How many rows without tokens a shard leaves out, and the number of the first."
+    with pa.memory_map(str(shard)) as file, pa.ipc.open_stream(file) as reader:
+        *_, (_, metadata) = reader.iter_batches_with_custom_metadata()
+    return json.loads(metadata["left_out"]) if metadata else (0, 0)
 
 # %% ../../nbs/bucketing/corpus.ipynb #d9e42dd4
 def tokenize_corpus(
@@ -91,13 +105,17 @@ def tokenize_corpus(
     bad_rows: str = "raise", # or "skip" rows that hold no text
     encoding: str = "utf-8-sig", # of the text in the files
     header: bool = True, # False: a csv or tsv has column_1, column_2, ... instead
+    # False: `ValueError` where the corpus in the folder has rows that this one has not
+    overwrite: bool = True,
+    # called with the number of rows without tokens in a file, and the first of them
+    on_empty: Callable | None = None,
     progress: bool = True, # a bar on stderr
 ) -> Dataset: # of `datasets`: `input_ids` and `length`, rows in the order of the files
     """Tokenize files once; complete shards of unchanged files are left as they are.
 
     Where another process writes to the folder, wait for it. Files that can be read are
     finished before the first error is raised. Raises what reading a file raises, and
-    `ValueError` for no files."""
+    `ValueError` for no files and for a list that `overwrite` protects."""
     folder, files = Path(folder), file_paths(files)
     reading = {"column": column, "bad_rows": bad_rows, "encoding": encoding}
     if not header: # shards of files with one keep their names
@@ -106,6 +124,8 @@ def tokenize_corpus(
                           "max_length": max_length}
     with locked(folder, "a corpus", wait=True), ExitStack() as stack:
         shards = [shard_name(path, settings) for path in files]
+        if not overwrite:
+            _check_list(folder, shards)
         missing = {shard: path for shard, path in zip(shards, files)
                    if not _is_complete(folder / shard)}
         if executor is None:
@@ -121,7 +141,26 @@ def tokenize_corpus(
         sizes = [(folder / shard).stat().st_size for shard in shards]
         with atomic_write(folder / "manifest.json") as file:
             json.dump(list(zip(shards, sizes)), file, indent=1)
-    return load_corpus(folder)
+    corpus = load_corpus(folder)
+    for path, shard in zip(files, shards):
+        count, number = _left_out(folder / shard) if on_empty else (0, 0)
+        if count:
+            on_empty(count, row_name(path, number))
+    return corpus
+
+def _check_list(folder, shards):
+    "Raises `ValueError` for a corpus whose list has other shards."
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        listed = {shard for shard, _ in manifest}
+    except (OSError, ValueError): # there is no list, or it is damaged
+        return
+    if lost := listed - {*shards}:
+        raise ValueError(
+            f"{folder} holds a corpus, and {len(lost)} of its {len(listed)} files are "
+            "not in this one: they are not given, have changed, or had another "
+            "tokenizer or other options. Choose another folder, or pass "
+            "overwrite=True to replace it")
 
 # %% ../../nbs/bucketing/corpus.ipynb #5d96a34a
 def load_corpus(

@@ -20,7 +20,7 @@ import re
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +229,7 @@ def table_rows(
     columns: Sequence[str] = (), # that every row must have; (): those that it has
     *,
     bad_rows: str = "raise", # or "skip"
+    on_skip: Callable | None = None, # called with the number of a row that is skipped
     encoding: str = "utf-8-sig", # of a text: "cp1252", "utf-16", ...
     header: bool = True, # False: a csv or tsv has column_1, column_2, ... instead
 ) -> Iterator[tuple[int, dict]]: # line or row number from 1, and column -> value
@@ -246,6 +247,8 @@ def table_rows(
                 yield number, row
             elif bad_rows != "skip":
                 raise BadRow(f"{row_name(path, number)} {fault}")
+            elif on_skip:
+                on_skip(number)
         if not number:
             raise BadRow(EMPTY_FILE.format(path))
     except (BadRow, FileNotFoundError, PermissionError):
@@ -385,6 +388,7 @@ def file_texts(
     column: str | None = None, # the one with the text; None: found
     *,
     columns: Sequence[str] = (), # further columns to read, such as labels
+    on_empty: Callable | None = None, # called with the number of a row that is left out
     **options: Any, # of `table_rows`
 ) -> Iterator[tuple[int, dict]]: # number; `text` and the further columns
     """The texts of a file, one at a time, blank ones left out.
@@ -392,16 +396,19 @@ def file_texts(
     Raises what `table_rows` raises, and `ValueError` for a cell that holds no text and
     for a file without a text."""
     count, column = 0, text_column(path, column, **options)
-    for number, row in table_rows(path, [column, *columns], **options):
+    rows = table_rows(path, [column, *columns], on_skip=on_empty, **options)
+    for number, row in rows:
         try:
             text = cell_text(row[column])
         except ValueError:
-            if options.get("bad_rows") == "skip":
-                continue
-            cell_text(row[column], row_name(path, number))
+            if options.get("bad_rows") != "skip":
+                cell_text(row[column], row_name(path, number))
+            text = ""
         if text and not text.isspace():
             count += 1
             yield number, {"text": text} | {name: row[name] for name in columns}
+        elif on_empty:
+            on_empty(number)
     if not count:
         raise ValueError(EMPTY_FILE.format(path))
 
