@@ -22,7 +22,8 @@ def _folder_of(name: str) -> str | None: # that exports it; None: none does
     return None
 
 def import_on_first_use(package: str, homes: dict) -> tuple: # `__getattr__`, `__dir__`
-    "Functions of a package that import a name when it is asked for; `homes`: name -> module."
+    """Functions of a package that import a name when it is asked for;
+    `homes`: name -> module."""
     module = sys.modules[package]
 
     def get(name):

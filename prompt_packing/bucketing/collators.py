@@ -70,7 +70,8 @@ def _collate_column(name, values, fill, side):
     return torch.from_numpy(padded), is_token
 
 def by_column(features: Sequence[Mapping]) -> dict: # of lists
-    "Rows as a dict of columns. `ValueError` where rows have others, `TypeError` for text."
+    """Rows as a dict of columns.
+    `ValueError` where rows have others, `TypeError` for text."""
     if not hasattr(features[0], "keys"):
         raise TypeError("a row is a dict with input_ids: tokenize the texts one by one")
     names = features[0].keys()

@@ -256,7 +256,8 @@ def _window_mask(query, window, causal):
 def _has_kernel(device, dtype, dropout) -> bool:
     "Whether torch has one kernel for sequences of many lengths here."
     is_16_bit = dtype in (torch.float16, torch.bfloat16)
-    return varlen_attn is not None and device.type == "cuda" and is_16_bit and not dropout
+    return (varlen_attn is not None and device.type == "cuda" and is_16_bit
+            and not dropout)
 
 # %% ../../nbs/bucketing/packing.ipynb #3c5934e3
 def _candidate_formats(model, facts, autocast):
@@ -355,7 +356,8 @@ def cross_attention_fault(
     if not torch.is_tensor(positions) or positions.dim() != 2 or len(positions) != 1:
         return None
     positions, mask = positions[0], batch.get("attention_mask")
-    if torch.is_tensor(mask) and mask.shape == (1, len(positions)): # padding is at the end
+    # padding is at the end
+    if torch.is_tensor(mask) and mask.shape == (1, len(positions)):
         positions = positions[:int(mask.ne(0).sum())]
     starts = (positions == positions[:1]).nonzero().flatten().tolist()
     ends = [*starts, len(positions)][1:5] # of at most four sequences

@@ -23,11 +23,12 @@ from prompt_packing.foundation.text_files import (
     EMPTY_FILE, cell_text, file_checksum, file_format, file_texts, one_text, row_name,
     table_rows)
 
-_logger = logging.getLogger(__name__)
-
 # %% auto #0
 __all__ = ['ROW_KINDS', 'MAX_READERS', 'token_encoder', 'sequence_columns', 'row_sequences', 'conversation_ids', 'file_token_ids',
            'file_lengths', 'file_paths', 'FileSource', 'DatasetSource', 'SourceReader']
+
+# %% ../../nbs/bucketing/sources.ipynb #0b5e31a2
+_logger = logging.getLogger(__name__)
 
 # %% ../../nbs/bucketing/sources.ipynb #c0ead775
 def token_encoder(
@@ -113,9 +114,9 @@ def _sequence(value, name):
                  "content": message["value"]} for message in value]
     except (TypeError, KeyError):
         raise ValueError(
-            f"column {name!r} holds {value!r:.60} of type {type(value).__name__}: needed "
-            "is a text, a list of token ids, or a list of messages with role and "
-            "content, or from and value") from None
+            f"column {name!r} holds {value!r:.60} of type {type(value).__name__}: "
+            "needed is a text, a list of token ids, or a list of messages with role "
+            "and content, or from and value") from None
 
 # %% ../../nbs/bucketing/sources.ipynb #chat0tm2
 def conversation_ids(
@@ -157,15 +158,16 @@ def file_token_ids(
     """The sequences of files of any size and kind, in their order, as token ids.
 
     Blank texts and empty lists are left out. Raises `FileNotFoundError`, and
-    `ValueError` for a file that is broken or empty and for rows of no known kind; errors
-    name the file and the line."""
+    `ValueError` for a file that is broken or empty and for rows of no known kind;
+    errors name the file and the line."""
     encode = token_encoder(tokenizer, max_length)
 
     def texts_or_ids(path, number, row, names):
         where = row_name(path, number)
         try:
             for sequence in row_sequences(row, names):
-                if isinstance(sequence, list) and isinstance(next(iter(sequence), 0), dict):
+                if (isinstance(sequence, list)
+                        and isinstance(next(iter(sequence), 0), dict)):
                     sequence = conversation_ids(sequence, tokenizer, encode, max_length)
                 if sequence and not (isinstance(sequence, str) and sequence.isspace()):
                     yield sequence
@@ -214,7 +216,8 @@ MAX_READERS = 64
 def file_paths(
     paths: Sequence | str | os.PathLike, # of files; or one file, or one folder
 ) -> list[str]:
-    """Paths of files; of a folder its files in the order of their names, no hidden ones.
+    """Paths of files; of a folder its files in the order of their names,
+    no hidden ones.
 
     Raises `FileNotFoundError` for a file or folder that is missing, `ValueError` for no
     files and for folders below, `TypeError` for what is no path."""
@@ -222,11 +225,12 @@ def file_paths(
         path = Path(paths)
         if not path.exists() and "://" not in str(paths):
             raise FileNotFoundError(
-                f"there is no file or folder {path}: a pattern is not expanded, so pass "
-                "a list, such as sorted(glob.glob(...))")
+                f"there is no file or folder {path}: a pattern is not expanded, so "
+                "pass a list, such as sorted(glob.glob(...))")
         paths = sorted(path.glob("[!.]*")) if path.is_dir() else [paths]
     if isinstance(paths, (set, frozenset)):
-        raise TypeError("a set of files has no order: pass a list, such as sorted(files)")
+        raise TypeError(
+            "a set of files has no order: pass a list, such as sorted(files)")
     paths = list(paths)
     for path in paths:
         if not isinstance(path, (str, os.PathLike)):
@@ -258,11 +262,12 @@ class FileSource:
         self.name = f"{len(self.paths)} files, checksum {zlib.crc32(names.encode())}"
 
     def rows(self, reader: int, state: dict) -> tuple[Iterator, None]:
-        "(file, (number, row)) of a reader in its epoch, after the last row that it read."
+        """(file, (number, row)) of a reader in its
+        epoch, after the last row that it read."""
         order = np.arange(len(self.paths))
         if self.shuffle:
-            # Each epoch distributes all files anew: else those of a reader with little text
-            # would come more often than others.
+            # Each epoch distributes all files anew: else those of a reader with little
+            # text would come more often than others.
             order = epoch_random(self.seed, state["pass"]).permutation(len(order))
         files, last = order[reader::self.num_readers].tolist(), state["last"]
         if last is None:
@@ -278,14 +283,15 @@ class FileSource:
         return zip(itertools.repeat(file), texts)
 
     def check_unchanged(self, checksums: Mapping[str, str]) -> None:
-        "Raises `ValueError` for a file whose checksum is not what it was, by its number."
+        """Raises `ValueError` for a file whose
+        checksum is not what it was, by its number."""
         for file, checksum in checksums.items():
             path, now = self.paths[int(file)], file_checksum(self.paths[int(file)])
             if now != checksum:
                 raise ValueError(
                     f"{path} has changed since the state was saved ({checksum} then, "
-                    f"{now} now): rows would come twice, or never. Put the file back as "
-                    "it was, or begin the stream anew")
+                    f"{now} now): rows would come twice, or never. Put the file back "
+                    "as it was, or begin the stream anew")
         self.checksums |= checksums
 
     def row_name(self, file: int, number: int) -> str:
@@ -306,21 +312,24 @@ class DatasetSource:
     ):
         if hasattr(dataset, "keys"): # its names would be taken for texts
             raise TypeError(
-                f"got a {type(dataset).__name__}: pass one split of a dictionary of data "
-                "sets, and a table as Dataset.from_pandas(table).to_iterable_dataset()")
+                f"got a {type(dataset).__name__}: pass one split of a dictionary of "
+                "data sets, and a table as "
+                "Dataset.from_pandas(table).to_iterable_dataset()")
         self.dataset, self.shuffle = dataset, shuffle
         self.column, self.bad_rows = column, bad_rows
         self.name, self.num_readers = type(dataset).__name__, 1
         if shuffle and hasattr(dataset, "num_shards"): # readers of equally many shards
             shards = dataset.num_shards
-            self.num_readers = max(n for n in range(1, MAX_READERS + 1) if shards % n == 0)
+            self.num_readers = max(n for n in range(1, MAX_READERS + 1)
+                                   if shards % n == 0)
 
     def rows(self, reader: int, state: dict) -> tuple[Iterator, Callable | None]:
         "As of files; and what gives the data set's own state, where it has one."
         dataset, start = self.dataset, state["last"][1] if state["last"] else 0
         if hasattr(dataset, "num_shards"):
             from datasets.distributed import split_dataset_by_node
-            node = (reader + state["pass"]) % self.num_readers # take turns at large shards
+            # take turns at large shards
+            node = (reader + state["pass"]) % self.num_readers
             dataset = split_dataset_by_node(dataset, node, self.num_readers) # a copy
         if self.shuffle and hasattr(dataset, "set_epoch"):
             dataset.set_epoch(state["pass"])
@@ -364,8 +373,8 @@ _BEGINNING = {"window": 0, "pass": 0, "last": None, "own": None}
 
 class SourceReader(CheckpointableIterator):
     """Windows of rows, one epoch after the other. A window goes on into the next epoch,
-    but an epoch that is shorter than a window is a window of its own. Where there is one
-    pass, a short rest joins the last window, so that each process gets a row."""
+    but an epoch that is shorter than a window is a window of its own. Where there is
+    one pass, a short rest joins the last window, so that each process gets a row."""
     def __init__(self,
         source: FileSource | DatasetSource, # without `shuffle` there is one epoch
         index: int, # of the reader

@@ -33,7 +33,7 @@ def rows_of_ids(
     encode: Callable, # list of texts -> lists of ids; rows with ids do not need it
     max_length: int | None, # such ids are truncated to this
     most: int, # tokens that a row may have
-) -> list[dict]: # `input_ids`, numbers, lists, and columns that the source was asked for
+) -> list[dict]: # `input_ids`, numbers, lists, and the columns asked for
     """The rows of a window as a collator takes them.
 
     Raises `ValueError` that names a row without a token or with too many."""
@@ -65,7 +65,8 @@ def text_to_numbers(
 ) -> None:
     """The columns that a source was asked for, as a collator of tensors takes them.
 
-    A csv has texts alone. Raises `ValueError` that names a row whose text is no number."""
+    A csv has texts alone. Raises `ValueError` that names a row
+    whose text is no number."""
     for name in source.columns:
         texts = [row[name] for row in rows if isinstance(row[name], str)]
         if len(texts) < len(rows): # of JSON or parquet: numbers, or lists of them
@@ -79,8 +80,9 @@ def text_to_numbers(
             file, (number, _) = window[is_text.argmax()]
             raise ValueError(
                 f"{source.row_name(file, number)}: column {name!r} holds the text "
-                f"{texts[is_text.argmax()]!r:.40}, and a tensor needs numbers. Give each "
-                "class a number, or pass a collator, which gets the texts as they are")
+                f"{texts[is_text.argmax()]!r:.40}, and a tensor needs numbers. Give "
+                "each class a number, or pass a collator, which gets the texts as "
+                "they are")
 
 # %% ../../nbs/bucketing/stream.ipynb #6b11fe5f
 def window_turns(
@@ -137,7 +139,7 @@ def batches_left(
     windows: Iterator[tuple], # of `read_windows`: more rows, if they are needed
     number: int, # of the window
     rows: list[dict], # of it
-    splits: Sequence, # of (processes, batches that each has taken), the present ones last
+    splits: Sequence, # (processes, batches that each has taken), the present ones last
 ) -> list[list[dict]]: # batches of rows; their number is a multiple of the processes'
     "The batches of a window that no process has taken yet."
     # each number of processes in turn plans what the one before it has left, as it did
@@ -146,8 +148,8 @@ def batches_left(
         while batches is None:
             try:
                 batches = plan_window(stream, rows, number, processes)
-            # too few rows are left: take those of the next window. Who goes on amid this
-            # one comes here again, and takes the same
+            # too few rows are left: take those of the next window. Who goes on amid
+            # this one comes here again, and takes the same
             except ValueError:
                 following = next(windows, None)
                 if following is None:
@@ -214,9 +216,11 @@ def _process_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
 def _position_in(
     states: Sequence[dict], rank: int, world_size: int, finite: bool
 ) -> dict:
-    "Where a process goes on, by the states of all. Raises `ValueError` if one is missing."
+    """Where a process goes on, by the states of all.
+    Raises `ValueError` if one is missing."""
     # one epoch: the states of all processes are the same, and any will do
-    mine = [state for state in states if finite or state["reader"] == [rank, world_size]]
+    mine = [state for state in states if finite
+            or state["reader"] == [rank, world_size]]
     if mine:
         return {name: mine[0][name] for name in ("todo", "next", "lanes")}
     ranks = {state["reader"][0] for state in states}
@@ -309,7 +313,8 @@ class StreamingBatches(IterableDataset):
         for number, splits, left, rows in windows:
             if not splits or splits[-1][0] != processes:
                 splits = [*splits, [processes, 0]]
-            yield left, number, splits, batches_left(self, windows, number, rows, splits)
+            yield (left, number, splits,
+                   batches_left(self, windows, number, rows, splits))
 
     def __length_hint__(self):
         # `list` and `sorted` ask for it, and would read a stream without end for ever

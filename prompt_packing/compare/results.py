@@ -57,8 +57,8 @@ def read_record(
             raise ValueError("it has not one prediction for each reference")
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise ValueError(f"{file} is not a result file of compare "
-                         f"({type(error).__name__}: {error}). Remove it, and the run is "
-                         "made again.") from error
+                         f"({type(error).__name__}: {error}). Remove it, and the run "
+                         "is made again.") from error
     return record
 
 # %% ../../nbs/compare/results.ipynb #7fa101d3

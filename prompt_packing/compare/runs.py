@@ -219,7 +219,8 @@ class Run:
         if self.data: # the digest covers the rows, and how their labels were read
             settings["source"] = None
         # names of earlier runs lack them
-        for name, default in dict(label_separator=None, encoding=None, header=True).items():
+        for name, default in dict(label_separator=None, encoding=None,
+                                  header=True).items():
             if self.data or settings[name] == default:
                 del settings[name]
         if not self.backbone_files:
@@ -257,7 +258,8 @@ def _add_cache(inputs, folder, max_bytes, prompt_tokens):
             inputs.caches = {"train": cache.select(range(train)),
                           "evaluation": cache.select(range(train, len(rows)))}
         except CacheTooLarge as error: # its first half has the sizes
-            reason = str(error).partition(";")[0].replace("max_bytes", "max_cache_bytes")
+            reason = str(error).partition(";")[0].replace(
+                "max_bytes", "max_cache_bytes")
     if reason is not None and prompt_tokens:
         _logger.warning(f"No text cache: {reason}. Texts are recomputed at each step: "
                         "slower, same results.")

@@ -39,7 +39,8 @@ def input_shape(node: Any) -> tuple:
     return tuple(node._input_metadata[0].shape)
 
 def output_of_input(node: Any, output: int) -> tuple: # node, which of its outputs
-    "What comes out of a node that hands on its inputs: None among these is none of its edges."
+    """What comes out of a node that hands on its inputs:
+    None among these is none of its edges."""
     edges = node.next_functions
     return edges[output - (len(node._input_metadata) - len(edges))]
 

@@ -54,7 +54,7 @@ class RowBatch:
 class RowPassthrough:
     "Takes the place of a loader's `collate_fn`, and hands over the rows that it gets."
     collates = False # besides: the same calls, in the same order, as without us
-    split: Callable | None = None # into micro-batches, in the process that reads the rows
+    split: Callable | None = None # into micro-batches, in the process that reads rows
 
     def __init__(self, collate: Callable):
         self.collate = collate
@@ -85,7 +85,8 @@ def _copied(value):
                 made[key] = _copied(each)
         return made
     if type(value) in (list, tuple):
-        is_plain = not value or isinstance(value[0], (int, float, str)) # as of token ids
+        # as of token ids
+        is_plain = not value or isinstance(value[0], (int, float, str))
         return value[:] if is_plain else type(value)(map(_copied, value))
     if torch.is_tensor(value):
         return value.clone()
@@ -136,7 +137,8 @@ class LazyBatch(UserDict):
     has no effect on what is computed; `was_changed` is then True."""
     def __new__(cls,
         rows: RowBatch | Mapping | None = None, collate: Callable | None = None):
-        # transformers moves values to the device and makes `type(batch)(values)` of them
+        # transformers moves values to the device
+        # and makes `type(batch)(values)` of them
         return dict(rows) if isinstance(rows, Mapping) else super().__new__(cls)
 
     def __init__(self, rows: RowBatch, collate: Callable):
@@ -219,7 +221,8 @@ def as_dict(batch) -> dict:
     return {"": batch}
 
 def num_rows_of(batch) -> int | None:
-    "The one first size of all tensors of a batch, which is its rows; None: they differ."
+    """The one first size of all tensors of a batch, which is its rows;
+    None: they differ."""
     if not isinstance(batch, (Mapping, tuple, list)):
         return None
     batch = as_dict(batch)
@@ -303,7 +306,8 @@ def num_tokens(ids) -> int:
     return len(ids)
 
 def named_leaves(batch, name="") -> Iterator[tuple]: # (name, leaf)
-    "The leaves of a pytree of mappings, lists and tuples, by the nearest name above it."
+    """The leaves of a pytree of mappings, lists
+    and tuples, by the nearest name above it."""
     if isinstance(batch, Mapping):
         for key, value in batch.items():
             yield from named_leaves(value, key)
@@ -340,7 +344,8 @@ def num_positions(
     if counts_labels:
         counted += [_longest_size(leaf) for leaf in labels if not _is_float(leaf)]
     opaque = [leaf for _, leaf in leaves
-              if not isinstance(leaf, (torch.Tensor, np.ndarray, int, float, type(None)))]
+              if not isinstance(leaf,
+                                (torch.Tensor, np.ndarray, int, float, type(None)))]
     if arrays and not any(len(leaf) for _, leaf in arrays):
         raise ValueError("its batch is empty")
     if not counted or opaque and max(counted) <= 1:
@@ -414,7 +419,8 @@ class RowLengths:
         "By what a Trainer says of its model and its data."
         config = getattr(trainer.model, "config", None)
         return cls(collate, getattr(trainer.model, "main_input_name", "input_ids"),
-                   trainer.length_fn, getattr(trainer.args, "length_column_name", "length"),
+                   trainer.length_fn,
+                   getattr(trainer.args, "length_column_name", "length"),
                    counts_labels=bool(getattr(config, "is_encoder_decoder", False)))
 
     def __call__(self, rows: list) -> np.ndarray | None: # int64 (rows,)
@@ -437,9 +443,11 @@ class RowLengths:
         return max(1, num_positions(batch, self.main_input, self.counts_labels))
 
     def find_names(self, rows: list) -> tuple:
-        "Columns of ids that are as long as the batches of a few rows alone; () for none."
+        """Columns of ids that are as long as the
+        batches of a few rows alone; () for none."""
         first = rows[0] if isinstance(rows[0], Mapping) else {}
-        counted = (self.main_input, "labels") if self.counts_labels else (self.main_input,)
+        counted = (
+            (self.main_input, "labels") if self.counts_labels else (self.main_input,))
         names = tuple(
             name for name, value in first.items()
             if (name in counted or str(name).endswith("input_ids"))

@@ -32,10 +32,11 @@ __all__ = ['GENERATORS', 'generator_state', 'set_generator_state', 'members_of',
            'integers_of', 'counters']
 
 # %% ../../nbs/foundation/snapshots.ipynb #gen0mem2
-GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState,
+              random.Random)
 _MOST_ENTRIES = 256 # of a list or dictionary; more are data
 
-def generator_state(generator: Any) -> Any: # None: it has none, as `random.SystemRandom`
+def generator_state(generator: Any) -> Any: # None: has none, as `random.SystemRandom`
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
     if isinstance(generator, random.SystemRandom):
@@ -53,7 +54,8 @@ def set_generator_state(generator: Any, state: Any) -> None:
         generator.set_state(state)
 
 def members_of(thing: Any) -> dict[str, Any]:
-    "What an object holds, by name: entries, arguments, what a method is of, attributes."
+    """What an object holds, by name:
+    entries, arguments, what a method is of, attributes."""
     if isinstance(thing, (dict, list, tuple, set, deque)):
         items = thing.items() if isinstance(thing, dict) else enumerate(thing)
         is_data = len(thing) > _MOST_ENTRIES
@@ -66,7 +68,8 @@ def members_of(thing: Any) -> dict[str, Any]:
 
 # %% ../../nbs/foundation/snapshots.ipynb #7a9e2001
 def _restore_values(thing, kept):
-    if torch.is_tensor(thing) and thing.shape == kept.shape and not torch.equal(thing, kept):
+    if (torch.is_tensor(thing) and thing.shape == kept.shape
+            and not torch.equal(thing, kept)):
         thing.detach().copy_(kept)
     elif isinstance(thing, np.ndarray) and thing.shape == kept.shape:
         thing[...] = kept
@@ -121,7 +124,8 @@ class StateSnapshot:
             level = [member for each in level for member in self._keep(each)]
 
     def parameters_besides(self, model: nn.Module) -> list:
-        "Of other modules that were found: a teacher, say, or a moving average of weights."
+        """Of other modules that were found:
+        a teacher, say, or a moving average of weights."""
         own = {id(parameter) for parameter in model.parameters()}
         found = {id(parameter): parameter for module in self._modules.values()
                  for parameter in module.parameters(recurse=False)}
@@ -164,7 +168,8 @@ class StateSnapshot:
         hooks = [each for each in members if type(each) is OrderedDict and not each]
         self._undo += [each.clear for each in hooks]
         buffers = vars(module)["_buffers"].values()
-        return [*buffers, *(each for each in members if type(each) is not OrderedDict or each)]
+        return [*buffers,
+                *(each for each in members if type(each) is not OrderedDict or each)]
 
     def _keep_values(self, thing):
         is_tensor = torch.is_tensor(thing)
@@ -198,7 +203,7 @@ def integers_of(things: dict) -> dict: # (name of an object, attribute) -> int
             for attribute, value in getattr(thing, "__dict__", {}).items()
             if type(value) is int and attribute not in _OF_MODULES}
 
-def counters(before: dict, after: dict, calls: int) -> dict: # name -> how often it counted
+def counters(before: dict, after: dict, calls: int) -> dict: # name -> number of counts
     "Which of these numbers have counted so many calls, or each of them twice."
     counted = {key: value - before.get(key, 0) for key, value in after.items()}
     return {".".join(filter(None, key)): torch.tensor(float(number))

@@ -28,6 +28,7 @@ import fsspec
 from fsspec.compression import compr, register_compression
 from fsspec.utils import infer_compression
 
+# %% ../../nbs/foundation/text_files.ipynb #0b5e31a3
 _logger = logging.getLogger(__name__)
 
 # %% ../../nbs/foundation/text_files.ipynb #a4c74024
@@ -147,7 +148,8 @@ def separator_of(
         return declared[1]
     # a text has commas too, where each line has as many as there are fields
     lines = lines[:1] if header else lines
-    return max(",;\t", key=lambda mark: min([line.count(mark) for line in lines] or [0]))
+    return max(",;\t",
+               key=lambda mark: min([line.count(mark) for line in lines] or [0]))
 
 # %% ../../nbs/foundation/text_files.ipynb #4810626e
 def _separated_rows(path, columns, encoding, header):

@@ -117,8 +117,8 @@ def _fitted(tokenizer, facts, prompt_tokens):
     limit = math.inf if facts.limit is None else facts.limit - prompt_tokens
     special = 0 if tokenizer is None else tokenizer.num_special_tokens_to_add()
     if limit <= special:
-        raise ValueError(f"The backbone has {facts.limit} positions: beside a prompt of "
-                         f"{prompt_tokens} tokens no text fits. Give a smaller "
+        raise ValueError(f"The backbone has {facts.limit} positions: beside a prompt "
+                         f"of {prompt_tokens} tokens no text fits. Give a smaller "
                          "prompt_tokens.")
     if tokenizer is None:
         return None

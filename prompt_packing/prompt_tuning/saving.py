@@ -23,6 +23,7 @@ from .frozen_backbone import Placement, Pooling
 from .fitted_head import ProblemType
 from ..tasks.backbones import load_from
 
+# %% ../../nbs/prompt_tuning/saving.ipynb #0b5e31a4
 _logger = logging.getLogger(__name__)
 
 # %% ../../nbs/prompt_tuning/saving.ipynb #292f2529

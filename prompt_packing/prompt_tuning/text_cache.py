@@ -71,7 +71,8 @@ def _compute(backbone, facts, texts, batches, dtype, device):
     "The tensors of a cache, the states of one text after those of another."
     begun, lengths = time.perf_counter(), [len(ids) for ids in texts]
     states = torch.empty(sum(lengths), _width(facts), dtype=dtype, device=device)
-    states_of, features = states.split(lengths), torch.empty(len(texts), facts.feature_size)
+    states_of = states.split(lengths)
+    features = torch.empty(len(texts), facts.feature_size)
     for batch in batches:
         new, features[batch] = _compute_batch(
             backbone, facts, [texts[i] for i in batch], dtype)

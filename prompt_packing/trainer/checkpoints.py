@@ -23,11 +23,12 @@ from prompt_packing.foundation.folders import (
     MANIFEST_NAME, DamagedFolder, staging_path, locked, publish, remove, verify,
     write_manifest)
 
-_logger = logging.get_logger(__name__)
-
 # %% auto #0
 __all__ = ['STATE_FILE', 'POSITION_FILE', 'SaveState', 'position_file', 'checkpoints_in', 'disk_fault', 'publish_checkpoint',
            'OutputFolder', 'warn_of_other_run', 'check_checkpoint', 'last_checkpoint']
+
+# %% ../../nbs/trainer/checkpoints.ipynb #0b5e31a8
+_logger = logging.get_logger(__name__)
 
 # %% ../../nbs/trainer/checkpoints.ipynb #41d16885
 class SaveState(Enum):
@@ -88,7 +89,8 @@ def publish_checkpoint(
         os.rename(staged, target)
 
 # %% ../../nbs/trainer/checkpoints.ipynb #1e2e0317
-def _removable(steps: Iterable[int], limit: int | None, newest: int, best: int | None) -> list:
+def _removable(steps: Iterable[int], limit: int | None, newest: int,
+               best: int | None) -> list:
     "Which checkpoints go, so that `limit` are left."
     # steps beyond the newest are of another run, which has ended
     steps = sorted(steps, key=lambda step: (step <= newest, step))
@@ -114,9 +116,11 @@ class OutputFolder:
 
     @contextmanager
     def locked(self, locks: bool = True) -> Iterator[OutputFolder]: # itself
-        """Lock it, and clear what killed runs have left; a run that saves nothing need not.
+        """Lock it, and clear what killed runs have left;
+        a run that saves nothing need not.
 
-        Raises `FolderInUse` if another run writes there, `OSError` if this one may not."""
+        Raises `FolderInUse` if another run writes there,
+        `OSError` if this one may not."""
         owns = locks and self.accelerator.is_main_process
         with locked(self.folder, "training") if owns else nullcontext():
             self.run, = broadcast_object_list([secrets.token_hex(4)])
@@ -151,7 +155,7 @@ class OutputFolder:
         return staging_path(self.path(self.step), unique=self.run)
 
     @contextmanager
-    def writing(self, step: int) -> Iterator[Path]: # the checkpoint, in the staging folder
+    def writing(self, step: int) -> Iterator[Path]: # the staged checkpoint
         """All processes write a checkpoint in the block, and `commit` at its end.
 
         Raises `OSError`, which says what is whole, where there is no room for it."""
@@ -164,9 +168,9 @@ class OutputFolder:
                 raise
             complete = [path.name for path in checkpoints_in(self.folder).values()]
             raise OSError(
-                f"checkpoint-{self.step} could not be written to {self.folder} ({fault}); "
-                f"{', '.join(complete) or 'none'} is whole. Make room, and train again "
-                "with resume_from_checkpoint=True") from error
+                f"checkpoint-{self.step} could not be written to {self.folder} "
+                f"({fault}); {', '.join(complete) or 'none'} is whole. Make room, and "
+                "train again with resume_from_checkpoint=True") from error
         finally:
             # another process has committed it, or there was an error: make room
             if self.state is SaveState.STAGED:
@@ -199,7 +203,8 @@ class OutputFolder:
 
     def rotate(self) -> None:
         "Delete the oldest checkpoints, by step, and never the newest or the best."
-        for step in _removable(checkpoints_in(self.folder), self.limit, self.step, self.best):
+        for step in _removable(checkpoints_in(self.folder), self.limit, self.step,
+                               self.best):
             remove(self.path(step))
 
 # %% ../../nbs/trainer/checkpoints.ipynb #1e2e0320
@@ -212,9 +217,9 @@ def warn_of_other_run(
               if other > step and not output.takes_last]
     if beyond and output.accelerator.is_main_process:
         _logger.warning(
-            f"{output.folder} holds {', '.join(beyond)}, which this run did not write: it "
-            f"begins at step {step}. resume_from_checkpoint=True would take the last of "
-            "them. Delete them, or use another output_dir.")
+            f"{output.folder} holds {', '.join(beyond)}, which this run did not write: "
+            f"it begins at step {step}. resume_from_checkpoint=True would take the "
+            "last of them. Delete them, or use another output_dir.")
 
 # %% ../../nbs/trainer/checkpoints.ipynb #7518f24f
 def check_checkpoint(checkpoint: str | os.PathLike) -> None:

@@ -87,8 +87,9 @@ def measured_lengths(
             found = measure([dataset[i] for i in range(start, stop)])
             if found is None:
                 raise ValueError(
-                    "rows_per_step and tokens_per_step need the lengths of the rows, and "
-                    f"these are unknown ({measure.unknown_reason}). Pass length_fn.")
+                    "rows_per_step and tokens_per_step need the lengths of the rows, "
+                    f"and these are unknown ({measure.unknown_reason}). Pass "
+                    "length_fn.")
             lengths.append(found)
     return as_lengths(np.concatenate(lengths))
 
@@ -129,10 +130,12 @@ class StepBatchSampler:
         # an overhead of 256 tokens here: the same on every machine
         limits = dict(token_budget=self.token_budget, micro_batch_overhead=256)
         if self.pack:
-            of_ranks = distribute_packed_rows(lengths, self.world_size, self.pack, **limits)
+            of_ranks = distribute_packed_rows(
+                lengths, self.world_size, self.pack, **limits)
             indices = list(itertools.chain.from_iterable(of_ranks[self.rank]))
         else:
-            indices = distribute_micro_batches(lengths, self.world_size, **limits)[self.rank]
+            of_ranks = distribute_micro_batches(lengths, self.world_size, **limits)
+            indices = of_ranks[self.rank]
         if not indices:
             raise ValueError(
                 f"step {number} has {len(rows)} rows for {self.world_size} processes: "
@@ -238,9 +241,9 @@ class StreamPosition:
             self.stream.load_state_dicts([place["stream"] for place in places])
         else:
             raise ValueError(
-                f"The checkpoint was made by {len(places)} processes, and this stream cannot "
-                f"be redistributed to {world_size} (it has no load_state_dicts). Resume on "
-                f"{len(places)} processes.")
+                f"The checkpoint was made by {len(places)} processes, and this stream "
+                f"cannot be redistributed to {world_size} (it has no "
+                f"load_state_dicts). Resume on {len(places)} processes.")
         self.batches, self.next = None, None
 
 # %% ../../nbs/trainer/loaders.ipynb #6eda73b8

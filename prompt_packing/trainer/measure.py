@@ -84,7 +84,8 @@ class Setting(transformers.TrainerCallback):
         self.options, self.plan = options, plan
         self.epochs: list[float] = [] # seconds, by turn
         unknown = ["padding", "micro-batches", "peak GB", "gradient difference"]
-        self.columns = dict.fromkeys(unknown, np.nan) | {"verification s": 0.0, "note": ""}
+        self.columns = dict.fromkeys(unknown, np.nan) | {
+            "verification s": 0.0, "note": ""}
 
     def attach(self, model, collate: Callable, usual: dict, optimizer=None):
         "A Trainer; one optimizer for all settings, since its state takes memory."
@@ -209,7 +210,8 @@ def take_turns(settings: list[Setting], model, rows, collate: Callable,
 
 # %% ../../nbs/trainer/measure.ipynb #ms00001a
 def table_of(settings: dict[str, Setting]) -> pd.DataFrame:
-    "A line for each setting. A turn is compared with the same one of the first setting."
+    """A line for each setting.
+    A turn is compared with the same one of the first setting."""
     epochs = pd.DataFrame({name: pd.Series(each.epochs, dtype=float)
                            for name, each in settings.items()})
     ratios, seconds = epochs.rdiv(epochs.iloc[:, 0], axis=0), epochs.median()
@@ -243,7 +245,8 @@ def summary(settings: dict[str, Setting], table: pd.DataFrame) -> str:
     if not len(lines):
         return " ".join([*text, f"{name} was the only setting that could be trained."])
     best, other = lines.iloc[0], lines.iloc[-1]
-    if _packs(settings[best.name]) and other["speed-up"] >= max(MIN_SPEEDUP, best["from"]):
+    if (_packs(settings[best.name])
+            and other["speed-up"] >= max(MIN_SPEEDUP, best["from"])):
         best = other # packing has conditions, and gains nothing measurable beside it
     chosen, cost = settings[best.name], max(each.overhead for each in settings.values())
     options = ", ".join(f"{key}={value!r}" for key, value in chosen.options.items())
@@ -325,8 +328,9 @@ def measure_training(
     text, is_interrupted = "", False
     if plans["random"].padding < MIN_PADDING:
         share = plans["random"].padding
-        text = (f"Nothing can be gained: of what steps of {size} rows compute, {share:.0%} is "
-                f"padding (rows of {lengths.min()} to {longest} tokens). Nothing was measured.")
+        text = (f"Nothing can be gained: of what steps of {size} rows compute, "
+                f"{share:.0%} is padding (rows of {lengths.min()} to {longest} "
+                "tokens). Nothing was measured.")
     else:
         try:
             take_turns([*lines.values()], model, rows, collate, lengths, end, progress,

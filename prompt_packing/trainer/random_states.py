@@ -71,7 +71,8 @@ class RngRecordingCollator:
             return
         if index == self.passed_over and self.before:
             self.before()
-        if index < self.passed_over + 3: # some make their generator when they first draw
+        # some make their generator when they first draw
+        if index < self.passed_over + 3:
             self.generators.search()
         kept = {i: state for i, state in self.states.items() if i == index - 1}
         self.states = kept | {index: self.generators.snapshot()}
@@ -139,7 +140,8 @@ def record_rng(dataloader: object) -> RngRecordingCollator | None:
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         recording = RngRecordingSampler
     if not isinstance(getattr(loader, name), recording):
-        # torch refuses to set these attributes, since loaders that iterate would not see it
+        # torch refuses to set these attributes,
+        # since loaders that iterate would not see it
         vars(loader)[name] = recording(getattr(loader, name), loader.collate_fn)
     return loader.collate_fn
 
@@ -148,17 +150,19 @@ def record_rng(dataloader: object) -> RngRecordingCollator | None:
 _CLOSED = (str, bytes, int, float, np.ndarray, torch.Tensor, torch.nn.Module, type,
            ModuleType, IOBase, PreTrainedTokenizerBase, SeedableRandomSampler)
 # their classes name no generator of the user's
-_LIBRARIES = {*sys.stdlib_module_names, "accelerate", "datasets", "numpy", "prompt_packing",
-              "tokenizers", "torch", "transformers"}
+_LIBRARIES = {*sys.stdlib_module_names, "accelerate", "datasets", "numpy",
+              "prompt_packing", "tokenizers", "torch", "transformers"}
 
 def _reachable(thing: Any) -> dict[str, Any]:
-    "What an object holds, by name; also its class, and a function's closure and globals."
+    """What an object holds, by name;
+    also its class, and a function's closure and globals."""
     if isinstance(thing, _CLOSED):
         return {}
     if isinstance(thing, FunctionType):
         return _members_of_function(thing)
     members = _members_of_class(thing) | members_of(thing)
-    if type(thing).__module__.startswith("datasets."): # its own begin anew by `set_epoch`
+    # its own begin anew by `set_epoch`
+    if type(thing).__module__.startswith("datasets."):
         return {name: value for name, value in members.items()
                 if not isinstance(value, GENERATORS)}
     return members
@@ -189,10 +193,12 @@ def _members_of_function(function: FunctionType) -> dict[str, Any]:
             members |= {f"{name}.{key}": each for key, each in members_of(value).items()
                         if isinstance(each, GENERATORS)}
     # an empty cell is that of a name which is assigned later
-    closure = {name: cell.cell_contents for name, cell in zip(
-        function.__code__.co_freevars, function.__closure__ or ()) if cell != CellType()}
+    names_and_cells = zip(function.__code__.co_freevars, function.__closure__ or ())
+    closure = {name: cell.cell_contents for name, cell in names_and_cells
+               if cell != CellType()}
     return members | closure | {
-        "__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__}
+        "__defaults__": function.__defaults__,
+        "__kwdefaults__": function.__kwdefaults__}
 
 def _names_in(code: CodeType) -> dict[str, None]:
     "Of globals and attributes, also in functions and comprehensions inside."
@@ -204,9 +210,11 @@ def _names_in(code: CodeType) -> dict[str, None]:
 
 # %% ../../nbs/trainer/random_states.ipynb #38762f81
 def save_generators(states: dict[str, Any], folder: str, rank: int) -> None:
-    "Of a process, beside its random state in a checkpoint; no file where there are none."
+    """Of a process, beside its random state in a checkpoint;
+    no file where there are none."""
     if states:
-        plain = tree_map(lambda x: x.tolist() if isinstance(x, np.ndarray) else x, states)
+        plain = tree_map(
+            lambda x: x.tolist() if isinstance(x, np.ndarray) else x, states)
         torch.save(plain, _generators_file(folder, rank))
 
 def load_generators(folder: str, rank: int) -> dict[str, Any]:
@@ -226,7 +234,8 @@ def made_generator(state: Any) -> Any:
 
 # %% ../../nbs/trainer/random_states.ipynb #b177cf2f
 # of the process; a checkpoint has their states besides
-_GLOBAL_GENERATORS = random.random.__self__, np.random.rand.__self__, torch.default_generator
+_GLOBAL_GENERATORS = (
+    random.random.__self__, np.random.rand.__self__, torch.default_generator)
 
 class OwnGenerators:
     "Generators that objects hold, by the path to each."
@@ -262,17 +271,19 @@ class OwnGenerators:
             self.found[path] = thing
 
     def state_dict(self) -> dict[str, Any]: # by path
-        return {path: generator_state(generator) for path, generator in self.found.items()}
+        return {path: generator_state(generator)
+                for path, generator in self.found.items()}
 
     def snapshot(self) -> tuple: # random state of the process, states of own generators
         return get_random_state(), self.state_dict()
 
-    def load_state_dict(self, states: dict[str, Any]) -> list[str]: # paths that are not restored
+    def load_state_dict(self, states: dict[str, Any]) -> list[str]: # paths not restored
         self.search()
         missing = []
         for path, state in states.items():
             try:
-                set_generator_state(self.found.get(path) or self._made(path, state), state)
+                set_generator_state(self.found.get(path)
+                                    or self._made(path, state), state)
             except (AttributeError, KeyError, TypeError, ValueError, RuntimeError):
                 missing.append(path)
         return missing
@@ -292,7 +303,8 @@ def _is_iterator(thing: Any) -> bool: # that is somewhere
     return hasattr(type(thing), "__next__") and not isinstance(thing, IOBase)
 
 def _collates(loader: DataLoader) -> bool:
-    "Whether a loader, or its workers, call the user's collator; else a step does later."
+    """Whether a loader, or its workers, call the user's collator;
+    else a step does later."""
     collate = loader.collate_fn
     if isinstance(collate, RngRecordingCollator):
         collate = collate.collate

@@ -25,18 +25,19 @@ from .checkpoints import (
     OutputFolder, SaveState, position_file, warn_of_other_run)
 from .loaders import StreamPosition
 from .random_states import (
-    OwnGenerators, RngRecordingCollator, batch_digest, draws_in_workers, load_generators,
-    own_generators, record_rng, save_generators, set_random_state)
+    OwnGenerators, RngRecordingCollator, batch_digest, draws_in_workers,
+    load_generators, own_generators, record_rng, save_generators, set_random_state)
 
+# %% auto #0
+__all__ = ['AHEAD', 'EPOCH', 'losses_of_process', 'restore_callbacks', 'RandomNumbers', 'check_step_size', 'has_optimizer',
+           'RunState', 'ExactResumeMixin']
+
+# %% ../../nbs/trainer/resume.ipynb #0b5e31aa
 _logger = logging.get_logger(__name__)
 
 # folders in a checkpoint, besides its own random state
 AHEAD = "rng_before_batch" # before the batch that was read ahead
 EPOCH = "rng_before_epoch" # before the epoch's sampler has drawn
-
-# %% auto #0
-__all__ = ['AHEAD', 'EPOCH', 'losses_of_process', 'restore_callbacks', 'RandomNumbers', 'check_step_size', 'has_optimizer',
-           'RunState', 'ExactResumeMixin']
 
 # %% ../../nbs/trainer/resume.ipynb #ab3303b2
 def losses_of_process(saved: list[dict], rank: int, world_size: int) -> dict:
@@ -71,17 +72,17 @@ def restore_callbacks(callbacks: Iterable[TrainerCallback], states: dict) -> Non
 
 # %% ../../nbs/trainer/resume.ipynb #rng0run1
 _NOT_RESTORED = (
-    "The resumed run may draw other random numbers than the uninterrupted one: {} cannot be "
-    "restored. Draw from torch, numpy or random, or from a torch.Generator, "
-    "numpy.random.Generator or random.Random that the collator, data set or sampler holds, "
-    "with dataloader_num_workers=0.")
+    "The resumed run may draw other random numbers than the uninterrupted one: {} "
+    "cannot be restored. Draw from torch, numpy or random, or from a torch.Generator, "
+    "numpy.random.Generator or random.Random that the collator, data set or sampler "
+    "holds, with dataloader_num_workers=0.")
 _OTHER_BATCH = (
-    "The first batch of the resumed run is not the one that the checkpoint's run had read: "
-    "the run goes on, and ends with other weights than an uninterrupted one. If the data, "
-    "their order, the seed, the batch size and the collator are as before, rows or batches "
-    "are made with random numbers or counters that were not found. Draw from torch, numpy "
-    "or random, or from a generator that is an attribute of the collator or data set; "
-    "shuffle a stream by its set_epoch.")
+    "The first batch of the resumed run is not the one that the checkpoint's run had "
+    "read: the run goes on, and ends with other weights than an uninterrupted one. If "
+    "the data, their order, the seed, the batch size and the collator are as before, "
+    "rows or batches are made with random numbers or counters that were not found. "
+    "Draw from torch, numpy or random, or from a generator that is an attribute of the "
+    "collator or data set; shuffle a stream by its set_epoch.")
 
 class RandomNumbers:
     """The random states of a run, and of the checkpoint that it is resumed from.
@@ -164,7 +165,8 @@ class RandomNumbers:
         self.generators.search()
         save_generators(self.generators.state_dict(), folder, self.rank)
         with fork_rng(): # afterwards the numbers are as before
-            for name, state in ((AHEAD, self.ahead(batches)), (EPOCH, self.epoch_state)):
+            for name, state in (
+                    (AHEAD, self.ahead(batches)), (EPOCH, self.epoch_state)):
                 if state is not None:
                     set_random_state(state[0])
                     save(os.path.join(folder, name))
@@ -172,13 +174,13 @@ class RandomNumbers:
 
 # %% ../../nbs/trainer/resume.ipynb #4ef7e689
 _NO_OPTIMIZER = (
-    "{} has no optimizer state, as with save_only_model=True: optimizer and learning rate "
-    "schedule start anew, so the resumed run ends with other weights than an uninterrupted "
-    "one. To resume exactly, train with save_only_model=False.")
+    "{} has no optimizer state, as with save_only_model=True: optimizer and learning "
+    "rate schedule start anew, so the resumed run ends with other weights than an "
+    "uninterrupted one. To resume exactly, train with save_only_model=False.")
 _OTHER_STEP_SIZE = (
-    "{} was made with {}, and this run has {}: it would pass over other rows than those "
-    "that were trained on. Resume with {}, or set ignore_data_skip=True to begin its "
-    "epoch at the first row.")
+    "{} was made with {}, and this run has {}: it would pass over other rows than "
+    "those that were trained on. Resume with {}, or set ignore_data_skip=True to begin "
+    "its epoch at the first row.")
 
 def check_step_size(checkpoint: str, saved: dict, step_size: dict) -> None:
     "Raises `ValueError` for another size; older checkpoints do not say theirs."
@@ -220,13 +222,15 @@ class RunState:
     saves_after_step: bool = False # a checkpoint was wanted in the middle of a step
     step_size: dict = field(default_factory=dict) # the arguments that decide it
 
-    def adopt(self, checkpoint: str | None, args: TrainingArguments, load: Callable) -> None:
+    def adopt(self, checkpoint: str | None, args: TrainingArguments,
+              load: Callable) -> None:
         "Read what our checkpoint adds to transformers'; `load` reads its random state."
         self.checkpoint, rank, digests = checkpoint, args.process_index, ()
         self.step_size = {name: getattr(args, name, None) or None
                           for name in ("rows_per_step", "tokens_per_step")}
         if checkpoint is not None and position_file(checkpoint).is_file(): # ours
-            self.saved = json.loads(position_file(checkpoint).read_text(encoding="utf-8"))
+            self.saved = json.loads(
+                position_file(checkpoint).read_text(encoding="utf-8"))
             self.losses = losses_of_process(self.saved["losses"], rank, args.world_size)
             digests = self.saved.get("ahead", ())
             if not args.ignore_data_skip:
@@ -365,8 +369,9 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
         if run.checkpoint is None:
             return begin
         if _has_ended(self.state, self.callback_handler.callbacks):
-            # no epoch is left; otherwise transformers trains a stream on, and rows by
-            # one step more where max_steps lies within an epoch. So many epochs are done
+            # no epoch is left; otherwise transformers trains a
+            # stream on, and rows by one step more where max_steps
+            # lies within an epoch. So many epochs are done
             return sys.maxsize, 0
         if self.args.ignore_data_skip:
             return begin
@@ -376,7 +381,8 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
     def _load_callback_state(self):
         "What callbacks have counted goes into those that are passed now."
         super()._load_callback_state() # by an option, into new callbacks
-        restore_callbacks(self.callback_handler.callbacks, self.state.stateful_callbacks)
+        restore_callbacks(self.callback_handler.callbacks,
+                          self.state.stateful_callbacks)
 
     def _run_epoch(self, *args, **kwargs):
         "Before the batches of an epoch are read."
@@ -402,7 +408,8 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
     def get_batch_samples(self, *args, **kwargs):
         "Before the batches of a step are read."
         run = self._run_state
-        if run.place is not None: # it reads no batch ahead: here the checkpoint was made
+        # it reads no batch ahead: here the checkpoint was made
+        if run.place is not None:
             run.numbers.restore()
         # it stays the open one until callbacks have had `on_pre_optimizer_step`
         run.open_step = self.state.global_step

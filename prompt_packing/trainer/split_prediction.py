@@ -51,14 +51,16 @@ def concatenate_predictions(
     return loss, logits, labels
 
 def _joined(values: tuple, rows: list[int], order: torch.Tensor):
-    "A leaf of all micro-batches in the order of the rows, padded as transformers pads batches."
+    """A leaf of all micro-batches in the order of
+    the rows, padded as transformers pads batches."""
     if not torch.is_tensor(values[0]):
         return values[0]
     # `.squeeze()` of one row's output has no dimension for rows
     values = [v[None] if n == 1 and not v.dim() else v for v, n in zip(values, rows)]
     each = {len(v) / n if v.dim() else 0 for v, n in zip(values, rows)}
     if len(each) > 1 or not each <= {*range(1, 1 + int(max(each)))}:
-        raise ValueError("an output has different numbers of entries for different rows")
+        raise ValueError(
+            "an output has different numbers of entries for different rows")
     joined = reduce(nested_concat, values)
     return joined.unflatten(0, (sum(rows), -1))[order].flatten(0, 1)
 
@@ -70,16 +72,20 @@ def why_not_split(
     "Predict a few rows, as one batch and as two, and compare all output tensors."
     indices = [np.arange(1), np.arange(1, len(few))]
     try:
-        full = pad_packed(predict(few.to_batch())) # fails for an odd number, if rows are pairs
-        joined = concatenate_predictions([predict(few.to_batch(i)) for i in indices], indices)
+        # fails for an odd number, if rows are pairs
+        full = pad_packed(predict(few.to_batch()))
+        joined = concatenate_predictions(
+            [predict(few.to_batch(i)) for i in indices], indices)
     except FAILURES as error:
-        return f"some rows cannot be predicted, or not in micro-batches ({short_text(error)})"
+        return ("some rows cannot be predicted, or not in micro-batches "
+                f"({short_text(error)})")
     (leaves, shape), (others, other_shape) = map(tree_flatten, (full[1:], joined[1:]))
     if str(shape) != str(other_shape):
         return "outputs of micro-batches have another structure"
     for x, y in zip(leaves, others):
         if torch.is_tensor(x) and x.shape != y.shape:
-            return f"outputs of shape {tuple(x.shape)} are {tuple(y.shape)} in micro-batches"
+            return (f"outputs of shape {tuple(x.shape)} are {tuple(y.shape)} "
+                    "in micro-batches")
         if torch.is_tensor(x) and not _near(x, y):
             return "outputs of a row depend on the other rows of its batch"
     return ""
@@ -161,7 +167,7 @@ class SplitPredictionMixin:
             evaluation.note(result[0], counts)
         return result
 
-    def _predict_split(self, model, predict: Callable) -> tuple | None: # None: not split
+    def _predict_split(self, model, predict: Callable) -> tuple | None: # None: unsplit
         evaluation = self._exact_evaluation
         loader = evaluation.loader
         indices = self._prediction_indices(loader)
@@ -181,7 +187,7 @@ class SplitPredictionMixin:
             return None
         return predictions(predict, loader.rows, indices, evaluation)
 
-    def _prediction_indices(self, loader) -> list: # arrays of row indices; []: not split
+    def _prediction_indices(self, loader) -> list: # arrays of row indices; []: unsplit
         lengths, micro_batcher = loader.lengths(loader.rows.rows), self._micro_batcher()
         # other processes would wait for more
         if lengths is None or micro_batcher.needs_equal_counts:

@@ -26,14 +26,16 @@ from ..bucketing.collators import PackingFormat, pack_batches
 from ..bucketing.micro_batching import (
     split_packed_rows, split_into_micro_batches)
 from ..foundation.snapshots import state_preserved
-from ..foundation.rows import COLLATOR_ERRORS, RowLengths, StepRows, fork_rng
-
-_logger = logging.get_logger(__name__)
+from ..foundation.rows import (
+    COLLATOR_ERRORS, RowLengths, StepRows, fork_rng)
 
 # %% auto #0
 __all__ = ['NEVER_SPLIT', 'DEFAULT_OVERHEAD', 'BUDGET_FILE', 'MicroBatchPlan', 'plan_micro_batches', 'collated_micro_batches',
            'round_overhead', 'measure_overhead', 'overhead_in_step', 'activation_bytes', 'peak_bytes', 'free_bytes',
            'measure_token_budget', 'saved_state', 'MicroBatcher']
+
+# %% ../../nbs/trainer/token_budget.ipynb #0b5e31a9
+_logger = logging.get_logger(__name__)
 
 # %% ../../nbs/trainer/token_budget.ipynb #c109ba2a
 NEVER_SPLIT = 2 ** 40 # tokens: an overhead so large that few micro-batches are made
@@ -72,7 +74,8 @@ def plan_micro_batches(
     plans = []
     for packed in split_packed_rows(lengths, pack, **limits):
         ends = np.cumsum([len(row) for row in packed])
-        packed_rows = [list(range(end - len(row), end)) for end, row in zip(ends, packed)]
+        packed_rows = [list(range(end - len(row), end))
+                       for end, row in zip(ends, packed)]
         plans.append(MicroBatchPlan(np.concatenate(packed), packed_rows))
     return plans
 
@@ -228,8 +231,8 @@ def saved_state(checkpoint) -> dict:
 
 # %% ../../nbs/trainer/token_budget.ipynb #163f7491
 _fails_alone = (
-    "token_budget has no effect in some steps: the collator fails on some of their rows "
-    "without the others ({}). Gradients are exact.")
+    "token_budget has no effect in some steps: the collator fails on some of their "
+    "rows without the others ({}). Gradients are exact.")
 
 # %% ../../nbs/trainer/token_budget.ipynb #163f7493
 class MicroBatcher:
@@ -245,30 +248,34 @@ class MicroBatcher:
         self.model, self.report = model, report
         self.token_budget = args.token_budget if args.token_budget != "auto" else None
         self.micro_batch_overhead = args.micro_batch_overhead # None: not known so far
-        # processes run forward and backward together, so each needs as many micro-batches
+        # processes run forward and backward together,
+        # so each needs as many micro-batches
         self.needs_equal_counts = is_sharded(model)
 
     def all_know(self, value: object) -> bool: # lengths, or batches; None: not known
         "Whether it is known: on all processes, where these measure or split together."
         is_alone = self.processes.number == 1 or not (
-            self.needs_equal_counts or None in (self.token_budget, self.micro_batch_overhead))
+            self.needs_equal_counts
+            or None in (self.token_budget, self.micro_batch_overhead))
         if is_alone:
             return value is not None
         unknown, = self.processes.sum(float(value is None))
         return not unknown
 
-    def __call__(self, rows: StepRows, lengths: np.ndarray) -> list: # of `MicroBatchPlan`
+    def __call__(self, rows: StepRows, lengths: np.ndarray) -> list: # of MicroBatchPlan
         "How these rows are split."
         if self.token_budget is None:
             self.token_budget = self._find_budget(rows, lengths)
         budget, pack, longest = self.token_budget, self.args.pack, int(lengths.max())
         if longest > budget:
-            self.report(f"Some rows have more than token_budget={budget:,} tokens. Each is a "
-                        "micro-batch of its own and may need more memory. Gradients are exact. "
-                        "Set a larger token_budget, or truncate them.")
+            self.report(f"Some rows have more than token_budget={budget:,} tokens. "
+                        "Each is a micro-batch of its own and may need more memory. "
+                        "Gradients are exact. Set a larger token_budget, or "
+                        "truncate them.")
         fits = bool(pack) and lengths.sum() <= budget
         # several processes measure together, in the step that is the first for all
-        if self.micro_batch_overhead is None and (not fits or self.processes.number > 1):
+        if (self.micro_batch_overhead is None
+                and (not fits or self.processes.number > 1)):
             self.measure_overhead_once(rows, lengths)
         cost = NEVER_SPLIT if fits else self.micro_batch_overhead
         split = partial(plan_micro_batches, lengths, budget, cost, pack)
@@ -276,16 +283,18 @@ class MicroBatcher:
         if self.needs_equal_counts: # the process with the most sets the number of all
             most = min(max(self.processes.rows([[len(plans)]])), len(lengths))
             plans = plans if len(plans) == most else split(num_micro_batches=most)
-        # a step of as many tokens as the budget is meant to be split: it hardly ever fits
+        # a step of as many tokens as the budget is
+        # meant to be split: it hardly ever fits
         if not pack and budget != getattr(self.args, "tokens_per_step", None):
             computed = sum(len(plan.indices) * int(lengths[plan.indices].max()) + cost
                            for plan in plans)
             if computed > len(lengths) * longest + cost:
-                self.report(f"token_budget={budget:,} splits steps that would cost less "
-                         "as one micro-batch: set a larger budget if memory allows it")
+                self.report(
+                    f"token_budget={budget:,} splits steps that would cost less as one "
+                    "micro-batch: set a larger budget if memory allows it")
         return plans
 
-    def collate(self, plans: list, rows: StepRows) -> list | None: # batches of each plan
+    def collate(self, plans: list, rows: StepRows) -> list | None: # batches by plan
         "None where the collator fails on some rows without the others, on any process."
         collated, error = None, "on another process"
         try:
@@ -309,7 +318,8 @@ class MicroBatcher:
     def measure_overhead_once(self, rows: StepRows, lengths: np.ndarray):
         "The same on all processes; of a sharded model it is not measured."
         cost = DEFAULT_OVERHEAD
-        # where a pass is one of all processes, they would wait for one whose batch fails
+        # where a pass is one of all processes,
+        # they would wait for one whose batch fails
         if not self.needs_equal_counts:
             try:
                 cost = overhead_in_step(
@@ -317,9 +327,9 @@ class MicroBatcher:
             # it only chooses the split, so a model that fails here may still train
             except FAILURES as error:
                 self.report(
-                    f"micro_batch_overhead could not be measured ({short_text(error)}); "
-                    f"{cost} tokens are assumed. Only speed depends on it: set "
-                    "micro_batch_overhead.")
+                    "micro_batch_overhead could not be measured "
+                    f"({short_text(error)}); {cost} tokens are assumed. Only speed "
+                    "depends on it: set micro_batch_overhead.")
         total, = self.processes.sum(float(cost))
         self.micro_batch_overhead = round_overhead(float(total) / self.processes.number)
 
@@ -331,4 +341,5 @@ class MicroBatcher:
         "What the arguments do not say is as it was in the checkpoint."
         budget, cost = self.token_budget, self.micro_batch_overhead
         self.token_budget = state.get("token_budget") if budget is None else budget
-        self.micro_batch_overhead = state.get("micro_batch_overhead") if cost is None else cost
+        self.micro_batch_overhead = (
+            state.get("micro_batch_overhead") if cost is None else cost)

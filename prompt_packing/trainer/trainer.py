@@ -43,7 +43,7 @@ _ALLOWED = {"token_budget": "an integer or 'auto'", "pack": "an integer or True"
 
 def parse_argument(
     name: str, # of the argument
-    value: int | str | bool | None, # as it was given: from Python, a command line, a file
+    value: int | str | bool | None, # as given: from Python, a command line, a file
     least: int = 1, # that is allowed
 ) -> int | str | bool | None:
     "What an argument means. Raises `TypeError` or `ValueError`, which name it."
@@ -97,8 +97,8 @@ class BudgetArguments:
                                  "token_budget must be a number; or give pack=512.")
             self.pack = budget
         if self.pack and budget and self.pack > budget:
-            raise ValueError(f"pack={self.pack} exceeds token_budget={budget}. Raise the "
-                             "budget or lower pack.")
+            raise ValueError(f"pack={self.pack} exceeds token_budget={budget}. Raise "
+                             "the budget or lower pack.")
         size = "rows_per_step" if self.rows_per_step else "tokens_per_step"
         if getattr(self, size) and self.gradient_accumulation_steps > 1:
             raise ValueError(
@@ -112,12 +112,13 @@ class TrainingArguments(BudgetArguments, transformers.TrainingArguments):
 
 @dataclass
 class Seq2SeqTrainingArguments(BudgetArguments, transformers.Seq2SeqTrainingArguments):
-    "`transformers.Seq2SeqTrainingArguments` with the size of a step and how it is split."
+    """`transformers.Seq2SeqTrainingArguments`
+    with the size of a step and how it is split."""
 
 # %% ../../nbs/trainer/trainer.ipynb #45c00b8d
 class _StepLoaderMixin:
-    """Once a loader `_get_dataloader`, once an epoch `split_in_worker`, once a micro-batch
-    `training_step`."""
+    """Once a loader `_get_dataloader`, once an epoch `split_in_worker`, once a
+    micro-batch `training_step`."""
     _layout_is_known = False # whether a collator of another library packs was checked
     _stratified_rows: int | None = None # of a length-stratified step, on average
 
@@ -140,7 +141,8 @@ class _StepLoaderMixin:
                 dataset, description, *args, is_training=is_training, **kwargs)
 
     def _collator_of(self, dataset):
-        "The collator that somebody passed; else transformers', and ours where it fails."
+        """The collator that somebody passed;
+        else transformers', and ours where it fails."""
         if self.data_collator is not self._default_collator:
             return self.data_collator
         if getattr(dataset, "data_collator", None) is not None:
@@ -175,11 +177,13 @@ class _StepLoaderMixin:
         if not can_split or not getattr(dataloader, "num_workers", 0):
             return None
         return partial(
-            collated_micro_batches, lengths=self.row_lengths, token_budget=args.token_budget,
+            collated_micro_batches, lengths=self.row_lengths,
+            token_budget=args.token_budget,
             micro_batch_overhead=args.micro_batch_overhead)
 
     def training_step(self, model, inputs, *args, **kwargs):
-        "Of a micro-batch; the first of a training shows whether its collator packs rows."
+        """Of a micro-batch;
+        the first of a training shows whether its collator packs rows."""
         if not self._layout_is_known and not getattr(self.args, "pack", None):
             fault = cross_attention_fault(self._steps.adapter.unwrap(model),
                                  self._steps.adapter.prepare(inputs), self._autocast)
