@@ -56,8 +56,8 @@ MESSAGES: dict[str, tuple[Exactness, str]] = { # code -> (exactness, text)
         "without token_budget or, if the loss is a mean whose divisor you know, define "
         "loss_normalizer(self, model, inputs)."),
     "unverified_step": (_U, "{reason}. The step cannot be computed again as a full "
-        "batch ({obstacle}), so it may be inexact. Define loss_normalizer(self, model, "
-        "inputs)."),
+        "batch ({obstacle}), so its gradient may be inexact. If the loss is a mean whose "
+        "divisor you know, define loss_normalizer(self, model, inputs)."),
     "unverified_constant": (_U, "On the rows that were tried, micro-batch losses add "
         "up to the full-batch loss, but the loss does not divide by "
         "num_items_in_batch: it divides by a constant, or by a count with a minimum "
@@ -69,11 +69,11 @@ MESSAGES: dict[str, tuple[Exactness, str]] = { # code -> (exactness, text)
     "pre_collated": (_U, "Pre-collated batches whose tensors disagree on the number of "
         "rows could not be verified. From now on {description}. Pass rows and a "
         "data_collator to have them verified."),
-    "stateful": (_U, "The {what} returns a different result for the same rows (it has "
-        "state, such as a counter, or random numbers of its own). Verification and "
-        "micro-batches call it more often than training without them, so gradients could "
-        "not be verified. Make it depend on its input only, or set "
-        "gradient_accumulation_steps=1."),
+    "stateful": (_U, "The {what} gives different results for the same rows: it has state, "
+        "such as a counter or a random generator of its own. Verification and "
+        "micro-batches call it more often than plain training does, which changes that "
+        "state. So gradients could not be verified. Make it depend on its input only, or "
+        "set gradient_accumulation_steps=1."),
     "target_only_logits": (_U, "Target-only logits changed the loss in this "
         "verification. They are off from now on; steps since the last verification may "
         "be inexact."),
@@ -82,9 +82,10 @@ MESSAGES: dict[str, tuple[Exactness, str]] = { # code -> (exactness, text)
     "writes_parameters": (_U, "The forward pass modifies parameters (such as a "
         "moving-average teacher). Verification undoes this, but micro-batches do it more "
         "often than the full batch. Move the update to a callback (on_step_end)."),
-    "writes_buffers": (_U, "The forward pass updates {name} (a buffer, or a counter of calls) "
-        "differently in micro-batches than in the full batch. Gradients that do not depend "
-        "on it are exact; evaluation may use it. Update it in a callback (on_step_end)."),
+    "writes_buffers": (_U, "The forward pass updates {name} (a buffer, such as running "
+        "statistics, or a counter of calls), and micro-batches update it differently than "
+        "the full batch. Gradients are exact if they do not depend on it. Evaluation "
+        "results may change if it is read there. Update it in a callback (on_step_end)."),
     "collectives": (_E, "The loss calls torch.distributed itself. Its batches are computed "
         "as the loader made them, as transformers does, and token_budget has no effect."),
     "collectives_accumulated": (_I, "The loss calls torch.distributed itself and sees one "
@@ -94,19 +95,20 @@ MESSAGES: dict[str, tuple[Exactness, str]] = { # code -> (exactness, text)
         "(accelerator.gather). While a step is computed each process gets only its own "
         "values, so logged metrics made of them are those of the first process. "
         "Gradients are exact."),
-    "not_split": (_E, "token_budget has no effect: smaller micro-batches would make "
-        "the gradient of this loss less exact. Another message says whether the "
-        "gradients are exact."),
+    "not_split": (_E, "token_budget has no effect: no split of a step is known to be exact "
+        "for this loss, so the batches of the loader are computed as they are. Another "
+        "message says whether this is exact."),
     "no_budget": (_E, "The dataloader returns pre-collated batches, so token_budget and "
-        "pack have no effect. Gradients are exact. To use them, pass rows and a "
+        "pack have no effect. This does not change the gradients. To use them, pass rows and a "
         "data_collator."),
     "unknown_lengths": (_E, "token_budget has no effect: the lengths of the rows are "
-        "unknown ({reason}). Gradients are exact. To split steps, pass length_fn."),
-    "training_step": (_E, "training_step changes batches, or an engine shards "
-        "gradients, so all micro-batches of a step are computed in its last call of "
-        "super().training_step. Gradients that are read before are empty; those of the "
-        "step are exact. Change batches in _prepare_inputs or compute_loss, or read "
-        "gradients in on_pre_optimizer_step."),
+        "unknown ({reason}). This does not change the gradients. To split steps, pass "
+        "length_fn."),
+    "training_step": (_E, "Your training_step changes batches, or an engine shards "
+        "gradients. So all micro-batches of a step are computed in the last call of "
+        "super().training_step. Before that call, gradients are missing or not final; "
+        "after it they are exact. Read gradients in on_pre_optimizer_step. To change "
+        "batches, override _prepare_inputs or compute_loss."),
     "no_super": (_I, "training_step does not call super().training_step, so gradients are "
         "not corrected for accumulation. Call it, or remove ExactLossMixin."),
     "second_pass": (_U, "training_step calls super().training_step more than once per "
@@ -125,11 +127,12 @@ MESSAGES: dict[str, tuple[Exactness, str]] = { # code -> (exactness, text)
         "eval_loss is that of transformers: batch losses, averaged over rows. It depends "
         "on per_device_eval_batch_size. Call it, so that the normalizer is used where one "
         "is known."),
-    "eval_by_rows": (_I, "The losses of evaluation batches give that of all rows neither as "
-        "a sum nor as a weighted mean: rows are compared with each other, padding changes "
-        "the loss, or its normalizer is unknown. eval_loss is that of transformers, and "
-        "depends on per_device_eval_batch_size. Compare runs with the same one; where you "
-        "know the normalizer, define loss_normalizer(self, model, inputs)."),
+    "eval_by_rows": (_I, "The loss of all evaluation rows is neither the sum nor a weighted "
+        "mean of the batch losses: the loss compares rows with each other, padding changes "
+        "it, or its normalizer is unknown. So eval_loss is the mean that transformers "
+        "computes, and depends on per_device_eval_batch_size. Use the same batch size to "
+        "compare runs. If you know the normalizer, define "
+        "loss_normalizer(self, model, inputs)."),
 }
 
 # %% ../../nbs/accumulation_loss/loss_facts.ipynb #38461cbf

@@ -61,10 +61,11 @@ def compute_weights(
     micro_batches: list, facts: LossFacts, strategy: Strategy, processes: Collectives,
     weight_of: Callable, prepare: Callable, has_rows: bool = True,
 ) -> tuple[list[float], str]: # factor of each loss; why these may be wrong, or ''
-    """What each micro-batch of a step counts for, known before any is computed.
+    """The weight of each micro-batch of a step, known before any of them is computed.
 
-    In a weighted mean each counts for its normalizer over the step's, of all processes.
-    Where several counts have fitted so far, they have to be in proportion here, too."""
+    In a weighted mean this is its normalizer divided by the sum of all normalizers of the
+    step, over all processes. If several counts have fitted so far, they must be in
+    proportion in this step, too."""
     if strategy is Strategy.SUM:
         return [float(has_rows)] * len(micro_batches), ""
     names, given = facts.normalizers, [weight_of(each) for each in micro_batches]
@@ -88,7 +89,8 @@ def _counts_of(batch, names: tuple, prepare: Callable) -> dict:
         return counts
     return counted_targets(prepare(copy(batch))) # it may add what is counted
 
-UNEQUAL_COUNTS = "{} both fit as the normalizer so far, and differ in this step"
+UNEQUAL_COUNTS = ("{} all fitted as the normalizer so far, "
+                  "and are not in proportion in this step")
 
 NEW_TERMS = "The loss has terms that no verification has seen"
 
@@ -97,8 +99,8 @@ class Attempt:
     "One computation of a step, and why its result may be wrong."
     def __init__(self, strategy: Strategy, facts: LossFacts, factors: list, processes: int):
         self.strategy, self.facts = strategy, facts
-        # the loss of each micro-batch is multiplied by its factor; processes average their
-        # gradients, where each has a part of them
+        # each loss is multiplied by its factor, and by the number of processes where these
+        # hold parts of a sum: DDP divides gradients by that number
         self.factors = factors
         self.is_mean = strategy in (Strategy.FULL_BATCH, Strategy.LOADER_BATCHES)
         self.scale = 1 if self.is_mean else processes
@@ -168,7 +170,8 @@ class StepRowsChooser:
         def chosen(rows: list) -> list:
             return [rows[i] for i in few_rows(self.lengths.or_ones(rows), index)]
         rows = chosen(step.rows.rows)
-        # all verify the same ones: of the few of all as many as one process had chosen
+        # gather the choices of all processes, and choose as many as one process did: the
+        # same rows on all processes
         if self.processes.number > 1:
             rows = chosen(self.processes.rows([rows]))
         return StepRows(rows, step.rows.collate)
@@ -249,8 +252,8 @@ class VerificationRecorder:
 
     def _fall_back(self, dry_run: DryRun, batch, rows: StepRows, step: OptimizerStep,
                    reason: str, code: str = ""):
-        """From this step on the loss sees all rows, where that is possible; else `code`
-        is logged, or that no strategy is exact."""
+        """From this step on, steps are computed as a full batch, if that is possible. If not,
+        the message `code` is logged, or the one that no strategy is exact."""
         is_collated = isinstance(rows, CollatedRows)
         if self.findings.facts.chunked_modules is None and not is_collated:
             modules = find_chunked_modules(dry_run, batch, rows)
@@ -314,8 +317,8 @@ class StrategyChooser:
         result = verify_loss(dry_run, facts, rows, more)
         self.failure = dry_run.failure
         # zeros equal zeros, which shows nothing: as if it were not verified
-        is_vain = result is None or bool(result.strategies) and not result.is_conclusive
-        if self.processes.sum(float(is_vain))[0]:
+        is_inconclusive = result is None or bool(result.strategies) and not result.is_conclusive
+        if self.processes.sum(float(is_inconclusive))[0]:
             return
         self.recorder.record(result, dry_run, rows, step)
         self.findings.set(self.processes.of_first(self.findings.facts))
@@ -352,6 +355,7 @@ class StrategyChooser:
             return strategy
         obstacle = self.why_no_full_batch(model, step)
         if obstacle:
+            self.findings.set(chunked_modules={}) # no full batch can be made
             self.findings.fall_back(obstacle)
         return next_strategy(self.findings.facts.strategy, "", not obstacle)
 
@@ -400,8 +404,9 @@ def full_batch_of(
     count = step.count
     if count is not None and not step.count_is_given:
         count = adapter.count([batch])
-    # as many rows as the budget, or the largest loader batch, has tokens; each counts as
-    # the longest of all, and chunks of sharded modules meet
+    # rows in a chunk, each counted with the length of the longest: no more tokens than the
+    # budget or the largest loader batch. The same number on all processes, so that the
+    # collectives of sharded modules match
     tokens = max(processes.rows([[chooser.tokens_at_once(step.rows.loader_batches)]]))
     longest = int(chooser.lengths.or_ones(rows).max())
     return batch, count, max(1, tokens // longest)
@@ -502,8 +507,9 @@ class VerificationSchedule:
             self.begun, every)
 
     def only_confirms(self, every: int | None) -> bool:
-        """Whether a verification is due for a resume alone. It changes no fact that holds,
-        so that the run goes on as if it had not been interrupted."""
+        """Whether a verification is due only because of a resume. If it finds the same
+        strategy, the facts stay as they were, so that the run continues as if it had
+        not been interrupted."""
         return self.is_resumed and not self.is_new_epoch and not verification_is_due(
             self.begun, every)
 

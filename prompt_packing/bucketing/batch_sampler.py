@@ -107,7 +107,7 @@ def default_window(rows: int) -> int:
 def _shape_plan(most_rows, windows, multiple):
     """Groups whose number of batches is a multiple of `multiple`.
 
-    One window where so many leave too few rows."""
+    If some batches would be empty with this number of windows, one window is tried."""
     for tried in (windows, 1):
         groups = _split_finer(_batch_shapes(most_rows, tried), multiple)
         if groups is not None:
@@ -271,7 +271,7 @@ def pack_sequences(
         raise ValueError(
             f"{len(lengths)} sequences cannot fill {batches} batches, a multiple of "
             f"{step} (world_size x multiple): use fewer processes or more sequences.")
-    split_rows(where, max(batches, most if rows == 1 else 0))
+    split_rows(where, batches)
     batches, computed = _batches_of_rows(order, where, batches, capacity, random)
     tokens = BatchPlan(batches, lengths, computed).tokens
     mine = distribute_batches(tokens, world_size, random)[:, rank]

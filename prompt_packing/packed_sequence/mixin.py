@@ -76,7 +76,7 @@ def _to_generate_from(inputs, main): # `main`: name of the main input
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #52a6c810
 def _note_last_rows(state, inputs): # accelerate's `GradientState`, a batch
-    "In the last batch of a stream, sets the number of its rows in the loader."
+    "Tells accelerate's loader how many rows the last batch of a stream has."
     is_last = state.in_dataloader and state.end_of_dataloader
     if is_last and state.remainder < 0 and (rows := count_rows(inputs)):
         state.active_dataloader.remainder = rows
@@ -113,7 +113,7 @@ class PackedSequenceMixin:
         # a `batch_size` of None: it has batches, and no rows to distribute
         of_rows = getattr(dataset, "batch_size", 0) is not None
         if several and of_rows and isinstance(dataset, IterableDataset):
-            dataset = list(dataset) # only by its length are added rows removed
+            dataset = list(dataset) # accelerate needs a length to remove the rows that it has added
         config = self.accelerator.dataloader_config
         if config.dispatch_batches:
             _logger.warning_once(

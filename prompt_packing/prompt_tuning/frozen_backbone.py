@@ -86,7 +86,8 @@ def _attend_to_text(module, query, key, value, attention_mask, scaling=None,
                     dropout=0.0, **kwargs):
     "For keys with `.text`, in the form in which transformers calls an attention."
     rows, heads, length, size = query.shape
-    # query heads that share a key head become further queries: no key is repeated
+    # grouped-query attention: the query heads of one key head are appended as further
+    # query positions, so that keys need not be repeated
     shared = heads // key.shape[1]
     query = query.reshape(rows, key.shape[1], shared * length, size)
     if attention_mask is not None:
@@ -142,7 +143,9 @@ class Placement(str, Enum):
     PREFIX = "prefix"
 
     def align(self, mask: torch.Tensor, *others: torch.Tensor):
-        "The others, then the mask, [rows, columns, ...], texts at the prompt's end."
+        """Moves each text to the side where the prompt will be.
+
+        Returns `others`, then the mask, [rows, columns, ...] each."""
         suffix = self is Placement.SUFFIX
         # stable: the tokens of a text stay in their order
         order = mask.argsort(dim=1, stable=True, descending=not suffix)
@@ -214,7 +217,7 @@ class FrozenBackbone(nn.Module):
     """A language model that does not change: always in eval mode, and with nothing in
     `state_dict`. It returns what a head reads, [rows, hidden].
 
-    Texts come aligned, with their mask [rows, columns]; `rows` are virtual tokens,
+    Texts come aligned, with their mask [rows, columns]; `prompt` holds virtual tokens,
     [rows, tokens, width], or None."""
     def __init__(
         self,
@@ -242,26 +245,26 @@ class FrozenBackbone(nn.Module):
         "Whether it contains trainable weights, such as LoRA's."
         return any(map(attrgetter("requires_grad"), self.model.parameters()))
 
-    def forward(self, ids, mask, rows=None, types=None):
+    def forward(self, ids, mask, prompt=None, types=None):
         "From token ids, and token types where there are any, [rows, columns] each."
         adapted = self.is_adapted()
-        if rows is not None and self.text_is_constant and not adapted:
-            return self.after_text(self.text_states(ids, mask), mask, rows)
+        if prompt is not None and self.text_is_constant and not adapted:
+            return self.after_text(self.text_states(ids, mask), mask, prompt)
         embeds = self.model.get_input_embeddings()(ids)
         # without a prompt or an adapter nothing before the head is trained
-        learns = torch.is_grad_enabled() and (rows is not None or adapted)
+        learns = torch.is_grad_enabled() and (prompt is not None or adapted)
         with torch.set_grad_enabled(learns):
-            return self.one_pass(embeds, mask, rows, types)
+            return self.one_pass(embeds, mask, prompt, types)
 
-    def one_pass(self, embeds, mask, rows=None, types=None):
+    def one_pass(self, embeds, mask, prompt=None, types=None):
         "From embeddings [rows, columns, width], with gradient through all of it."
         skip, join = 0, self.placement.join
-        if rows is not None:
-            new = mask.new_ones(rows.shape[:2])
-            embeds, mask = join(embeds, rows.to(embeds.dtype)), join(mask, new)
+        if prompt is not None:
+            new = mask.new_ones(prompt.shape[:2])
+            embeds, mask = join(embeds, prompt.to(embeds.dtype)), join(mask, new)
             types = None if types is None else join(types, torch.zeros_like(new))
             if self.placement is Placement.PREFIX:
-                skip = rows.shape[1]
+                skip = prompt.shape[1]
         inputs = position_inputs(mask, self.facts.first_position)
         if types is not None and self.facts.takes_types:
             inputs["token_type_ids"] = types
@@ -275,12 +278,12 @@ class FrozenBackbone(nn.Module):
             self.model, input_ids=ids, attention_mask=mask, **positions)
         return states
 
-    def after_text(self, states, mask, rows):
+    def after_text(self, states, mask, prompt):
         "From keys and values of the texts: runs the prompt alone, and reads its end."
-        both = torch.cat([mask, mask.new_ones(rows.shape[:2])], dim=1)
+        both = torch.cat([mask, mask.new_ones(prompt.shape[:2])], dim=1)
         positions = position_inputs(
             both, self.facts.first_position, skip=mask.shape[1])
         hidden = decode_after_text(
             self.model, states, self.facts.recomputes, attention_mask=both,
-            inputs_embeds=rows.to(self.model.dtype), **positions)
+            inputs_embeds=prompt.to(self.model.dtype), **positions)
         return in_float32(hidden[:, -1])

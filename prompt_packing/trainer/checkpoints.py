@@ -106,9 +106,9 @@ class OutputFolder:
     def __init__(self,
         folder: str | os.PathLike,
         accelerator: Accelerator, # of the Trainer
-        limit: int | None = None, # `save_total_limit`
     ):
-        self.folder, self.accelerator, self.limit = Path(folder), accelerator, limit
+        self.folder, self.accelerator = Path(folder), accelerator
+        self.limit: int | None = None # `save_total_limit`
         self.run: str | None = None # 8 digits that all processes of this run share
         self.state, self.step = SaveState.IDLE, 0 # of the newest checkpoint
         self.takes_last = False # later checkpoints than that of the resume are damaged
@@ -158,7 +158,7 @@ class OutputFolder:
     def writing(self, step: int) -> Iterator[Path]: # the staged checkpoint
         """All processes write a checkpoint in the block, and `commit` at its end.
 
-        Raises `OSError`, which says what is whole, where there is no room for it."""
+        Raises `OSError`, which names the complete checkpoints, if there is no room."""
         self.state, self.step = SaveState.STAGED, step
         try:
             yield self.staging / self.path(step).name
@@ -169,8 +169,8 @@ class OutputFolder:
             complete = [path.name for path in checkpoints_in(self.folder).values()]
             raise OSError(
                 f"checkpoint-{self.step} could not be written to {self.folder} "
-                f"({fault}); {', '.join(complete) or 'none'} is whole. Make room, and "
-                "train again with resume_from_checkpoint=True") from error
+                f"({fault}); complete checkpoints: {', '.join(complete) or 'none'}. "
+                "Make room, and train again with resume_from_checkpoint=True") from error
         finally:
             # another process has committed it, or there was an error: make room
             if self.state is SaveState.STAGED:

@@ -41,7 +41,8 @@ EPOCH = "rng_before_epoch" # before the epoch's sampler has drawn
 
 # %% ../../nbs/trainer/resume.ipynb #ab3303b2
 def losses_of_process(saved: list[dict], rank: int, world_size: int) -> dict:
-    """The losses with which a process continues: its own, or a mean over processes.
+    """The losses with which a process continues: its own; with another number of
+    processes, those of the first one and the mean of what is not logged.
 
     `saved` are those of the processes of the checkpoint, in order."""
     if len(saved) == world_size:
@@ -65,7 +66,8 @@ def restore_callbacks(callbacks: Iterable[TrainerCallback], states: dict) -> Non
     for name, same_class in _by_class(callbacks).items():
         saved = states.get(name, [])
         saved = saved if isinstance(saved, list) else [saved]
-        # transformers appends the states of several of a class at every checkpoint
+        # with several callbacks of one class, transformers appends their states again at
+        # every checkpoint: the last ones are current
         for callback, state in zip(same_class, saved[-len(same_class):]):
             for attribute, value in state.get("attributes", {}).items():
                 setattr(callback, attribute, value)
@@ -78,17 +80,20 @@ _NOT_RESTORED = (
     "holds, with dataloader_num_workers=0.")
 _OTHER_BATCH = (
     "The first batch of the resumed run is not the one that the checkpoint's run had "
-    "read: the run goes on, and ends with other weights than an uninterrupted one. If "
-    "the data, their order, the seed, the batch size and the collator are as before, "
-    "rows or batches are made with random numbers or counters that were not found. "
-    "Draw from torch, numpy or random, or from a generator that is an attribute of the "
-    "collator or data set; shuffle a stream by its set_epoch.")
+    "read: the run continues, but its weights will differ from those of an "
+    "uninterrupted run. Check whether the data, their order, the seed, the batch size "
+    "or the collator have changed. If not, rows or batches depend on a random generator "
+    "or a counter that the checkpoint does not have. Draw from torch, numpy or random, "
+    "or from a generator that is an attribute of the collator or data set; shuffle a "
+    "stream in its set_epoch.")
 
 class RandomNumbers:
     """The random states of a run, and of the checkpoint that it is resumed from.
 
-    Before the batches of an epoch are read, `begin_epoch` records them from here on; in
-    a resumed epoch it restores those of the checkpoint, each at its moment."""
+    `begin_epoch` is called before the first batch of an epoch is read and starts the
+    recording. In an epoch that is resumed in the middle, the states of the checkpoint are
+    restored at three moments: before the sampler draws, before the batch that was read
+    ahead, and after it."""
     def __init__(self,
         checkpoint: str | None = None,
         rank: int = 0,
@@ -112,7 +117,7 @@ class RandomNumbers:
             missing = [*self.generators.unsaved]
             if passed_over and draws_in_workers(dataloader):
                 missing.append("random numbers in worker processes")
-            self._name(missing)
+            self._warn_unrestored(missing)
             if not passed_over: # the epoch begins
                 self.restore()
             elif self._load_folder(EPOCH):
@@ -143,10 +148,10 @@ class RandomNumbers:
             return False
         self._load(folder)
         states = load_generators(folder, self.rank)
-        self._name(self.generators.load_state_dict(states))
+        self._warn_unrestored(self.generators.load_state_dict(states))
         return True
 
-    def _name(self, paths: list[str]):
+    def _warn_unrestored(self, paths: list[str]):
         "Say once what a resumed run may draw otherwise."
         paths = [path for path in dict.fromkeys(paths) if path not in self.unrestored]
         self.unrestored += paths
@@ -178,9 +183,9 @@ _NO_OPTIMIZER = (
     "rate schedule start anew, so the resumed run ends with other weights than an "
     "uninterrupted one. To resume exactly, train with save_only_model=False.")
 _OTHER_STEP_SIZE = (
-    "{} was made with {}, and this run has {}: it would pass over other rows than "
-    "those that were trained on. Resume with {}, or set ignore_data_skip=True to begin "
-    "its epoch at the first row.")
+    "{} was made with {}, and this run has {}: it would skip other rows than those "
+    "that were trained on. Resume with {}, or set ignore_data_skip=True to start the "
+    "epoch of the checkpoint again from its first row.")
 
 def check_step_size(checkpoint: str, saved: dict, step_size: dict) -> None:
     "Raises `ValueError` for another size; older checkpoints do not say theirs."
@@ -280,11 +285,12 @@ class _AtomicCheckpointMixin:
         run, step = self._run_state, self.state.global_step
         if run.output is None: # called outside of a training
             return super()._save_checkpoint(model, trial)
+        run.output.limit = self.args.save_total_limit # a callback may have changed it
         if run.open_step == step: # half a step cannot be resumed
             run.saves_after_step = True
             return
-        # transformers puts the state of a callback where the checkpoint had one, and
-        # fails for a callback that is new in this run: a place for each, empty
+        # transformers writes the state of a callback into the entry of the loaded
+        # checkpoint, and fails for a callback that is new: give each an empty entry
         callbacks = [*self.callback_handler.callbacks, self.control]
         self.state.stateful_callbacks |= {name: [] for name in _by_class(callbacks)}
         losses = {"unlogged": float(self._tr_loss), "logged": self._total_loss_scalar,
@@ -314,10 +320,11 @@ class _AtomicCheckpointMixin:
 
 # %% ../../nbs/trainer/resume.ipynb #922392a8
 def _scaled_loss(total: float, unlogged: float, steps: int, first: int) -> float:
-    """The sum of losses by which transformers' `train_loss` is the mean of all starts.
+    """The value of `_total_loss_scalar` that makes `train_loss` the mean over all steps of
+    the run, those before a resume included.
 
-    transformers adds `unlogged` to it and divides by the steps since `first`, or by
-    0.001 where there was none."""
+    transformers adds `unlogged` to it and divides by the number of steps since `first`,
+    the step of the resume, or by 0.001 if there were none."""
     divisor = max(steps - first, 0.001)
     return (total + unlogged) / steps * divisor - unlogged
 
@@ -342,8 +349,7 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
         "Owns the output folder until training ends; finds and verifies the checkpoint."
         run = self._run_state = RunState()
         saves = self.args.save_strategy != "no" or self.args.enable_jit_checkpoint
-        output = OutputFolder(self._get_output_dir(trial), self.accelerator,
-                              self.args.save_total_limit)
+        output = OutputFolder(self._get_output_dir(trial), self.accelerator)
         with output.locked(locks=saves), override(run, output=output):
             checkpoint = output.find(resume_from_checkpoint)
             run.adopt(checkpoint, self.args, super()._load_rng_state)
@@ -369,9 +375,8 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
         if run.checkpoint is None:
             return begin
         if _has_ended(self.state, self.callback_handler.callbacks):
-            # no epoch is left; otherwise transformers trains a
-            # stream on, and rows by one step more where max_steps
-            # lies within an epoch. So many epochs are done
+            # as if all epochs were done. Otherwise transformers would go on with a
+            # stream, and train one more step where max_steps lies within an epoch
             return sys.maxsize, 0
         if self.args.ignore_data_skip:
             return begin
@@ -414,7 +419,8 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
         # it stays the open one until callbacks have had `on_pre_optimizer_step`
         run.open_step = self.state.global_step
         batches, items = super().get_batch_samples(*args, **kwargs)
-        # workers are started above, which draws a number; rows may be collated below
+        # the call above may start worker processes, which draws a random number; what is
+        # collated lazily is collated after this line
         run.numbers.restore()
         run.batches += len(batches)
         return batches, items

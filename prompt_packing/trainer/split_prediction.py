@@ -123,7 +123,8 @@ class SplitPrediction:
 
     def _stop(self, reason: str):
         self.can_split = False
-        self.report(f"Evaluation batches are predicted without splitting: {reason}.")
+        self.report(f"Evaluation batches are not split into micro-batches: {reason}. Results are the same; "
+                    "a batch may need more memory.")
 
     def __call__(self, predict: Callable, rows: StepRows, indices: list,
                  mean) -> tuple | None:

@@ -232,7 +232,7 @@ def saved_state(checkpoint) -> dict:
 # %% ../../nbs/trainer/token_budget.ipynb #163f7491
 _fails_alone = (
     "token_budget has no effect in some steps: the collator fails on some of their "
-    "rows without the others ({}). Gradients are exact.")
+    "rows without the others ({}). This does not change the gradients.")
 
 # %% ../../nbs/trainer/token_budget.ipynb #163f7493
 class MicroBatcher:
@@ -270,8 +270,8 @@ class MicroBatcher:
         if longest > budget:
             self.report(f"Some rows have more than token_budget={budget:,} tokens. "
                         "Each is a micro-batch of its own and may need more memory. "
-                        "Gradients are exact. Set a larger token_budget, or "
-                        "truncate them.")
+                        "This does not change the gradients. Set a larger "
+                        "token_budget, or truncate them.")
         fits = bool(pack) and lengths.sum() <= budget
         # several processes measure together, in the step that is the first for all
         if (self.micro_batch_overhead is None
