@@ -278,6 +278,8 @@ class _AtomicCheckpointMixin:
             return super()._save_checkpoint(model, trial)
         if run.open_step == step: # half a step cannot be resumed
             run.saves_after_step = True
+            if self.args.world_size == 1: # others may not have marked it yet
+                run.output.unmark(step)
             return
         # transformers puts the state of a callback where the checkpoint had one, and
         # fails for a callback that is new in this run: a place for each, empty
@@ -419,6 +421,7 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
         if run.saves_after_step: # wanted before the optimizer had stepped
             self.control.should_save, run.saves_after_step = True, False
         super()._maybe_log_save_evaluate(*args, **kwargs)
+        run.output.limit = self.args.save_total_limit # a callback may have changed it
         run.output.finish()
 
     def _finalize_training(self, *args, **kwargs):
