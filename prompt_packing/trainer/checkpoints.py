@@ -9,7 +9,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from enum import Enum, auto
 from pathlib import Path
 
@@ -78,10 +78,8 @@ def publish_checkpoint(
     if (staged / STATE_FILE).is_file():
         state.save_to_json(str(staged / STATE_FILE))
     if target.is_dir() and not (target / STATE_FILE).is_file():
-        # transformers marks a checkpoint on SIGTERM so
-        marks = ("checkpoint-is-incomplete.txt", *os.listdir(staged))
         shutil.copytree(target, staged, dirs_exist_ok=True,
-                        ignore=shutil.ignore_patterns(*marks))
+                        ignore=shutil.ignore_patterns(*os.listdir(staged)))
     write_manifest(staged, checksums=target.exists())
     if target.exists():
         publish(staged, target)
@@ -154,12 +152,24 @@ class OutputFolder:
         "Where the newest checkpoint is written; the same on all processes."
         return staging_path(self.path(self.step), unique=self.run)
 
+    def unmark(self, step: int) -> None:
+        """Delete the mark with which transformers begins a checkpoint on SIGTERM.
+
+        After a kill the folder would be the newest checkpoint, with nothing in it."""
+        with suppress(OSError): # there is none, or the folder has files of the user's
+            os.remove(self.path(step) / "checkpoint-is-incomplete.txt")
+        with suppress(OSError):
+            self.path(step).rmdir()
+
     @contextmanager
     def writing(self, step: int) -> Iterator[Path]: # the staged checkpoint
         """All processes write a checkpoint in the block, and `commit` at its end.
 
         Raises `OSError`, which names the complete checkpoints, if there is no room."""
         self.state, self.step = SaveState.STAGED, step
+        self.accelerator.wait_for_everyone() # all have marked it
+        for marked in (step - 1, step): # that before was wanted in the middle of a step
+            self.unmark(marked)
         try:
             yield self.staging / self.path(step).name
         except (OSError, SafetensorError, RuntimeError) as error:

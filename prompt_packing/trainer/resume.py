@@ -288,6 +288,8 @@ class _AtomicCheckpointMixin:
         run.output.limit = self.args.save_total_limit # a callback may have changed it
         if run.open_step == step: # half a step cannot be resumed
             run.saves_after_step = True
+            if self.args.world_size == 1: # others may not have marked it yet
+                run.output.unmark(step)
             return
         # transformers writes the state of a callback into the entry of the loaded
         # checkpoint, and fails for a callback that is new: give each an empty entry
@@ -432,6 +434,7 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
         if run.saves_after_step: # wanted before the optimizer had stepped
             self.control.should_save, run.saves_after_step = True, False
         super()._maybe_log_save_evaluate(*args, **kwargs)
+        run.output.limit = self.args.save_total_limit # a callback may have changed it
         run.output.finish()
 
     def _finalize_training(self, *args, **kwargs):
