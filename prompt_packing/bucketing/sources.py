@@ -257,7 +257,7 @@ class FileSource:
         self.num_readers = min(len(self.paths), MAX_READERS) if shuffle else 1
         self.options = options
         self.columns = options.get("columns", ()) # beside the text
-        self.checksums: dict[str, str] = {} # of the files that were opened, by number
+        self.checksums: dict[str, str] = {} # of the files that were read, by number
         names = "\n".join(map(os.path.basename, self.paths))
         self.name = f"{len(self.paths)} files, checksum {zlib.crc32(names.encode())}"
 
@@ -278,9 +278,11 @@ class FileSource:
             lambda row: row[0] == last[0] and row[1][0] <= last[1], rows), None
 
     def _rows(self, file):
-        self.checksums[str(file)] = file_checksum(self.paths[file])
-        texts = file_texts(self.paths[file], **self.options)
-        return zip(itertools.repeat(file), texts)
+        checksum = file_checksum(self.paths[file])
+        for row in file_texts(self.paths[file], **self.options):
+            # not of one that cannot be read: it may be repaired before a resume
+            self.checksums[str(file)] = checksum
+            yield file, row
 
     def check_unchanged(self, checksums: Mapping[str, str]) -> None:
         """Raises `ValueError` for a file whose

@@ -25,6 +25,7 @@ from transformers import (
     PreTrainedTokenizerBase, PrinterCallback, set_seed)
 
 from ..bucketing import PaddedCollator, plan_batches
+from ..foundation.folders import publish, staging_path
 from ..frozen_weights import changed_layers
 from prompt_packing.prompt_tuning import (
     BackboneFacts, PromptForSequenceClassification, TextCache, find_facts,
@@ -407,10 +408,13 @@ def _save(model, inputs, folder, run):
     # for `predict`
     model.config.text_columns = list(inputs.task.text_columns)
     model.config.text_file = {"encoding": run.encoding, "header": run.header}
-    model.save_pretrained(Path(folder) / run.name)
+    target = Path(folder) / run.name
+    staging = staging_path(target) # a folder by the run's name is complete
+    model.save_pretrained(staging)
     # a prompt's tokenizer is saved with it, and has its length limit
     if getattr(model, "tokenizer", None) is None:
-        inputs.tokenizer.save_pretrained(Path(folder) / run.name)
+        inputs.tokenizer.save_pretrained(staging)
+    publish(staging, target)
     return run.name
 
 def _frozen(run, inputs):

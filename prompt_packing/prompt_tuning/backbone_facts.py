@@ -280,6 +280,7 @@ def check_fits(
     if facts.limit is None or lengths[row] + prompt_tokens <= facts.limit:
         return
     room = facts.limit - prompt_tokens
+    advice = f"shorten the texts (max_length={room})" if room > 0 else "shorten the prompt"
     raise ValueError(f"Row {row} has {lengths[row]} tokens beside a prompt of "
                      f"{prompt_tokens} tokens, and the backbone has {facts.limit} "
-                     f"positions: shorten the texts (max_length={room}).")
+                     f"positions: {advice}.")

@@ -285,7 +285,6 @@ class _AtomicCheckpointMixin:
         run, step = self._run_state, self.state.global_step
         if run.output is None: # called outside of a training
             return super()._save_checkpoint(model, trial)
-        run.output.limit = self.args.save_total_limit # a callback may have changed it
         if run.open_step == step: # half a step cannot be resumed
             run.saves_after_step = True
             if self.args.world_size == 1: # others may not have marked it yet
