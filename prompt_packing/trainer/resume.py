@@ -23,7 +23,7 @@ from ..foundation.private_apis import override
 from ..foundation.rows import fork_rng
 from .checkpoints import (
     OutputFolder, SaveState, position_file, warn_of_other_run)
-from .loaders import StreamPosition
+from .loaders import StepDataLoader, StreamPosition
 from .random_states import (
     OwnGenerators, RngRecordingCollator, batch_digest, draws_in_workers,
     load_generators, own_generators, record_rng, save_generators, set_random_state)
@@ -396,8 +396,12 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
         run, is_first = self._run_state, kwargs["epoch"] == kwargs["epochs_trained"]
         run.epoch = kwargs["epoch"]
         run.batches = kwargs["steps_trained_in_current_epoch"] if is_first else 0
+        loader = kwargs["train_dataloader"]
+        if isinstance(loader, StepDataLoader):
+            # releases of transformers before 5.20 do not where they skip batches
+            loader.set_epoch(run.epoch)
         # now, when others have wrapped the collator of the loader
-        run.numbers.begin_epoch(kwargs["train_dataloader"], run.batches)
+        run.numbers.begin_epoch(loader, run.batches)
         return super()._run_epoch(*args, **kwargs)
 
     def _restore_losses(self):
