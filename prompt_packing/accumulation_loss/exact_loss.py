@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -222,6 +223,13 @@ _EVALUATION_COUNTS = "_get_num_items_in_batch" in (
 
 class _AroundStepsMixin:
     "Loaders, evaluations (`prediction_step` once a batch) and checkpoints of exact losses."
+    def _get_dataloader(self, *args, **kwargs):
+        "As transformers'. One process reads a stream itself: accelerate would send it batches."
+        config = self.accelerator.dataloader_config
+        is_alone = self.accelerator.num_processes == 1 and not self._exact_off
+        with override(config, dispatch_batches=False) if is_alone else nullcontext():
+            return super()._get_dataloader(*args, **kwargs)
+
     def attach_dataloader(self, dataloader):
         "From here on steps are made of this loader's rows."
         splits = self._steps.adapter.splits_steps()
