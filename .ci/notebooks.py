@@ -146,9 +146,10 @@ def tidy(output):
 def made(seconds):
     "When, at which commit, in how many seconds and on what outputs were made; `evidence.py` reads it."
     processor = subprocess.getoutput("lscpu 2>/dev/null | sed -n 's/^Model name: *//p'")
-    commit = subprocess.getoutput("git rev-parse --short HEAD")
+    git = ["git", "-C", str(root)] # a page may have changed the folder
+    commit = subprocess.check_output([*git, "rev-parse", "--short", "HEAD"], text=True).strip()
     code = ["--", root / "prompt_packing", *(root / "nbs").glob("*/*.py")]
-    changes = subprocess.check_output(["git", "status", "--porcelain", *code])
+    changes = subprocess.check_output([*git, "status", "--porcelain", *code])
     return (f"{time.strftime('%Y-%m-%d')}, commit {commit}"
             f"{' with uncommitted changes' if changes else ''}, {seconds:.0f} s, "
             f"{processor or platform.machine()}, {os.cpu_count()} cores, "
