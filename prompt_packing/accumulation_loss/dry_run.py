@@ -67,8 +67,6 @@ def reshard(model: nn.Module):
         if isinstance(module, FSDPModule):
             module.reshard()
 
-SIXTEEN_BITS = torch.bfloat16, torch.float16
-
 class ParameterWriteMonitor(TorchDispatchMode):
     """Notes whether parameters are written to while it lasts, and how often processes
     talk.
@@ -195,6 +193,8 @@ def side_effect_free(
         restore_gradients(gradients)
 
 # %% ../../nbs/accumulation_loss/dry_run.ipynb #f32b0003
+SIXTEEN_BITS = torch.bfloat16, torch.float16
+
 @contextmanager
 def in_float32(tensors: Iterable) -> Iterator[None]: # parameters and buffers
     "While it lasts, those of sixteen bits have their values in float32."

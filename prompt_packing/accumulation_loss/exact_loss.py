@@ -224,7 +224,9 @@ _EVALUATION_COUNTS = "_get_num_items_in_batch" in (
 class _AroundStepsMixin:
     "Loaders, evaluations (`prediction_step` once a batch) and checkpoints of exact losses."
     def _get_dataloader(self, *args, **kwargs):
-        "As transformers'. One process reads a stream itself: accelerate would send it batches."
+        """As transformers', but for a stream on one process.
+
+        accelerate would send it batches, whose rows are not known."""
         config = self.accelerator.dataloader_config
         is_alone = self.accelerator.num_processes == 1 and not self._exact_off
         with override(config, dispatch_batches=False) if is_alone else nullcontext():

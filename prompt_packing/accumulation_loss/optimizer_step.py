@@ -317,7 +317,8 @@ class StrategyChooser:
         result = verify_loss(dry_run, facts, rows, more)
         self.failure = dry_run.failure
         # zeros equal zeros, which shows nothing: as if it were not verified
-        is_inconclusive = result is None or bool(result.strategies) and not result.is_conclusive
+        is_inconclusive = result is None or (
+            bool(result.strategies) and not result.is_conclusive)
         if self.processes.sum(float(is_inconclusive))[0]:
             return
         self.recorder.record(result, dry_run, rows, step)

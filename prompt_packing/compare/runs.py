@@ -408,13 +408,16 @@ def _save(model, inputs, folder, run):
     # for `predict`
     model.config.text_columns = list(inputs.task.text_columns)
     model.config.text_file = {"encoding": run.encoding, "header": run.header}
-    target = Path(folder) / run.name
-    staging = staging_path(target) # a folder by the run's name is complete
+    # a folder by the run's name is complete; what a killed run leaves lies beside
+    # `folder`, where the next call deletes it
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    staging = staging_path(folder.parent / run.name)
     model.save_pretrained(staging)
     # a prompt's tokenizer is saved with it, and has its length limit
     if getattr(model, "tokenizer", None) is None:
         inputs.tokenizer.save_pretrained(staging)
-    publish(staging, target)
+    publish(staging, folder / run.name)
     return run.name
 
 def _frozen(run, inputs):

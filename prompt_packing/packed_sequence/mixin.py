@@ -113,7 +113,8 @@ class PackedSequenceMixin:
         # a `batch_size` of None: it has batches, and no rows to distribute
         of_rows = getattr(dataset, "batch_size", 0) is not None
         if several and of_rows and isinstance(dataset, IterableDataset):
-            dataset = list(dataset) # accelerate needs a length to remove the rows that it has added
+            # accelerate needs a length to remove the rows that it has added
+            dataset = list(dataset)
         config = self.accelerator.dataloader_config
         if config.dispatch_batches:
             _logger.warning_once(

@@ -341,7 +341,8 @@ def measure_training(
                 raise
     errors = [each.error for each in lines.values()]
     if all(errors) and {*errors} != {"out of memory"}:
-        raise ValueError(f"No setting could be trained. The first one failed with: {errors[0]}")
+        raise ValueError(
+            f"No setting could be trained. The first one failed with: {errors[0]}")
     table = table_of(lines)
     table.attrs.update(
         summary=text or summary(lines, table), is_interrupted=is_interrupted,

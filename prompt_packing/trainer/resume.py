@@ -398,7 +398,7 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
         run.batches = kwargs["steps_trained_in_current_epoch"] if is_first else 0
         loader = kwargs["train_dataloader"]
         if isinstance(loader, StepDataLoader):
-            # releases of transformers before 5.20 do not where they skip batches
+            # transformers before 5.20 does not, in an epoch that is resumed in the middle
             loader.set_epoch(run.epoch)
         # now, when others have wrapped the collator of the loader
         run.numbers.begin_epoch(loader, run.batches)
