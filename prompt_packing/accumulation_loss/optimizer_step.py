@@ -106,7 +106,7 @@ class Attempt:
         self.scale = 1 if self.is_mean else processes
         # modules that run in chunks see all states
         self.targets = None if self.is_mean else facts.target_only_logits
-        self.loss, self.signatures, self.done = 0.0, set(), 0
+        self.loss, self.signatures, self.num_losses = 0.0, set(), 0
         self.error: Exception | None = None # that was raised
         self.reason = "" # why the step cannot be computed so, or may be wrong
         self.gather = None # the `GatheredRows` of a full batch
@@ -123,7 +123,7 @@ class Attempt:
     def _weighted(self, loss: torch.Tensor) -> torch.Tensor:
         if self.gather is not None:
             self.gather.loss_is_known = True
-        factor, self.done = self.factors[self.done], self.done + 1
+        factor, self.num_losses = self.factors[self.num_losses], self.num_losses + 1
         if not factor: # a mean over nothing; with a gradient, so that processes can meet
             silence(loss)
             return 0 * loss.nan_to_num(0.)
@@ -365,7 +365,7 @@ class StrategyChooser:
         findings, strategy = self.findings, attempt.strategy
         if not attempt.reason or strategy is Strategy.LOADER_BATCHES:
             return strategy
-        if self.adapter.steps_in_backward and attempt.done:
+        if self.adapter.steps_in_backward and attempt.num_losses:
             if attempt.error is None:
                 findings.report("engine_stepped", reason=attempt.reason)
             return strategy
@@ -469,7 +469,7 @@ class AttemptComputer:
             micro_batches = attempt.as_many_as_others(micro_batches, self.processes)
         total = self.adapter.backward(model, micro_batches, count, partial(
             self.adapter.as_single_micro_batch, attempt.wrap_compute_loss, attempt.targets))
-        if not attempt.done: # the user's `training_step` calls no `compute_loss`
+        if not attempt.num_losses: # the user's `training_step` calls no `compute_loss`
             attempt.loss = total / len(micro_batches)
 
     def _loader_batches(self, model, step: OptimizerStep, attempt: Attempt):
@@ -492,7 +492,7 @@ class AttemptComputer:
 @dataclass
 class VerificationSchedule:
     "When a verification is due."
-    begun: int = 0 # steps
+    num_steps: int = 0 # that have begun
     is_resumed: bool = False # and the facts of the checkpoint are not yet verified
     is_new_epoch: bool = False # this is its first step
     columns: set = field(default_factory=set) # of batches, that were verified
@@ -505,14 +505,14 @@ class VerificationSchedule:
         is_needed = facts.strategy is Strategy.UNKNOWN
         self.columns.add(columns)
         return is_new or is_needed or self.is_resumed or verification_is_due(
-            self.begun, every)
+            self.num_steps, every)
 
     def only_confirms(self, every: int | None) -> bool:
         """Whether a verification is due only because of a resume. If it finds the same
         strategy, the facts stay as they were, so that the run continues as if it had
         not been interrupted."""
         return self.is_resumed and not self.is_new_epoch and not verification_is_due(
-            self.begun, every)
+            self.num_steps, every)
 
 # %% ../../nbs/accumulation_loss/optimizer_step.ipynb #60bddfe5
 class OptimizerStepComputer:
@@ -527,7 +527,7 @@ class OptimizerStepComputer:
     def compute(self, model, step: OptimizerStep) -> torch.Tensor:
         "The loss of a step, whose gradient is added to what the model has."
         self.attempts.last_micro_batches = step.planned
-        self.schedule.begun += 1
+        self.schedule.num_steps += 1
         facts = self.findings.facts
         may_be_packed = self.adapter.packs and step.micro_batches is not None
         if self.processes.number == len(step.planned) == 1 and not (
@@ -541,15 +541,15 @@ class OptimizerStepComputer:
         parameters = self.adapter.parameters(model)
         strategy, kept = self.chooser.choose(model, step), detach_gradients(parameters)
         before = self.adapter.snapshot()
-        attempt = self.attempts.compute(model, step, strategy, self.schedule.begun)
+        attempt = self.attempts.compute(model, step, strategy, self.schedule.num_steps)
         # this ends: what is split can become a full batch, which can only be given up
         while (other := self.chooser.choose_again(
                 model, step, attempt)) is not attempt.strategy:
             detach_gradients(parameters) # of this attempt, for good
             before.restore()
             # random numbers go on as if nothing were computed twice
-            with fork_rng() if attempt.done else nullcontext():
-                attempt = self.attempts.compute(model, step, other, self.schedule.begun)
+            with fork_rng() if attempt.num_losses else nullcontext():
+                attempt = self.attempts.compute(model, step, other, self.schedule.num_steps)
         if attempt.error is not None: # as without us
             raise attempt.error
         if self.processes.number > 1:
@@ -572,8 +572,8 @@ class OptimizerStepComputer:
         schedule.is_resumed = schedule.is_new_epoch = False
 
     def state_dict(self) -> dict: # JSON-safe
-        return {"facts": self.findings.facts.state_dict(), "steps": self.schedule.begun}
+        return {"facts": self.findings.facts.state_dict(), "steps": self.schedule.num_steps}
 
     def load_state_dict(self, state: dict):
         self.findings.set(LossFacts.from_state_dict(state["facts"]))
-        self.schedule.begun, self.schedule.is_resumed = state["steps"], True
+        self.schedule.num_steps, self.schedule.is_resumed = state["steps"], True

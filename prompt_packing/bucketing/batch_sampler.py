@@ -21,7 +21,7 @@ __all__ = ['sort_rows', 'distribute_batches', 'default_window', 'plan_batches', 
            'pack_sequences', 'PlannedBatchSampler']
 
 # %% ../../nbs/bucketing/batch_sampler.ipynb #2392f7ce
-def _batch_shapes(most_rows, windows) -> np.ndarray:
+def _group_sizes(most_rows, windows) -> np.ndarray:
     """Rows and batches of each group of sorted rows, shape (groups, 2).
 
     `most_rows` of a batch that begins at each row; `windows` are batches in a group.
@@ -109,7 +109,7 @@ def _shape_plan(most_rows, windows, multiple):
 
     If some batches would be empty with this number of windows, one window is tried."""
     for tried in (windows, 1):
-        groups = _split_finer(_batch_shapes(most_rows, tried), multiple)
+        groups = _split_finer(_group_sizes(most_rows, tried), multiple)
         if groups is not None:
             return groups
     raise ValueError(

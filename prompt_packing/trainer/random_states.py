@@ -54,25 +54,25 @@ class RngRecordingCollator:
 
     def begin(self,
         generators: OwnGenerators,
-        passed_over: int = 0, # the first batches of the epoch
+        skipped: int = 0, # the first batches of the epoch
         before: Callable | None = None, # called before the first batch is read
         after: Callable | None = None, # and after it is collated
     ):
         "Before an epoch."
-        self.generators, self.passed_over = generators, passed_over
+        self.generators, self.skipped = generators, skipped
         # of a stream, what is passed over is collated again; of numbered rows it is not
-        self.calls = 0 if self.is_stream else passed_over
+        self.calls = 0 if self.is_stream else skipped
         self.before, self.after = before, after
         self.last = None # the batch that was returned last, and the number of its rows
         self.states: dict[int, tuple] = {} # index of a batch -> the state before it
 
     def before_batch(self, index: int):
-        if index < self.passed_over:
+        if index < self.skipped:
             return
-        if index == self.passed_over and self.before:
+        if index == self.skipped and self.before:
             self.before()
         # some make their generator when they first draw
-        if index < self.passed_over + 3:
+        if index < self.skipped + 3:
             self.generators.search()
         kept = {i: state for i, state in self.states.items() if i == index - 1}
         self.states = kept | {index: self.generators.snapshot()}
@@ -82,7 +82,7 @@ class RngRecordingCollator:
         batch = self.collate(rows)
         self.last = batch, num_rows
         self.calls += 1
-        if self.calls == self.passed_over + 1 and self.after:
+        if self.calls == self.skipped + 1 and self.after:
             self.after()
         return batch
 

@@ -108,22 +108,22 @@ class RandomNumbers:
         self.epoch_state: tuple | None = None # before the epoch
         self.unrestored: list[str] = [] # what a message has named
 
-    def begin_epoch(self, dataloader: object, passed_over: int): # number of batches
+    def begin_epoch(self, dataloader: object, skipped: int): # number of batches
         self.generators, hooks = own_generators(dataloader), ()
         if isinstance(getattr(dataloader, "dataset", None), StreamPosition):
             return # a stream of ours draws its numbers itself, and reads nothing ahead
         self.recorder = record_rng(dataloader)
         if not self.is_restored:
             missing = [*self.generators.unsaved]
-            if passed_over and draws_in_workers(dataloader):
+            if skipped and draws_in_workers(dataloader):
                 missing.append("random numbers in worker processes")
             self._warn_unrestored(missing)
-            if not passed_over: # the epoch begins
+            if not skipped: # the epoch begins
                 self.restore()
             elif self._load_folder(EPOCH):
                 hooks = self._before_batch, self._after_batch
         if self.recorder is not None:
-            self.recorder.begin(self.generators, passed_over, *hooks)
+            self.recorder.begin(self.generators, skipped, *hooks)
         self.epoch_state = self.generators.snapshot()
 
     def _before_batch(self):
