@@ -6,9 +6,9 @@
 No change of the library makes the outputs of slow cells and of pages with `skip_exec: true`
 again. Each says when, at which commit and on what machine it was made: a cell in its metadata, a
 page in its cell `measured`; `notebooks.py --keep --slow` writes both. A result is stale where a
-module that its cell depends on (`dependencies.py`) has other code today; comments and docstrings
-may differ. `--run` may be stopped at any time: the outputs of each page are kept when it ends,
-and are no longer stale when it is called again.
+module that its cell depends on (`dependencies.py`) has other code today; comments, docstrings
+and names of local variables may differ. `--run` may be stopped at any time: the outputs of each
+page are kept when it ends, and are no longer stale when it is called again.
 """
 import argparse
 import ast
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
 from pathlib import Path
+from types import CodeType
 
 from dependencies import PACKAGE, name_of, of_cell
 from execnb.nbio import read_nb
@@ -81,7 +82,7 @@ def blobs(commit):
 
 @cache
 def same_code(commit, file):
-    "Whether a file had the code of today at a commit, comments and docstrings aside."
+    "Whether a file did at a commit what it does today."
     path, today = file.relative_to(root).as_posix(), file.read_bytes()
     then = blobs(commit).get(path)
     if then is None:
@@ -92,13 +93,22 @@ def same_code(commit, file):
 
 
 def code_of(source):
-    "What a module does: its tree without docstrings."
+    "What a module does: its bytecode, without docstrings, lines and names of local variables."
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             if ast.get_docstring(node) is not None:
                 node.body = node.body[1:] or [ast.Pass()]
-    return ast.dump(tree)
+    return instructions(compile(ast.fix_missing_locations(tree), "module", "exec"))
+
+
+def instructions(code):
+    "Of a code object, and of those of its functions. Local variables are numbers there."
+    constants = tuple(instructions(each) if isinstance(each, CodeType) else (type(each), repr(each))
+                      for each in code.co_consts)
+    handlers = getattr(code, "co_exceptiontable", b"") # in `co_code` before Python 3.11
+    return (code.co_name, code.co_code, code.co_names, handlers, code.co_flags,
+            code.co_argcount, code.co_kwonlyargcount, constants)
 
 
 def names(files):

@@ -56,11 +56,11 @@ def positive(text: str) -> float:
         raise ValueError(f"{text} is not a number above 0")
     return float(text)
 
-def one_of(*known: str):
+def one_of(*names: str):
     "A function that reads these names."
     def read(text: str):
-        if text not in known:
-            raise BadParameter(f"unknown {text!r}: choose from {', '.join(known)}")
+        if text not in names:
+            raise BadParameter(f"unknown {text!r}: choose from {', '.join(names)}")
         return text
     return read
 
@@ -297,9 +297,9 @@ def audit(
         check_model(checkpoint, "config.json")
     run = checkpoint or load_folder("tasks.backbones").load_from(
         model, import_module("transformers").AutoConfig)
-    found = load_folder("accumulation_loss").audit_checkpoint(
+    result = load_folder("accumulation_loss").audit_checkpoint(
         run, gradient_accumulation_steps, processes, head)
-    return str(found), vars(found)
+    return str(result), vars(result)
 
 # %% ../nbs/cli/commands.ipynb #c61131f8
 Checkpoint = Annotated[Path, Argument(
@@ -387,16 +387,16 @@ def compare(
     output_dir: OutputDir = Path("runs/compare"),
 ):
     "Compare a head, a prompt and fine-tuning. Models and tasks are crossed."
-    given = {name: value for name, value in locals().items() if value is not None}
-    header = given["header"] = not given.pop("no_header")
-    for name in {"label_column", "learning_rate"} & {*given}:
-        if len(given[name]) == 1:
-            [given[name]] = given[name]
+    options = {name: value for name, value in locals().items() if value is not None}
+    header = options["header"] = not options.pop("no_header")
+    for name in {"label_column", "learning_rate"} & {*options}:
+        if len(options[name]) == 1:
+            [options[name]] = options[name]
     for file in filter(Path.is_file, map(Path, tasks)):
         named = [*(text_columns or ()), *(label_column or ())]
         check_columns(file, named, label_column is None, encoding=encoding,
                       header=header)
-    comparison = load_folder("compare").sweep(given.pop("models"), **given)
+    comparison = load_folder("compare").sweep(options.pop("models"), **options)
     table = comparison.table()
     rows = json.loads(table.reset_index().to_json(orient="records"))
     lines, best = [table.round(4).to_string(na_rep="–")], None
@@ -426,9 +426,9 @@ def _read(file, columns, encodings, header):
             if encoding == encodings[-1]:
                 raise
 
-def _text_columns(table, file, given, learned_from):
-    "As given; as in training; or the one column `text`."
-    columns = given or (learned_from if {*learned_from} <= {*table} else ["text"])
+def _text_columns(table, file, text_columns, learned_from):
+    "These; those of the training; or the one column `text`."
+    columns = text_columns or (learned_from if {*learned_from} <= {*table} else ["text"])
     if not {*columns} <= {*table} or len(columns) != len(learned_from):
         raise ValueError(
             f"{file} has the columns {', '.join(map(str, table))}, and the model "

@@ -140,7 +140,8 @@ def stale(page):
 def test_stale_results():
     "A change of one module makes those cells stale that use it, directly or not, and no others."
     modules = {"__init__": "", "base": '"Doc."\nx = 1', "loaders": "from .base import x\ny = x",
-               "losses": "z = 3", "cli": "def main(): pass"}
+               "losses": "def double(z):\n    return 2 * z\nz = double(3)",
+               "cli": "def main(): pass"}
     slow = "#| slow\n"
     cells = ["from prompt_packing.loaders import y\nfrom prompt_packing.losses import z",
              "import helper", "def train():\n    return y",  slow + "train()", slow + "z",
@@ -175,6 +176,7 @@ def test_stale_results():
             assert stale(page) == expected, (name, stale(page))
             paths[name].write_text(before)
         paths["base"].write_text('"Other words."\n# and a comment\nx = 1')
+        paths["losses"].write_text("def double(number):\n    return 2 * number\nz = double(3)")
         assert stale(page) == ""
         paths["base"].write_text("x = 2")
         assert stale(page) == "4"
@@ -191,7 +193,7 @@ def test_stale_results():
 def test_words():
     "Private terms are found in names, messages and headings; plain English is none."
     terms = Terms((Path(__file__).parents[1] / "words.txt").read_text(encoding="utf-8"))
-    private = {"identifiers": ["is_whole", "StepCut", "cut_rows", "Looks", "pass_cost"],
+    private = {"identifiers": ["is_whole", "StepCut", "cut_rows", "Looks", "pass_cost", "found", "_own"],
                "headings": ["The look", "Planned steps", "Random cuts", "Figures of chapters"],
                "messages": ["batches come ready-made", "the losses of the parts are added",
                             "it is cut into rows", "a look at the loss", "logits of targets alone"]}

@@ -236,8 +236,8 @@ def audit_checkpoint(
     Raises `FileNotFoundError` for a folder without config.json, `ValueError` if this is
     no model of transformers with a loss, `OSError` if it is damaged or not known."""
     if head is not None and head not in HEADS:
-        known = ", ".join(HEADS)
-        raise ValueError(f"head {head!r} is not known: choose one of {known}")
+        names = ", ".join(HEADS)
+        raise ValueError(f"head {head!r} is not known: choose one of {names}")
     config, files = checkpoint, []
     if not isinstance(checkpoint, PretrainedConfig):
         files = [file.name for file in Path(checkpoint).glob("*")]

@@ -123,8 +123,8 @@ class ParameterWriteMonitor(TorchDispatchMode):
     def put_back(self):
         replaced = [(p, data) for p, data in self._data if p.data_ptr() != data.data_ptr()]
         touched = [p for p, _ in replaced] + [self._parameters[a] for a in self._before]
-        own = {id(p) for p in self._model.parameters()}
-        self.written = [p.detach().clone() for p in touched if id(p) in own]
+        model_ids = {id(p) for p in self._model.parameters()}
+        self.written = [p.detach().clone() for p in touched if id(p) in model_ids]
         # first the tensors that were there, then what was in them
         for parameter, data in replaced:
             parameter.data = data
@@ -145,16 +145,16 @@ def restore_gradients(kept: list[tuple]):
 
 def leaves_of(loss: torch.Tensor) -> list[torch.Tensor]:
     "Tensors that the backward pass of a loss gives a gradient, wherever they belong."
-    found, todo, seen = [], [loss.grad_fn], set()
+    leaves, todo, seen = [], [loss.grad_fn], set()
     while todo:
         node = todo.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         if hasattr(node, "variable"):
-            found.append(node.variable)
+            leaves.append(node.variable)
         todo += [each for each, _ in node.next_functions]
-    return found
+    return leaves
 
 @contextmanager
 def side_effect_free(

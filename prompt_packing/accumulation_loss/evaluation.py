@@ -195,9 +195,9 @@ class ExactEvaluation:
         is_even = self.processes.number == 1 or self.processes.accelerator.even_batches
         if self.is_doubtful and self._facts is None and is_even:
             self.verify()
-        given = self.dry_run.adapter.weight_of(batch)
+        declared = self.dry_run.adapter.weight_of(batch)
         counts = counted_targets(batch, self.dry_run.class_weights)
-        return counts if given is None else {"given": given} | counts
+        return counts if declared is None else {"given": declared} | counts
 
     def note(self, loss: torch.Tensor | None, counts: dict):
         if loss is not None and not self.paused:

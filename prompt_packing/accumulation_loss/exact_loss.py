@@ -45,13 +45,14 @@ def _is_same_number(first, second) -> bool:
 class StepCalls:
     """The calls of `training_step` for one step: which batches have come back, and
     whether the step is computed now."""
-    def __init__(self, step: OptimizerStep, handed: list, findings: Findings,
+    def __init__(self, step: OptimizerStep, micro_batches: list, findings: Findings,
                  adapter: TrainerAdapter, num_fillers: int = 0):
-        self.step, self.handed, self.num_fillers = step, handed, num_fillers
+        self.step, self.micro_batches = step, micro_batches
+        self.num_fillers = num_fillers
         self.findings, self.adapter = findings, adapter
         # of each batch; another one where somebody has replaced or changed it
-        self.states = [batch_identity(each) for each in handed]
-        self.times = [0] * len(handed) # that each came back
+        self.states = [batch_identity(each) for each in micro_batches]
+        self.times = [0] * len(micro_batches) # that each came back
         self.taken, self.is_changed = [], False # as an override made them
         self.is_repeated = False # computed before one of them was changed
         self.count = step.count # or what an override made of it
@@ -68,7 +69,7 @@ class StepCalls:
             self.count, self.step.count, self.step.count_is_given = count, count, True
             self.is_changed |= self.num_computed > 0
         state = batch_identity(inputs) # also of a dict that was made of a `LazyBatch`
-        place = next((i for i, each in enumerate(self.handed) if state in (
+        place = next((i for i, each in enumerate(self.micro_batches) if state in (
             self.states[i], getattr(each, "made", None))), None)
         if place is None:
             self.is_changed = True
@@ -81,7 +82,7 @@ class StepCalls:
         return self._of_taken() if is_last else None
 
     def _ahead(self, times: int) -> OptimizerStep | None:
-        if len(self.handed) == 1: # what comes now is computed for itself
+        if len(self.micro_batches) == 1: # what comes now is computed for itself
             self.taken = []
         if times > self.num_computed:
             return self.step
@@ -95,7 +96,7 @@ class StepCalls:
     def _of_taken(self) -> OptimizerStep:
         "The step after its last micro-batch: of its rows, if they came back unchanged."
         taken, self.taken = self.taken, []
-        if len(taken) > len(self.handed) > 0:
+        if len(taken) > len(self.micro_batches) > 0:
             self.findings.report("second_pass")
         elif len(taken) > 1 and self.adapter.overrides_step:
             self.findings.report("training_step")
@@ -112,7 +113,7 @@ class StepCalls:
             detach_gradients(self.adapter.parameters(model)) # for good
         self.loss, self.num_computed = compute(model, step), self.num_computed + 1
         self.is_repeated = False
-        if len(self.handed) > 1 and self.adapter.overrides_step:
+        if len(self.micro_batches) > 1 and self.adapter.overrides_step:
             parameters = self.adapter.parameters(model)
             self.gradients = [(p, p.grad) for p in parameters if p.grad is not None]
         return self.loss - already
@@ -130,7 +131,7 @@ class StepAssembler:
         # batch of several; `StepRows` -> micro-batches, batches to count
         self.loader = self.collate = self.joins = self.split_step = None
         self.calls: StepCalls | None = None # of the step under way
-        self.handed = [] # its micro-batches
+        self.micro_batches = [] # of it
         self.ended = None # the iterator that has ended on all processes
 
     def open(self, loader, split_step: Callable | None) -> Callable | None:
@@ -147,19 +148,20 @@ class StepAssembler:
             restore_collator(self.loader)
         self.loader = self.collate = self.calls = None
 
-    def begin(self, given: list, width: int, count) -> tuple | None:
+    def begin(self, loader_batches: list, width: int, count) -> tuple | None:
         """Of what a loader gave: the micro-batches for transformers' loop, and the count
         of the step. None: no process has a batch left."""
         if self.calls is not None and not self.calls.num_computed:
             self.findings.report("no_super")
-        step = OptimizerStep(given, count)
-        if self.collate is not None and all(isinstance(batch, RowBatch) for batch in given):
-            step = self._of_rows(given)
-        elif given and self.collate is not None: # not counted so far
-            step.count = self.adapter.count(given)
-        if given and self.split_step is not None and step.rows is None:
+        step = OptimizerStep(loader_batches, count)
+        are_rows = all(isinstance(batch, RowBatch) for batch in loader_batches)
+        if self.collate is not None and are_rows:
+            step = self._of_rows(loader_batches)
+        elif loader_batches and self.collate is not None: # not counted so far
+            step.count = self.adapter.count(loader_batches)
+        if loader_batches and self.split_step is not None and step.rows is None:
             self.findings.report("no_budget")
-        step.has_rows = has_any = bool(given)
+        step.has_rows = has_any = bool(loader_batches)
         # transformers sums only where a process has a batch, and others would wait
         if self.processes.number > 1:
             is_counted = step.count is not None
@@ -169,50 +171,55 @@ class StepAssembler:
         if not has_any:
             self.calls = None
             return None
-        if not given: # others have a batch: compute the last one again, with weight 0
-            if not self.handed:
+        # others have a batch: compute the last one again, with weight 0
+        if not loader_batches:
+            if not self.micro_batches:
                 raise RuntimeError(
                     "This process has no batch left and others have. The step cannot be "
                     "computed. Use a dataset with at least one batch per process, or "
                     "dispatch_batches=True.")
-            step.batches = self.handed[-1:]
+            step.batches = self.micro_batches[-1:]
         # fillers come first: transformers steps with the last micro-batch, a real one
         missing = width - len(step.batches) # without any a `LazyBatch` is not read
         fillers = [self._filler(step.batches[0]) for _ in range(missing)]
-        self.handed = fillers + step.batches
-        self.calls = StepCalls(step, self.handed, self.findings, self.adapter, missing)
-        return self.handed, step.count
+        self.micro_batches = fillers + step.batches
+        self.calls = StepCalls(step, self.micro_batches, self.findings, self.adapter,
+                               missing)
+        return self.micro_batches, step.count
 
     def _filler(self, batch) -> dict: # of which transformers counts no token
         names = self.adapter.main_input, "attention_mask"
         nothing = {name: torch.zeros(0, dtype=torch.long) for name in names}
         return as_dict(batch) | nothing
 
-    def _of_rows(self, given: list[RowBatch]) -> OptimizerStep:
-        rows, micro_batches, counted = StepRows.of(given, self.collate), None, None
+    def _of_rows(self, loader_batches: list[RowBatch]) -> OptimizerStep:
+        rows = StepRows.of(loader_batches, self.collate)
+        micro_batches = counted = None
         if self.joins is None and len(rows) > 1:
             self.joins = collates_rows(rows)
         rows = None if self.joins is False else rows # they are batches themselves
         if self.split_step is None:
-            batches = [each.batch for each in given]
+            batches = [each.batch for each in loader_batches]
         else:
-            batches = [LazyBatch(each, self.collate) for each in given]
-            micro_batches, counted = self._micro_batches(given, rows)
+            batches = [LazyBatch(each, self.collate) for each in loader_batches]
+            micro_batches, counted = self._micro_batches(loader_batches, rows)
         count = self.adapter.count(counted or batches)
         return OptimizerStep(batches, count, rows, micro_batches)
 
-    def _micro_batches(self, given: list[RowBatch], rows: StepRows | None) -> tuple:
-        "Micro-batches of the step, and batches to count items of; None: it is not split."
-        if rows is not None and len(given) == 1 and given[0].micro_batches: # made by a worker
-            return given[0].micro_batches, given[0].micro_batches
+    def _micro_batches(self, loader_batches: list, rows: StepRows | None) -> tuple:
+        "Micro-batches of the step and batches to count items of; None: it is not split."
+        if rows is not None and len(loader_batches) == 1:
+            made_by_worker = loader_batches[0].micro_batches
+            if made_by_worker:
+                return made_by_worker, made_by_worker
         if self.findings.facts.is_final or not rows:
             return None, None
         return self.split_step(rows)
 
     def take(self, inputs, count, is_last: bool, runs_ahead: bool) -> OptimizerStep | None:
         "A micro-batch comes back, also of a loop of your own: the step, if it is computed now."
-        if self.calls is None or self.calls.num_computed and not self.handed:
-            step, self.handed = OptimizerStep([], count), []
+        if self.calls is None or self.calls.num_computed and not self.micro_batches:
+            step, self.micro_batches = OptimizerStep([], count), []
             self.calls = StepCalls(step, [], self.findings, self.adapter)
         return self.calls.take(inputs, count, is_last, runs_ahead)
 
@@ -315,8 +322,8 @@ class _AroundStepsMixin:
             return super().floating_point_ops(inputs)
         # of all micro-batches of a step, with its last one; nobody collates for it
         attempts = self._steps.attempts
-        made, attempts.last_micro_batches = attempts.last_micro_batches, []
-        return sum(map(self.floating_point_ops, made))
+        computed, attempts.last_micro_batches = attempts.last_micro_batches, []
+        return sum(map(self.floating_point_ops, computed))
 
 # %% ../../nbs/accumulation_loss/exact_loss.ipynb #renm0002
 # overrides of 0.2, which would have no effect; to be dropped in 0.4
@@ -366,9 +373,9 @@ class ExactLossMixin(_AroundStepsMixin):
         splits = self.args.gradient_accumulation_steps > 1 or (
             self._steps.adapter.splits_steps())
         if splits and not self._exact_off and self.model is not None:
-            found = add_up_in_float32(self.accelerator, self.args, self.model)
-            if found is not None:
-                self.findings.report("gradient_dtype", **found)
+            dtype_report = add_up_in_float32(self.accelerator, self.args, self.model)
+            if dtype_report is not None:
+                self.findings.report("gradient_dtype", **dtype_report)
 
     def _begin_run(self):
         overrides_step = type(self).training_step is not ExactLossMixin.training_step

@@ -52,7 +52,7 @@ def _row_inputs(calls: list, others: list, rows: int, other_rows: int) -> list |
     None: it cannot run in chunks, since something that it gives is no row's."""
     if len(calls) != len(others):
         return None
-    found = []
+    input_indices = []
     for (inputs, outputs), (inputs_2, outputs_2) in zip(calls, others):
         if not outputs or len(inputs) != len(inputs_2) or len(outputs) != len(outputs_2):
             return None
@@ -62,8 +62,8 @@ def _row_inputs(calls: list, others: list, rows: int, other_rows: int) -> list |
         grow = all(_grow(*pair, rows, other_rows) for pair in zip(outputs, outputs_2))
         if len(sizes) != 1 or not grow: # of two sizes it is not known which rows belong
             return None
-        found.append(of_rows)
-    return found
+        input_indices.append(of_rows)
+    return input_indices
 
 def _topmost(module: nn.Module, name: str, row_inputs: dict, without) -> dict:
     if not any(True for _ in module.parameters()): # a loss, an activation: no memory
@@ -71,10 +71,10 @@ def _topmost(module: nn.Module, name: str, row_inputs: dict, without) -> dict:
     couples = any(isinstance(each, BatchNorm) for each in module.modules())
     if row_inputs.get(module) and not couples and name not in without:
         return {name: row_inputs[module]}
-    found = {}
+    chunkable = {}
     for child, each in module.named_children():
-        found |= _topmost(each, f"{name}.{child}".lstrip("."), row_inputs, without)
-    return found
+        chunkable |= _topmost(each, f"{name}.{child}".lstrip("."), row_inputs, without)
+    return chunkable
 
 def find_chunkable_modules(
     model: nn.Module,
@@ -94,9 +94,10 @@ def find_chunkable_modules(
     return _topmost(model, "", row_inputs, without)
 
 # %% ../../nbs/accumulation_loss/gradient_cache.ipynb #3766c9f4
-def _selected(given: tuple, of_rows: list[int], chunk: list[int], rows: int) -> tuple:
+def _selected(
+        arguments: tuple, of_rows: list[int], chunk: list[int], rows: int) -> tuple:
     "Arguments of a module for some of its rows."
-    leaves, structure = tree_flatten(given)
+    leaves, structure = tree_flatten(arguments)
     leaves = [leaf[chunk] if i in of_rows and len(leaf) == rows else leaf
               for i, leaf in enumerate(leaves)]
     return tree_unflatten(leaves, structure)
@@ -105,8 +106,8 @@ def _in_chunks(usual: Callable, row_inputs: list, rows_each: int, gather) -> Cal
     "The `forward` of a module while it runs in chunks."
     calls = itertools.count()
     @wraps(usual) # a Trainer inspects its signature
-    def forward(*given, **named):
-        leaves = tree_flatten((given, named))[0]
+    def forward(*positional, **named):
+        leaves = tree_flatten((positional, named))[0]
         of_rows, outputs = row_inputs[next(calls) % len(row_inputs)], []
         rows = len(leaves[of_rows[0]])
         # with fewer rows than processes, each of them runs all
@@ -114,7 +115,7 @@ def _in_chunks(usual: Callable, row_inputs: list, rows_each: int, gather) -> Cal
         indices = gather.own_rows(rows) if is_shared else range(rows)
         for start in range(0, len(indices), rows_each):
             chunk = list(indices[start:start + rows_each])
-            args, kwargs = _selected((given, named), of_rows, chunk, rows)
+            args, kwargs = _selected((positional, named), of_rows, chunk, rows)
             if torch.is_grad_enabled():
                 outputs.append(checkpoint(usual, *args, use_reentrant=False,
                                           context_fn=_same_dropout, **kwargs))
@@ -184,8 +185,8 @@ class GatheredRows:
 
     def own_rows(self, rows: int) -> list[int]: # indices, of so many of a batch
         "As many on each process, so that they meet in sharded modules: the last one again."
-        own = list(range(self.rank, rows, self.number))
-        return own + own[-1:] * (-(-rows // self.number) - len(own))
+        indices = list(range(self.rank, rows, self.number))
+        return indices + indices[-1:] * (-(-rows // self.number) - len(indices))
 
     def joined(self, outputs, rows: int):
         "Outputs of this process's rows, as any pytree; the same of all rows of the batch."

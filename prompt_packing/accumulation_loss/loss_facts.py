@@ -204,15 +204,15 @@ class LossFacts:
 
     @classmethod
     def from_state_dict(cls, state: Mapping) -> LossFacts:
-        "Facts of a checkpoint; of another version nothing is known, so it is verified anew."
+        "Facts of a checkpoint; of another version nothing is known: verify it again."
         if state.get("strategy") not in [each.value for each in Strategy]:
             return cls()
-        known = {f.name: state[f.name] for f in fields(cls) if f.name in state}
-        lists = {k: tuple(v) for k, v in known.items() if isinstance(v, (list, tuple))}
+        values = {f.name: state[f.name] for f in fields(cls) if f.name in state}
+        lists = {k: tuple(v) for k, v in values.items() if isinstance(v, (list, tuple))}
         messages = tuple(Message(Exactness(m["kind"]), m["text"], m.get("code", ""))
-                         for m in known["messages"])
-        strategy = Strategy(known["strategy"])
-        return cls(**known | lists | dict(strategy=strategy, messages=messages))
+                         for m in values["messages"])
+        strategy = Strategy(values["strategy"])
+        return cls(**values | lists | dict(strategy=strategy, messages=messages))
 
 # %% ../../nbs/accumulation_loss/loss_facts.ipynb #cbc618f1
 class Findings:

@@ -35,20 +35,20 @@ def _is_switched_off(node) -> bool:
 
 def _inputs_of(node) -> list:
     "Nodes of the inputs of a node; of a wrapper's node those of the same outputs."
-    found = []
+    nodes = []
     for each, output in node.next_functions:
         while each is not None and _name_of(each) == "_DDPSink": # around a model's outputs
             each, output = output_of_input(each, output)
         if each is not None: # a constant has no node
-            found.append(each)
-    return found
+            nodes.append(each)
+    return nodes
 
 def reductions(loss: torch.Tensor) -> list:
     "Nodes of the graph at which tensors become the numbers that a loss is made of."
     start = loss.grad_fn
     if start is not None and _name_of(start) == "_DDPSink":
         start, _ = output_of_input(start, loss.output_nr)
-    found, todo, seen = [], [start], set()
+    nodes, todo, seen = [], [start], set()
     while todo:
         node = todo.pop()
         if node is None or node in seen or not _is_scalar(node) or _is_switched_off(node):
@@ -57,8 +57,8 @@ def reductions(loss: torch.Tensor) -> list:
         inputs = _inputs_of(node)
         todo += inputs
         if any(not hasattr(each, "variable") and not _is_scalar(each) for each in inputs):
-            found.append(node)
-    return found
+            nodes.append(node)
+    return nodes
 
 # %% ../../nbs/accumulation_loss/normalizer.ipynb #1df19544
 def signature_of(loss: torch.Tensor) -> str: # for example "NllLoss < LogSoftmax < Addmm"

@@ -68,9 +68,9 @@ def compute_weights(
     proportion in this step, too."""
     if strategy is Strategy.SUM:
         return [float(has_rows)] * len(micro_batches), ""
-    names, given = facts.normalizers, [weight_of(each) for each in micro_batches]
-    if None not in given:
-        names, counts = ("given",), [dict(given=each) for each in given]
+    names, declared = facts.normalizers, [weight_of(each) for each in micro_batches]
+    if None not in declared:
+        names, counts = ("given",), [dict(given=each) for each in declared]
     else:
         counts = [_counts_of(each, names, prepare) for each in micro_batches]
     flat = numbers(each.get(name, 0) for name in names for each in counts)

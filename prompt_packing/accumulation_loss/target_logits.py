@@ -65,16 +65,16 @@ def on_target_logits(
                 raise RuntimeError("there is no output layer, or no labels of its tokens")
             return usual(model, inputs, *args, **kwargs)
         (states, fewer), met = kept, []
-        def keep(_, given):
-            met.append(bool(given) and given[0].shape[:-1] == labels.shape)
+        def keep(_, args):
+            met.append(bool(args) and args[0].shape[:-1] == labels.shape)
             if met[-1]:
-                return given[0].flatten(0, 1)[states][None], *given[1:]
+                return args[0].flatten(0, 1)[states][None], *args[1:]
         batch = copy(inputs)
         batch["labels"] = fewer
         with layer.register_forward_pre_hook(keep):
-            made = usual(model, batch, *args, **kwargs)
+            loss = usual(model, batch, *args, **kwargs)
         if met and all(met):
-            return made
+            return loss
         if trainer.is_dry_run:
             raise RuntimeError("the output layer is not called with the batch's states")
         return usual(model, inputs, *args, **kwargs)

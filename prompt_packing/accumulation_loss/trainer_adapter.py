@@ -151,8 +151,8 @@ class TrainerAdapter(Engine):
         # (rows, some of their indices) -> a micro-batch as it is computed: packed, say
         self.micro_batch = getattr(
             trainer, "make_micro_batch", lambda rows, indices: rows.to_batch(indices))
-        own = {cls.__module__.partition(".")[0] for cls in type(trainer).__mro__}
-        self._is_plain = own <= {"prompt_packing", "transformers", "builtins"}
+        packages = {cls.__module__.partition(".")[0] for cls in type(trainer).__mro__}
+        self._is_plain = packages <= {"prompt_packing", "transformers", "builtins"}
         self.overrides_step = overrides_step
         self.packs = bool(getattr(trainer.args, "pack", None)) # rows into one
         self.main_input = getattr(trainer.model, "main_input_name", "input_ids")
@@ -224,8 +224,9 @@ class TrainerAdapter(Engine):
         forward = {} if plain is None else {"forward": plain}
         with self.as_single_micro_batch(targets=targets, is_dry_run=True), \
                 self._trainer.compute_loss_context_manager(), override(bare, **forward):
-            made = self._trainer.compute_loss(bare, _cloned(batch), num_items_in_batch=count)
-        return made[0] if isinstance(made, tuple) else made
+            result = self._trainer.compute_loss(
+                bare, _cloned(batch), num_items_in_batch=count)
+        return result[0] if isinstance(result, tuple) else result
 
     def backward(self, model, batches: list, count,
                  around: Callable = nullcontext) -> torch.Tensor: # sum of the losses
@@ -299,8 +300,8 @@ def add_up_in_float32(accelerator: Accelerator, args, model) -> dict | None:
     config = getattr(deepspeed, "deepspeed_config", {})
     if dtype in SIXTEEN_BITS and fsdp.fsdp_version == 2:
         how = 'set args.fsdp_plugin_args["mixed_precision_policy"]'
-        given = getattr(args, "fsdp_plugin_args", None) or {}
-        keeps = "mixed_precision_policy" in given
+        plugin_args = getattr(args, "fsdp_plugin_args", None) or {}
+        keeps = "mixed_precision_policy" in plugin_args
         if not keeps:
             fsdp.mixed_precision_policy = replace(policy, reduce_dtype=torch.float32)
     elif config.get("bf16", {}).get("enabled") is True:

@@ -168,9 +168,9 @@ def on_all_or_none(
     """What `make` collates, on all processes or on none.
 
     If it fails on one of them it fails on all, which else would wait for that one."""
-    made = error = None
+    collated = error = None
     try:
-        made = make()
+        collated = make()
     except Exception as raised:
         error = raised
     failed = processes and processes.sum(float(error is not None))[0]
@@ -178,7 +178,7 @@ def on_all_or_none(
         raise error
     if failed:
         raise RuntimeError("the collator fails on another process")
-    return made
+    return collated
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #701947a9
 class DryRun(Comparison):
@@ -290,8 +290,8 @@ class DryRun(Comparison):
         return float(loss.detach())
 
     def _result(self, batch, watch, loss_only: bool, targets) -> BatchResult:
-        given = self.adapter.weight_of(batch)
-        counts = {"given": given} if given is not None else counted_targets(
+        declared = self.adapter.weight_of(batch)
+        counts = {"given": declared} if declared is not None else counted_targets(
             batch, self.class_weights)
         counts = {name: float(count) for name, count in counts.items()}
         with watch:
@@ -407,29 +407,29 @@ def fitting_strategies(
 
     A few rows may never reach a bound (forty targets, the eight hardest rows, the width
     from which a model computes otherwise), so `more` are compared as well."""
-    found = VerificationResult([Strategy.SUM, Strategy.WEIGHTED_MEAN],
+    result = VerificationResult([Strategy.SUM, Strategy.WEIGHTED_MEAN],
                                terms={full.signature}, full=full, batch=batch)
     size = num_rows_of(batch) or 1 # 1: packed rows
     if 1 < size < len(rows): # it packs them, so they are no longer alone
-        found.strategies = []
-        found.reason = f"the collator makes {size} entries of {len(rows)} rows"
-        return found
+        result.strategies = []
+        result.reason = f"the collator makes {size} entries of {len(rows)} rows"
+        return result
     for split in splits:
         try:
             results = _micro_batch_results(dry_run, rows, split)
         except Exception as error: # as of a loss that needs two rows
-            found.strategies = []
-            found.reason = f"a micro-batch fails by itself ({short_text(error)})"
-            return found
-        found.terms |= {each.signature for each in results}
-        _keep_fitting(dry_run, found, results, full)
-        if not found.strategies:
-            return found
-    found.is_conclusive = dry_run.is_conclusive(full) and all(
+            result.strategies = []
+            result.reason = f"a micro-batch fails by itself ({short_text(error)})"
+            return result
+        result.terms |= {each.signature for each in results}
+        _keep_fitting(dry_run, result, results, full)
+        if not result.strategies:
+            return result
+    result.is_conclusive = dry_run.is_conclusive(full) and all(
         dry_run.is_conclusive(each) or each.loss == 0 for each in results)
     for each in more:
-        _verify_loss_only(dry_run, each, found)
-    return found
+        _verify_loss_only(dry_run, each, result)
+    return result
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #ee347463
 def _micro_batch_results(dry_run: DryRun, rows: StepRows, split: list,
@@ -443,24 +443,24 @@ def _micro_batch_results(dry_run: DryRun, rows: StepRows, split: list,
         batches = list(map(dry_run.adapter.prepare, batches))
     return dry_run.run(batches, loss_only, dry_run.targets)
 
-def _keep_fitting(dry_run: DryRun, found: VerificationResult, results: list[BatchResult],
-                  full: BatchResult, noise: float = 0.0):
+def _keep_fitting(dry_run: DryRun, result: VerificationResult,
+                  results: list[BatchResult], full: BatchResult, noise: float = 0.0):
     "Strategies by which the micro-batches do not give the full batch are dropped."
     def fits(normalizer):
         return dry_run.gives_full_batch(results, normalizer, full, noise)
-    names = [*results[0].counts] if found.normalizers is None else found.normalizers
-    found.normalizers = list(filter(fits, names))
+    names = [*results[0].counts] if result.normalizers is None else result.normalizers
+    result.normalizers = list(filter(fits, names))
     # a mean over nothing is no summand
     adds_up = not any(each.is_empty for each in results) and fits(None)
-    found.strategies = [each for each in found.strategies if (
-        adds_up if each is Strategy.SUM else found.normalizers)]
-    if not found.strategies:
+    result.strategies = [each for each in result.strategies if (
+        adds_up if each is Strategy.SUM else result.normalizers)]
+    if not result.strategies:
         length = dry_run.length(full.gradient)
         gradient = f", gradient norm {length:.6g}" if full.gradient.dim() else ""
-        found.reason = ("micro-batch losses neither sum nor average to that of the full "
-                        f"batch (loss {full.loss:.6g}{gradient})")
+        result.reason = ("micro-batch losses neither sum nor average to that of the full "
+                         f"batch (loss {full.loss:.6g}{gradient})")
 
-def _verify_loss_only(dry_run: DryRun, many: StepRows, found: VerificationResult):
+def _verify_loss_only(dry_run: DryRun, many: StepRows, result: VerificationResult):
     "The same comparison with more rows, of the values of their losses only."
     indices = iter(range(len(many)))
     split = [list(islice(indices, len(each))) for each in many.loader_batches]
@@ -469,9 +469,9 @@ def _verify_loss_only(dry_run: DryRun, many: StepRows, found: VerificationResult
         results = _micro_batch_results(dry_run, many, split, loss_only=True)
     except Exception: # as of a loss that takes gradients by itself
         return
-    few = found.full
+    few = result.full
     noise = dry_run.noise(few.epsilon, dry_run.length(few.gradient))
-    _keep_fitting(dry_run, found, results, full, noise)
+    _keep_fitting(dry_run, result, results, full, noise)
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #2b3cb1a5
 def collates_rows(rows: StepRows) -> bool: # two rows at least
@@ -539,17 +539,18 @@ def _verify_loss_itself(dry_run: DryRun, result: VerificationResult):
     result.facts["is_random"] = dry_run.drew and any(differs(None, seed) for seed in SEEDS)
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #879fbc8f
-def alignments_to_try(dry_run: DryRun, known: str | None, rows: StepRows, batch) -> list[str]:
+def alignments_to_try(dry_run: DryRun, alignment: str | None, rows: StepRows,
+                      batch) -> list[str]:
     "Which tokens' logits may be left out, if these rows can show it."
     kept = target_states(as_dict(batch).get("labels"), "same", most=1.0)
     has_lengths = dry_run.lengths is not None and not isinstance(rows, CollatedRows)
-    if known == "" or kept is None or not has_lengths or not dry_run.takes_gradients:
+    if alignment == "" or kept is None or not has_lengths or not dry_run.takes_gradients:
         return []
     # of their own tokens: that padding has no target says nothing of a question
     lengths = dry_run.lengths(rows.rows)
     if lengths is None or len(kept[0]) > MOST * lengths.sum():
         return []
-    return ["next", "same"] if known is None else [known]
+    return ["next", "same"] if alignment is None else [alignment]
 
 def differing(buffers: dict, others: dict) -> list[str]: # names
     "Buffers that two forward passes have changed differently, by more than rounding."
@@ -589,7 +590,7 @@ def verify_loss(
         split_from, more = CollatedRows(batch, len(rows)), ()
         lengths = dry_run.lengths and dry_run.lengths(rows.rows)
         dry_run.trims = lengths is None or len({*lengths.tolist()}) > 1 # or nobody knows
-    buffers, counted, found = dry_run.buffers, dry_run.counted, None
+    buffers, counted, fitting = dry_run.buffers, dry_run.counted, None
     result.full, result.batch = full, batch
     if dry_run.collectives and dry_run.num_processes > 1:
         result.facts["strategy"] = Strategy.LOADER_BATCHES # they meet those of others
@@ -601,19 +602,19 @@ def verify_loss(
     splits = random_splits(len(rows), index)
     tried = alignments_to_try(dry_run, facts.target_only_logits, rows, batch)
     for dry_run.targets in [*tried, None]:
-        found = fitting_strategies(dry_run, split_from, splits, batch, full, more)
-        if found.strategies:
+        fitting = fitting_strategies(dry_run, split_from, splits, batch, full, more)
+        if fitting.strategies:
             break
-    found.facts, found.stateful = result.facts, result.stateful
-    if found.strategies and tried:
-        found.facts["target_only_logits"] = dry_run.targets or ""
+    fitting.facts, fitting.stateful = result.facts, result.stateful
+    if fitting.strategies and tried:
+        fitting.facts["target_only_logits"] = dry_run.targets or ""
     # what counts calls does so in both; a flag that is set to 1 once, in one of them alone
-    found.moved_buffers = differing(buffers, dry_run.buffers) + [
+    fitting.moved_buffers = differing(buffers, dry_run.buffers) + [
         name for name in counted if name in dry_run.counted]
     # not later where it fits: at first, a loss that draws now and then may fit by chance
-    if index < 2 or facts.strategy not in found.strategies:
-        _verify_loss_itself(dry_run, found)
-    return found
+    if index < 2 or facts.strategy not in fitting.strategies:
+        _verify_loss_itself(dry_run, fitting)
+    return fitting
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #40f71b43
 def find_chunked_modules(dry_run: DryRun, batch, rows: StepRows) -> dict:

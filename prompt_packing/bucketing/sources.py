@@ -399,16 +399,16 @@ class SourceReader(CheckpointableIterator):
 
     def __next__(self) -> list[tuple]: # (file, (number, row)) of each row
         at_start, number = self.state["last"] is None, self.state["window"]
-        window, own = self.ahead or self._read(self.size)
+        window, state_of_data = self.ahead or self._read(self.size)
         missing = self.size - len(window)
         if not self.source.shuffle:
             self.ahead = self._read(self.size)
             if len(self.ahead[0]) < self.size: # perhaps too few for all processes
-                window, own = window + self.ahead[0], self.ahead[1]
+                window, state_of_data = window + self.ahead[0], self.ahead[1]
                 self.ahead = None
         elif missing and not (at_start and window):
             self.setstate(_BEGINNING | {"pass": self.state["pass"] + 1})
-            more, own = self._read(missing)
+            more, state_of_data = self._read(missing)
             window += more
         if not window:
             if at_start or self.source.shuffle:
@@ -417,7 +417,7 @@ class SourceReader(CheckpointableIterator):
             raise StopIteration
         file, (row, _) = window[-1]
         self.state = self.state | {
-            "window": number + 1, "last": [file, row], "own": own}
+            "window": number + 1, "last": [file, row], "own": state_of_data}
         return window
 
     def close(self) -> None:

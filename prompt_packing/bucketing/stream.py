@@ -163,7 +163,7 @@ def batches_left(
 def read_windows(
     stream: StreamingBatches,
     turns: Iterator[tuple], # of `window_turns`
-    known: Sequence, # places in readers: (reader, its state)
+    places_known: Sequence, # places in readers: (reader, its state)
 ) -> Iterator[tuple]: # number, splits, what is left after it, rows of ids
     "The windows of a process; a thread reads and tokenizes the next one meanwhile."
     source, opened = stream.source, {}
@@ -174,7 +174,7 @@ def read_windows(
         number, splits, left = next(turns)
         reader, wanted = number % source.num_readers, number // source.num_readers
         if reader not in opened: # at the latest known place that is not beyond
-            states = [state for place, state in known
+            states = [state for place, state in places_known
                       if place == reader and state["window"] <= wanted]
             states.sort(key=lambda state: state["window"])
             opened[reader] = SourceReader(source, reader, stream.window)
@@ -182,7 +182,7 @@ def read_windows(
         while opened[reader].getstate()["window"] < wanted: # windows of other processes
             next(opened[reader])
         # before the window is read, since who goes on amid it has to read it again
-        places = [place for place in known if place[0] not in opened]
+        places = [place for place in places_known if place[0] not in opened]
         places += [[n, windows.getstate()] for n, windows in opened.items()]
         window = next(opened[reader], None)
         if window is None:

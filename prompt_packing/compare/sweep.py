@@ -26,7 +26,7 @@ from ..foundation.folders import locked, atomic_write
 from ..tasks import BACKBONES, load_task
 
 # %% ../../nbs/compare/sweep.ipynb #3ff91d3f
-def _own(setting, method, default):
+def _setting_for(setting, method, default):
     "A setting given by name, or for all methods that train; else a method's own."
     if isinstance(setting, dict):
         setting = setting.get(method)
@@ -88,13 +88,14 @@ def plan_runs(
     **settings:object, # further fields of `Run`
 )->list[Run]:
     "The runs of a sweep, those of one backbone and task next to each other."
-    def own(name):
+    def settings_of(name):
         method = METHODS[name]
-        return {"epochs": _own(epochs, name, method.epochs),
-                "learning_rate": _own(learning_rate, name, method.learning_rate)}
+        return {"epochs": _setting_for(epochs, name, method.epochs),
+                "learning_rate": _setting_for(
+                    learning_rate, name, method.learning_rate)}
     files = {backbone: _files_digest(backbone) for backbone in backbones}
     return [
-        Run(backbone, task, method, size, seed, **own(method), **settings,
+        Run(backbone, task, method, size, seed, **settings_of(method), **settings,
             backbone_files=files[backbone])
         for backbone, task, method in product(backbones, tasks, methods)
         for size in (prompt_tokens if METHODS[method].prompted else (0,))
@@ -236,10 +237,10 @@ def sweep(
     The folder `text_cache` may be deleted; without it the next call computes again."""
     _check(methods, prompt_tokens, seeds, tasks, settings)
     settings["training"] = json.dumps(training, sort_keys=True) if training else ""
-    given = {name: settings[name] for name in TASK_OPTIONS if name in settings}
+    task_options = {name: settings[name] for name in TASK_OPTIONS if name in settings}
     wanted = [run for task in tasks for run in plan_runs(
         backbones, [task], methods, prompt_tokens, seeds,
-        data=_digest(load_task(task, **given)), **settings)]
+        data=_digest(load_task(task, **task_options)), **settings)]
     recorded = partial(
         _records, output_dir=output_dir, max_cache_bytes=max_cache_bytes,
         keep_finetuned=keep_finetuned, executor=executor,

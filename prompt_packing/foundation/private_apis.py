@@ -126,15 +126,15 @@ def override(
     **attributes: Any,
 ) -> Iterator[None]:
     "Sets these attributes of `obj` while the context lasts, then restores them."
-    own = {} if obj is None else vars(obj)
-    before = {name: own[name] for name in attributes if name in own}
-    own.update(attributes)
+    values = {} if obj is None else vars(obj)
+    before = {name: values[name] for name in attributes if name in values}
+    values.update(attributes)
     try:
         yield
     finally:
         for name in attributes:
-            own.pop(name, None)
-        own.update(before)
+            values.pop(name, None)
+        values.update(before)
 
 # %% ../../nbs/foundation/private_apis.ipynb #4a823d1a
 @contextmanager

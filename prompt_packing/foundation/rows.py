@@ -76,14 +76,14 @@ def copied(rows: Iterable) -> list:
 
 def _copied(value):
     if type(value) is dict:
-        made = value.copy()
+        copies = value.copy()
         for key, each in value.items():
             # without a call for each column of ids: there are three or four in a row
             if type(each) is list and each and type(each[0]) is int:
-                made[key] = each[:]
+                copies[key] = each[:]
             elif type(each) not in (int, float, str):
-                made[key] = _copied(each)
-        return made
+                copies[key] = _copied(each)
+        return copies
     if type(value) in (list, tuple):
         # as of token ids
         is_plain = not value or isinstance(value[0], (int, float, str))
@@ -143,13 +143,13 @@ class LazyBatch(UserDict):
 
     def __init__(self, rows: RowBatch, collate: Callable):
         self.rows, self._collate, self.was_changed = rows, collate, False
-        self.made = None # identity of the batch as it was collated
+        self.identity = None # identity of the batch as it was collated
 
     @property
     def data(self) -> dict: # where a `UserDict` looks
         if self.rows.batch is None:
             self.rows.batch = self._collate(copied(self.rows.rows))
-            self.made = batch_identity(self.rows.batch)
+            self.identity = batch_identity(self.rows.batch)
         return self.rows.batch
 
     def __setitem__(self, key, value):
@@ -366,7 +366,7 @@ COLLATOR_ERRORS = Exception # that a collator may raise at a row alone
 
 def _by_function(measure, rows):
     "The function that you passed"
-    return measure.given and [measure.given(row) for row in rows]
+    return measure.length_fn and [measure.length_fn(row) for row in rows]
 
 def _by_column(measure, rows):
     "A column of lengths, where rows have it (`length_column_name` of the arguments)"
@@ -405,11 +405,11 @@ class RowLengths:
     def __init__(self,
         collate: Callable, # the user's
         main_input: str = "input_ids", # of the model
-        given: Callable | None = None, # row -> its length, where the user knows better
+        length_fn: Callable | None = None, # row -> its length, where the user knows better
         column: str = "length", # of lengths, where rows have it
         counts_labels: bool = False, # the model computes a position for each label
     ):
-        self.collate, self.main_input, self.given = collate, main_input, given
+        self.collate, self.main_input, self.length_fn = collate, main_input, length_fn
         self.column, self.counts_labels = column, counts_labels
         self.names: tuple | None = None # of columns whose tokens count; (): none do
         self.unknown_reason = "" # of the last rows

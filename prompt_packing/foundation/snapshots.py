@@ -124,12 +124,11 @@ class StateSnapshot:
             level = [member for each in level for member in self._keep(each)]
 
     def parameters_besides(self, model: nn.Module) -> list:
-        """Of other modules that were found:
-        a teacher, say, or a moving average of weights."""
-        own = {id(parameter) for parameter in model.parameters()}
-        found = {id(parameter): parameter for module in self._modules.values()
+        "Of other modules: a teacher, say, or a moving average of weights."
+        model_ids = {id(parameter) for parameter in model.parameters()}
+        by_id = {id(parameter): parameter for module in self._modules.values()
                  for parameter in module.parameters(recurse=False)}
-        return [parameter for key, parameter in found.items() if key not in own]
+        return [parameter for key, parameter in by_id.items() if key not in model_ids]
 
     def restore(self):
         for undo in self._undo:

@@ -134,11 +134,11 @@ def text_id(digest:str) -> int:
 def _read(model, input_ids, attention_mask, token_type_ids, inputs_embeds=None,
           text_states=None, text_features=None, text_made_by=None):
     "What the head reads for texts in one of three forms, [rows, hidden]."
-    given = [x for x in (input_ids, inputs_embeds, text_states) if x is not None]
-    if len(given) != 1:
+    forms = [x for x in (input_ids, inputs_embeds, text_states) if x is not None]
+    if len(forms) != 1:
         raise ValueError("Give input_ids or inputs_embeds, and not both.")
     if attention_mask is None:
-        attention_mask = torch.ones(given[0].shape[:2], device=model.device)
+        attention_mask = torch.ones(forms[0].shape[:2], device=model.device)
     frozen, facts = model.frozen, model.frozen.facts
     tokens = model.config.prompt_tokens
     mask = attention_mask.long()
@@ -148,7 +148,7 @@ def _read(model, input_ids, attention_mask, token_type_ids, inputs_embeds=None,
         check_fits(facts, mask.sum(1).tolist(), tokens)
     rows = model.prompt.weight.expand(len(mask), -1, -1) if tokens else None
     if text_states is None:
-        texts, types, mask = frozen.placement.align(mask, *given, token_type_ids)
+        texts, types, mask = frozen.placement.align(mask, *forms, token_type_ids)
         read = frozen if inputs_embeds is None else frozen.one_pass
         return read(texts, mask, rows, types)
     if text_made_by is not None and int(text_made_by) != text_id(facts.digest):

@@ -94,7 +94,7 @@ class Layout:
         if self.is_packed: # by the user
             check(attention_mask is not None, "A PackedSequence already has the ends "
                   "of its rows: pass no attention_mask with it.")
-            self.given = input_ids
+            self.packed_input = input_ids
             return
         self.shape = _check_rows(input_ids)
         if attention_mask is not None:
@@ -132,7 +132,7 @@ class Layout:
 
     def _label_rows(self, labels):
         if self.is_packed: # only when needed, since it waits for the device
-            self.lengths, self.positions = _positions_like(self.given)
+            self.lengths, self.positions = _positions_like(self.packed_input)
             self.shape = len(self.lengths), int(self.lengths.max())
         if isinstance(labels, PackedSequence):
             check(not self.is_packed, "The labels are a PackedSequence and input_ids "

@@ -232,8 +232,9 @@ def _table(rows):
     return table, names
 
 # %% ../../nbs/tasks/task.ipynb #c2321ea5
-def _labelled(splits, name, text_columns, label_columns, given):
-    "The tables that have labels, in a column `label`; `given`: text columns, or None."
+def _labelled(splits, name, text_columns, label_columns,
+              given_columns): # as the user named them, or None
+    "The tables that have labels, in a column `label`."
     tables, columns = {}, list(label_columns)
     for split, rows in splits.items():
         table, _ = _table(rows)
@@ -243,12 +244,13 @@ def _labelled(splits, name, text_columns, label_columns, given):
         if split == "test" and len(table) and blind.all(axis=None):
             continue
         # a split may name its text otherwise than the training rows do
-        own = text_columns if {*text_columns} <= {*table} else given
-        own, _ = find_columns(table, f"{name}, {split}", own, label_columns)
+        split_columns = text_columns if {*text_columns} <= {*table} else given_columns
+        split_columns, _ = find_columns(
+            table, f"{name}, {split}", split_columns, label_columns)
         labels = table[columns[0]]
         if len(columns) > 1: # a list of zeros and ones for each row
             labels = pd.Series(table[columns].to_numpy(object).tolist(), table.index)
-        texts = table[[*own]].set_axis([*text_columns], axis=1)
+        texts = table[[*split_columns]].set_axis([*text_columns], axis=1)
         tables[split] = texts.assign(label=labels)
     return tables
 
@@ -306,19 +308,21 @@ def _split_by_hash(rows, share, kind, where):
     # by class, the places of its texts, from the lowest; equal texts have one place
     of_class = {name: np.unique(places[mask]) for name, mask
                 in _class_masks(rows["label"], kind).items() if mask.any()}
-    lowest = {name: {*own[own <= np.quantile(own, share)]}
-              for name, own in of_class.items()}
-    for name, own in of_class.items():
-        if len(own) > 1 and not held_out & {*own}:
+    lowest = {name: {*class_places[class_places <= np.quantile(class_places, share)]}
+              for name, class_places in of_class.items()}
+    for name, class_places in of_class.items():
+        if len(class_places) > 1 and not held_out & {*class_places}:
             held_out |= lowest[name]
-    for name, own in of_class.items():
-        if held_out >= {*own}:
-            held_out -= {*own} - lowest[name] or {own[-1]}
+    for name, class_places in of_class.items():
+        if held_out >= {*class_places}:
+            held_out -= {*class_places} - lowest[name] or {class_places[-1]}
     if not held_out:
         raise ValueError(f"{where}: no class has two different texts, so no row can be "
                          "held out for validation: add rows, give a folder with files "
                          "train and validation, or validation=0")
-    if single := [name for name, own in of_class.items() if name and len(own) == 1]:
+    single = [name for name, class_places in of_class.items()
+              if name and len(class_places) == 1]
+    if single:
         _logger.warning_once(
             f"{where}: {len(single)} of {len(kind.names)} classes have one text each, "
             f"such as {single[0]!r}: it is trained on, and the validation split has "

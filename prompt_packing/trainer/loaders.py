@@ -78,19 +78,19 @@ def measured_lengths(
 ) -> np.ndarray: # (rows,)
     "Tokens in each row; rows are read one by one where nothing else says it."
     stored = stored_lengths(dataset, measure.column)
-    if stored is not None and measure.given is None:
+    if stored is not None and measure.length_fn is None:
         return as_lengths(stored)
     lengths = []
     with fork_rng(): # data sets that draw numbers draw the same ones in training
         for start in range(0, len(dataset), 1024):
             stop = min(start + 1024, len(dataset))
-            found = measure([dataset[i] for i in range(start, stop)])
-            if found is None:
+            num_tokens = measure([dataset[i] for i in range(start, stop)])
+            if num_tokens is None:
                 raise ValueError(
                     "rows_per_step and tokens_per_step need the lengths of the rows, "
                     f"and these are unknown ({measure.unknown_reason}). Pass "
                     "length_fn.")
-            lengths.append(found)
+            lengths.append(num_tokens)
     return as_lengths(np.concatenate(lengths))
 
 # %% ../../nbs/trainer/loaders.ipynb #399587eb
@@ -206,11 +206,11 @@ class StreamPosition:
     def _read(self) -> Iterator:
         "Batches of one pass after the other."
         yield from self.stream # in a resumed run the rest of a pass, perhaps nothing
-        found = True
-        while found:
-            found = False
+        has_batches = True
+        while has_batches:
+            has_batches = False
             for batch in self.stream:
-                found = True
+                has_batches = True
                 yield batch
 
     def __getitems__(self, numbers: list[int]): # of one batch, as a loader asks for it

@@ -247,7 +247,7 @@ class OwnGenerators:
         self.search()
 
     def search(self):
-        self.found, self.unsaved = {}, [] # generators by path; paths without a state
+        self.by_path, self.unsaved = {}, [] # generators by path; paths without a state
         seen = {id(each) for each in _GLOBAL_GENERATORS}
         level = list(self.roots.items())
         for _ in range(6): # nests of collators in wrappers are not deeper
@@ -268,11 +268,11 @@ class OwnGenerators:
         if is_in_worker or _is_iterator(thing) or generator_state(thing) is None:
             self.unsaved.append(path)
         else:
-            self.found[path] = thing
+            self.by_path[path] = thing
 
     def state_dict(self) -> dict[str, Any]: # by path
         return {path: generator_state(generator)
-                for path, generator in self.found.items()}
+                for path, generator in self.by_path.items()}
 
     def snapshot(self) -> tuple: # random state of the process, states of own generators
         return get_random_state(), self.state_dict()
@@ -282,13 +282,13 @@ class OwnGenerators:
         missing = []
         for path, state in states.items():
             try:
-                set_generator_state(self.found.get(path)
-                                    or self._made(path, state), state)
+                set_generator_state(self.by_path.get(path)
+                                    or self._new_generator(path, state), state)
             except (AttributeError, KeyError, TypeError, ValueError, RuntimeError):
                 missing.append(path)
         return missing
 
-    def _made(self, path: str, state: Any) -> Any:
+    def _new_generator(self, path: str, state: Any) -> Any:
         "In the place of None: a collator makes its generator when it is called first."
         *names, last = path.split(".")
         holder = self.roots

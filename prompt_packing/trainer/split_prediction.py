@@ -25,7 +25,7 @@ __all__ = ['concatenate_predictions', 'why_not_split', 'SplitPrediction', 'Split
 
 # %% ../../nbs/trainer/split_prediction.ipynb #536f6a5e
 def concatenate_predictions(
-    made: list[tuple], # (loss, logits, labels) of each micro-batch
+    outputs: list[tuple], # (loss, logits, labels) of each micro-batch
     indices: list[np.ndarray], # of the rows of each
     weights: list | None = None, # of the losses; None: their rows
     is_sum: bool = False, # the losses add up
@@ -37,7 +37,7 @@ def concatenate_predictions(
     `ValueError` for a leaf that is not of rows, as of some images in each."""
     order = torch.from_numpy(np.argsort(np.concatenate(indices)))
     rows = [len(each) for each in indices]
-    losses, logits, labels = zip(*map(pad_packed, made))
+    losses, logits, labels = zip(*map(pad_packed, outputs))
     loss = None
     if losses[0] is not None:
         used = [(w, each) for w, each in zip(weights or rows, losses) if w]

@@ -87,10 +87,10 @@ def collated_micro_batches(
     micro_batch_overhead: float,
 ) -> list:
     "The micro-batches of a step, the same in a worker as anywhere else."
-    known = lengths(rows.rows)
-    if known is None: # the training process reports it
+    num_tokens = lengths(rows.rows)
+    if num_tokens is None: # the training process reports it
         return None
-    plans = plan_micro_batches(known, token_budget, micro_batch_overhead)
+    plans = plan_micro_batches(num_tokens, token_budget, micro_batch_overhead)
     return [rows.to_batch(plan.indices) for plan in plans]
 
 # %% ../../nbs/trainer/token_budget.ipynb #c44640d9
@@ -156,8 +156,8 @@ def activation_bytes(
 
     with saved_tensors_hooks(note, lambda tensor: tensor):
         compute()
-    for own in [*model.parameters(), *model.buffers()]:
-        storages.pop(own.untyped_storage().data_ptr(), None)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        storages.pop(tensor.untyped_storage().data_ptr(), None)
     return sum(storages.values())
 
 # %% ../../nbs/trainer/token_budget.ipynb #397acbc2

@@ -262,8 +262,8 @@ class TokenBudgetMixin(SplitPredictionMixin, _StepLoaderMixin):
     ):
         self.length_fn = length_fn
         super().__init__(*args, **kwargs)
-        given = any(each is self.data_collator for each in [*args, *kwargs.values()])
-        if is_default(self.data_collator) and not given:
+        is_given = any(each is self.data_collator for each in [*args, *kwargs.values()])
+        if is_default(self.data_collator) and not is_given:
             self._default_collator = self.data_collator
 
     def __init_subclass__(cls, **kwargs):
@@ -332,8 +332,8 @@ class TokenBudgetMixin(SplitPredictionMixin, _StepLoaderMixin):
         collated = micro_batcher.collate(plans, rows)
         if collated is None:
             return None, None
-        batches = [plan.join(made, self._packing_format)
-                   for plan, made in zip(plans, collated)]
+        batches = [plan.join(each, self._packing_format)
+                   for plan, each in zip(plans, collated)]
         counted = [batch for each in collated for batch in each]
         return on_device(batches, self.args, self.accelerator), counted
 
