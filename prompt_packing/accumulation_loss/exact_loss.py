@@ -70,7 +70,7 @@ class StepCalls:
             self.is_changed |= self.num_computed > 0
         state = batch_identity(inputs) # also of a dict that was made of a `LazyBatch`
         place = next((i for i, each in enumerate(self.micro_batches) if state in (
-            self.states[i], getattr(each, "made", None))), None)
+            self.states[i], getattr(each, "identity", None))), None)
         if place is None:
             self.is_changed = True
         else:
