@@ -118,6 +118,7 @@ class Case:
     model: type = Net
     collate: object = collate  # or a function without arguments that makes one
     random: bool = False  # draws random numbers, so only messages can be judged
+    sixteen_bits: bool = False  # rounded to bfloat16, also as one batch
     args: dict = field(default_factory=dict)  # of `TrainingArguments`
     given: dict = field(default_factory=dict)  # to the Trainer
 
@@ -685,7 +686,7 @@ def gradient_scaled_by_hook(o, b, s):
     return ce(s.model.o(o["h"]), b["labels"])
 
 
-@loss("forward")
+@loss("forward", sixteen_bits=True)
 def own_autocast(o, b, s):
     with torch.autocast("cpu", torch.bfloat16):
         return ce(s.model.o(o["h"]).float(), b["labels"])

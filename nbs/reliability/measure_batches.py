@@ -378,6 +378,8 @@ TWO = dict(
 
 
 def tolerance(case):
+    if case.sixteen_bits:
+        return 2**-7  # rounding in bfloat16
     return 1e-4 if case.kind == "prediction" else 1e-5
 
 

@@ -60,24 +60,24 @@ def is_sharded(model: nn.Module) -> bool:
         for parameter in model.parameters())
 
 def reshard(model: nn.Module):
-    """Parameters of FSDP2 are its shards, and these have the gradients.
+    """Let the parameters of FSDP2 be its shards again, which have the gradients.
 
-    After a forward pass without a backward pass those of the topmost module are not."""
+    After a forward pass without a backward pass the topmost module is gathered."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 class ParameterWriteMonitor(TorchDispatchMode):
-    """Notes whether parameters are written to while it lasts, and how often processes
-    talk.
+    """Notes which parameters are written to while it lasts, and counts collective
+    operations.
 
     A parameter is copied before its first write, also one by way of `.data`, which no
     version counter shows; `put_back` undoes the writes."""
     def __init__(self, model: nn.Module, others: Iterable = ()): # parameters
         super().__init__()
-        self.collectives, self.dtypes = 0, set() # of the results of operations
-        self.written = [] # what parameters of the model became, once put back
-        self._model, self._hooks = model, 0 # in so many hooks of modules at this moment
+        self.collectives, self.dtypes = 0, set() # dtypes of the results of operations
+        self.written = [] # values written to the model's parameters; set in `put_back`
+        self._model, self._hooks = model, 0 # hooks of modules that are running
         reshard(model)
         # a shard has no storage by which it could be found
         parameters = [p for p in [*model.parameters(), *others]
@@ -133,13 +133,14 @@ class ParameterWriteMonitor(TorchDispatchMode):
 
 # %% ../../nbs/accumulation_loss/dry_run.ipynb #0e4aef4f
 def detach_gradients(parameters: Iterable) -> list[tuple]: # for `restore_gradients`
-    "Parameters with their gradients, which they no longer have."
+    "Set the gradients of parameters to None; returns pairs (parameter, gradient)."
     kept = [(p, p.grad) for p in parameters if p.grad is not None]
     for parameter, _ in kept:
         parameter.grad = None
     return kept
 
 def restore_gradients(kept: list[tuple]):
+    "Add gradients of `detach_gradients` to those that parameters have now."
     for parameter, gradient in kept:
         parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
@@ -158,7 +159,7 @@ def leaves_of(loss: torch.Tensor) -> list[torch.Tensor]:
 
 @contextmanager
 def side_effect_free(
-    model: nn.Module, # its modules keep their modes
+    model: nn.Module, # its modules stay in training or eval mode
     seed: int = 0, # of all random numbers meanwhile
     watch: ParameterWriteMonitor | None = None, # of forward passes, whose writes are undone
     parameters: Iterable | None = None, # whose gradients are kept; None: the model's
@@ -176,7 +177,7 @@ def side_effect_free(
         with fork_rng(seed), torch.random.fork_rng(devices, device_type=device.type), mode:
             torch.manual_seed(seed) # of the device, too, which `fork_rng` leaves alone
             yield
-    except Exception: # in the middle of a pass, in which FSDP2 would believe to be still
+    except Exception: # FSDP2 would believe that this forward pass still runs
         topmost = next((m for m in model.modules() if isinstance(m, FSDPModule)), None)
         getattr(topmost, "reset_iter_state", bool)() # since torch 2.13
         raise
@@ -186,7 +187,7 @@ def side_effect_free(
             watch.put_back()
         with torch.no_grad():
             for name, buffer in model.named_buffers():
-                # one that has another shape now was made for the batch
+                # a buffer whose shape has changed was made for this batch
                 if name in buffers and buffers[name].shape == buffer.shape:
                     buffer.copy_(buffers[name])
         detach_gradients(parameters)
@@ -197,7 +198,7 @@ SIXTEEN_BITS = torch.bfloat16, torch.float16
 
 @contextmanager
 def in_float32(tensors: Iterable) -> Iterator[None]: # parameters and buffers
-    "While it lasts, those of sixteen bits have their values in float32."
+    "While it lasts, the 16-bit ones among these tensors are in float32."
     narrow = [each for each in tensors if each.dtype in SIXTEEN_BITS]
     kept, data = detach_gradients(narrow), [each.data for each in narrow]
     for each in narrow:

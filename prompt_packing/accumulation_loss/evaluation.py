@@ -25,7 +25,7 @@ __all__ = ['EvaluationLoader', 'EvaluationFacts', 'verify_evaluation', 'means_of
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #2edd8f49
 @dataclass
 class EvaluationLoader:
-    "The loader of an evaluation, whose batches know their rows."
+    "The loader of an evaluation; it keeps the rows of its batches."
     loader: object
     lazily: bool # batches are split under a budget: collated only if somebody reads them
     main_input: str
@@ -35,7 +35,7 @@ class EvaluationLoader:
         self.collate = pass_rows_through(self.loader, collates=not self.lazily)
         self.lengths = RowLengths(self.collate, self.main_input, self.length_fn)
         self.rows: StepRows | None = None # of the batch under way
-        self.seen = StepRows([], self.collate) # of several batches, where they are small
+        self.seen = StepRows([], self.collate) # rows of the first batches (some 64)
         self.num_batches = 0 # so far
 
     def __getattr__(self, name: str):
@@ -66,7 +66,7 @@ class EvaluationLoader:
     def real_rows(self, inputs, accelerator: Accelerator) -> tuple:
         """Whether a batch ends with rows that accelerate copied, and the rows before them.
 
-        It fills the last batch with rows from the start of the data set, whose
+        accelerate fills the last batch with rows from the start of the data set, whose
         predictions are dropped later; the loss has to do without them."""
         rows, state = self.rows, accelerator.gradient_state
         size = num_rows_of(inputs) if rows is None else len(rows)
@@ -85,7 +85,7 @@ class EvaluationLoader:
 @dataclass(frozen=True)
 class EvaluationFacts:
     "How the losses of batches of one evaluation set give that of all its rows."
-    is_sum: bool = False # they add up
+    is_sum: bool = False # the losses add up
     normalizers: tuple[str, ...] = () # counts by which their mean is weighted
 
     @property
@@ -114,7 +114,7 @@ def verify_evaluation(dry_run: DryRun, few: StepRows, more: Sequence[StepRows] =
     return EvaluationFacts(is_sum, tuple(result.normalizers or ()))
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #mean0002
-_BATCHES = "batches" # of which each counts the same, in transformers
+_BATCHES = "batches" # all of equal weight
 
 _SUM = "sum" # of all losses
 
@@ -123,7 +123,7 @@ def means_of_losses(
     processes: Collectives,
     drops_infinite: bool = True, # losses that are not finite, as `logging_nan_inf_filter` says
 ) -> dict[str, float]: # count -> mean of the losses weighted by it
-    "What all counts that all batches have make of their losses; and the sum of them."
+    "Means of batch losses, weighted by each count that all batches have; and the sum."
     kinds = processes.rows([sorted({tuple(counts) for _, counts in noted})])
     names = [name for name in kinds[0] if all(name in each for each in kinds)] if kinds else []
     flat = numbers(value for loss, counts in noted # read once, from all devices
@@ -146,19 +146,20 @@ class ExactEvaluation:
 
     Every batch is noted with its loss and all counts that a mean may be over. Only where
     these would give different means are a few rows verified, in each evaluation of each
-    set by itself, since its loss may be another one. Where training has found no count
-    that fits, it is before the first batch: the classes of a loss may have weights."""
+    set by itself, since its loss may be another one. If training has found no
+    count that fits, they are verified before the first batch: its classes may
+    have weights."""
     def __init__(self, findings: Findings, loader: EvaluationLoader, dry_run: DryRun,
                  processes: Collectives):
         self.findings, self.loader, self.dry_run = findings, loader, dry_run
         self.processes = processes
         self._facts, self._verified_rows = None, 0 # not verified so far
         self.noted = [] # (loss, counts) of batches, or of micro-batches
-        self.paused = False # rows that are copies of others do not count
+        self.paused = False # True for rows that are copies: they do not count
         self.drops_infinite = True # batches, as `logging_nan_inf_filter` says
-        self.batch = None # one of several rows, where rows are not to be had
+        self.batch = None # a batch of several rows, in case the loader gives none
         self.predictions = None # how micro-batches are predicted, once that matters
-        self.is_doubtful = findings.facts.is_final # no count fits
+        self.is_doubtful = findings.facts.is_final # in training no count fits
 
     @property
     def facts(self) -> EvaluationFacts:
@@ -211,7 +212,7 @@ class ExactEvaluation:
         return numbers(each.get(name, 0.0) for each in counts)
 
     def _mean(self, means: dict) -> float | None:
-        "Of the counts that fit, if all of them give the same."
+        "The mean by the counts that fit, if all of them agree."
         fitting = [means[name] for name in self.facts.normalizers if name in means]
         distances = [abs(each - fitting[0]) for each in fitting]
         agree = fitting and max(distances) <= 1e-6 * abs(means[_BATCHES])
@@ -223,14 +224,14 @@ class ExactEvaluation:
         means = means_of_losses(self.noted, processes, self.drops_infinite)
         if _BATCHES not in means and processes.sum(float(len(self.noted)))[0]:
             return None # no batch has a target
-        if _BATCHES not in means: # an override has predicted without us
+        if _BATCHES not in means: # an override does not call our `prediction_step`
             facts, several = self.findings.facts, self.loader.num_batches * processes.number > 1
             is_row_mean = facts.strategy is Strategy.UNKNOWN or (
                 facts.strategy is Strategy.WEIGHTED_MEAN and "rows" in facts.normalizers)
             if several and not is_row_mean:
                 self.findings.report("own_prediction_step")
             return None
-        usual = means[_BATCHES] # as transformers computes it
+        usual = means[_BATCHES] # transformers' number, if the mean by rows is the same
         others = [means[name] for name in means if name != _SUM]
         is_unknown = self.is_doubtful and not self.facts.can_split and (
             processes.sum(float(len(self.noted)))[0] > 1)

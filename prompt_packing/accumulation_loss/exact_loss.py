@@ -50,21 +50,21 @@ class StepCalls:
         self.step, self.micro_batches = step, micro_batches
         self.num_fillers = num_fillers
         self.findings, self.adapter = findings, adapter
-        # of each batch; another one where somebody has replaced or changed it
+        # identity of each batch; another if somebody replaced or changed it
         self.states = [batch_identity(each) for each in micro_batches]
-        self.times = [0] * len(micro_batches) # that each came back
-        self.taken, self.is_changed = [], False # as an override made them
-        self.is_repeated = False # computed before one of them was changed
+        self.times = [0] * len(micro_batches) # how often each came back
+        self.taken, self.is_changed = [], False # what came back; whether one differs
+        self.is_repeated = False # a result is dropped, since a later batch was changed
         self.count = step.count # or what an override made of it
         self.num_computed, self.loss, self.gradients = 0, 0.0, [] # and what came out
 
     def take(self, inputs, count, is_last: bool, runs_ahead: bool) -> OptimizerStep | None:
-        """A micro-batch comes back: the step, where it is to be computed now.
+        """A micro-batch comes back. Returns the step if it is to be computed now.
 
-        That is with the last one, when all are known. Where an override of
-        `training_step` may read gradients after each (`runs_ahead`), it is with the first
-        one, and again with one that comes a second time, as an adversarial training
-        passes it. Should a later one turn out to be changed, the step is computed anew."""
+        That is with the last one, when all are known. If an override of
+        `training_step` may read gradients after each (`runs_ahead`), it is with the
+        first one, and again with one that comes a second time, as in adversarial
+        training. If a later one has been changed, the step is computed anew."""
         if not _is_same_number(count, self.count):
             self.count, self.step.count, self.step.count_is_given = count, count, True
             self.is_changed |= self.num_computed > 0
@@ -107,10 +107,10 @@ class StepCalls:
                        micro_batches=None)
 
     def compute(self, model, step: OptimizerStep, compute: Callable) -> torch.Tensor:
-        "The loss of a step; where it is computed anew, less what was returned before."
+        "The loss of a step, minus what was returned for a result that is dropped."
         already = self.loss if self.is_repeated else 0.0
         if self.is_repeated:
-            detach_gradients(self.adapter.parameters(model)) # for good
+            detach_gradients(self.adapter.parameters(model)) # of the dropped result
         self.loss, self.num_computed = compute(model, step), self.num_computed + 1
         self.is_repeated = False
         if len(self.micro_batches) > 1 and self.adapter.overrides_step:
@@ -127,8 +127,9 @@ class StepAssembler:
     takes them back as `training_step` is called with them."""
     def __init__(self, findings: Findings, adapter: TrainerAdapter, processes: Collectives):
         self.findings, self.adapter, self.processes = findings, adapter, processes
-        # of training; the user's collator, where it gives rows, and whether it makes one
-        # batch of several; `StepRows` -> micro-batches, batches to count
+        # loader: of training; collate: the user's, if the loader gives rows; joins:
+        # whether it makes one batch of several; split_step: `StepRows` ->
+        # micro-batches, batches to count
         self.loader = self.collate = self.joins = self.split_step = None
         self.calls: StepCalls | None = None # of the step under way
         self.micro_batches = [] # of it
@@ -149,8 +150,9 @@ class StepAssembler:
         self.loader = self.collate = self.calls = None
 
     def begin(self, loader_batches: list, width: int, count) -> tuple | None:
-        """Of what a loader gave: the micro-batches for transformers' loop, and the count
-        of the step. None: no process has a batch left."""
+        """Begin a step: its micro-batches for transformers' loop, and its count.
+
+        None: no process has a batch left."""
         if self.calls is not None and not self.calls.num_computed:
             self.findings.report("no_super")
         step = OptimizerStep(loader_batches, count)
@@ -162,7 +164,7 @@ class StepAssembler:
         if loader_batches and self.split_step is not None and step.rows is None:
             self.findings.report("no_budget")
         step.has_rows = has_any = bool(loader_batches)
-        # transformers sums only where a process has a batch, and others would wait
+        # transformers sums where a process has a batch, and waits for those without
         if self.processes.number > 1:
             is_counted = step.count is not None
             counted, total, some = self.processes.sum(
@@ -180,7 +182,7 @@ class StepAssembler:
                     "dispatch_batches=True.")
             step.batches = self.micro_batches[-1:]
         # fillers come first: transformers steps with the last micro-batch, a real one
-        missing = width - len(step.batches) # without any a `LazyBatch` is not read
+        missing = width - len(step.batches) # if 0, a `LazyBatch` is not read
         fillers = [self._filler(step.batches[0]) for _ in range(missing)]
         self.micro_batches = fillers + step.batches
         self.calls = StepCalls(step, self.micro_batches, self.findings, self.adapter,
@@ -217,7 +219,7 @@ class StepAssembler:
         return self.split_step(rows)
 
     def take(self, inputs, count, is_last: bool, runs_ahead: bool) -> OptimizerStep | None:
-        "A micro-batch comes back, also of a loop of your own: the step, if it is computed now."
+        "A micro-batch comes back, also from your own loop. Returns a step to compute."
         if self.calls is None or self.calls.num_computed and not self.micro_batches:
             step, self.micro_batches = OptimizerStep([], count), []
             self.calls = StepCalls(step, [], self.findings, self.adapter)
@@ -231,9 +233,9 @@ _EVALUATION_COUNTS = "_get_num_items_in_batch" in (
 class _AroundStepsMixin:
     "Loaders, evaluations (`prediction_step` once a batch) and checkpoints of exact losses."
     def _get_dataloader(self, *args, **kwargs):
-        """As transformers', but for a stream on one process.
+        """As transformers', except for a stream on one process: it is read directly.
 
-        accelerate would send it batches, whose rows are not known."""
+        accelerate would dispatch batches, whose rows are not known."""
         config = self.accelerator.dataloader_config
         is_alone = self.accelerator.num_processes == 1 and not self._exact_off
         with override(config, dispatch_batches=False) if is_alone else nullcontext():

@@ -49,8 +49,8 @@ class OptimizerStep:
     count: float | torch.Tensor | None # `num_items_in_batch`
     rows: StepRows | None = None # that these were made of; None: they are pre-collated
     micro_batches: list | None = None # it is split into; None: the loader's batches
-    has_rows: bool = True # False: none is left; an old batch is computed, with weight 0
-    count_is_given: bool = False # by an override: believed for the full batch, too
+    has_rows: bool = True # False: it has none left; an old batch is computed, weight 0
+    count_is_given: bool = False # by an override: used for the full batch, too
 
     @property
     def planned(self) -> list:
@@ -87,7 +87,7 @@ def _counts_of(batch, names: tuple, prepare: Callable) -> dict:
     counts = counted_targets(batch)
     if set(names) <= set(counts):
         return counts
-    return counted_targets(prepare(copy(batch))) # it may add what is counted
+    return counted_targets(prepare(copy(batch))) # `prepare` may add what is counted
 
 UNEQUAL_COUNTS = ("{} all fitted as the normalizer so far, "
                   "and are not in proportion in this step")
@@ -104,7 +104,7 @@ class Attempt:
         self.factors = factors
         self.is_mean = strategy in (Strategy.FULL_BATCH, Strategy.LOADER_BATCHES)
         self.scale = 1 if self.is_mean else processes
-        # modules that run in chunks see all states
+        # for micro-batches only: with chunks all logits are computed
         self.targets = None if self.is_mean else facts.target_only_logits
         self.loss, self.signatures, self.num_losses = 0.0, set(), 0
         self.error: Exception | None = None # that was raised
@@ -124,7 +124,7 @@ class Attempt:
         if self.gather is not None:
             self.gather.loss_is_known = True
         factor, self.num_losses = self.factors[self.num_losses], self.num_losses + 1
-        if not factor: # a mean over nothing; with a gradient, so that processes can meet
+        if not factor: # weight 0; with a backward pass, for which other processes wait
             silence(loss)
             return 0 * loss.nan_to_num(0.)
         if self.facts.verified_terms and self.strategy is not Strategy.FULL_BATCH:
@@ -134,13 +134,13 @@ class Attempt:
         return loss * (factor * self.scale)
 
     def as_many_as_others(self, micro_batches: list, processes: Collectives) -> list:
-        "As many on each process: the first one again, whose weight is 0."
+        "As many as on other processes: copies of the first one, with weight 0."
         idle = max(processes.rows([[len(micro_batches)]])) - len(micro_batches)
         self.factors = [0.0] * idle + self.factors
         return micro_batches[:1] * idle + micro_batches
 
     def settle(self, processes: Collectives):
-        "The reason of all processes, so that they decide the same."
+        "Exchange losses and reasons, so that all processes decide the same."
         is_new = bool(self.signatures - {*self.facts.verified_terms})
         loss, failed, new = processes.sum(
             self.loss, float(self.error is not None), float(is_new))
@@ -170,8 +170,8 @@ class StepRowsChooser:
         def chosen(rows: list) -> list:
             return [rows[i] for i in few_rows(self.lengths.or_ones(rows), index)]
         rows = chosen(step.rows.rows)
-        # gather the choices of all processes, and choose as many as one process did: the
-        # same rows on all processes
+        # choose again from the choices of all, as many as one process did: the same
+        # rows on all processes
         if self.processes.number > 1:
             rows = chosen(self.processes.rows([rows]))
         return StepRows(rows, step.rows.collate)
@@ -240,12 +240,12 @@ class VerificationRecorder:
             findings.report("writes_parameters") # in chunks it writes as often
 
     def _record_split(self, result: VerificationResult):
-        "Steps are split: by which strategy, and which terms were verified."
+        "Record that steps are split: strategy, normalizers and verified terms."
         facts = self.findings.facts
         fits = facts.strategy in result.strategies
         strategy = facts.strategy if fits else result.strategies[0]
         terms = tuple(sorted({*facts.verified_terms, *result.terms}))
-        # of those that fitted so far; if none of them is left, it begins anew
+        # counts that have fitted every time; if none is left, those that fit now
         both = [name for name in result.normalizers if name in facts.normalizers]
         self.findings.set(strategy=strategy, verified_terms=terms,
                           normalizers=tuple(both or result.normalizers))
@@ -263,7 +263,7 @@ class VerificationRecorder:
         self.findings.fall_back(reason, PRE_COLLATED if is_collated else NO_CHUNKS)
 
     def accept_unverified(self, code: str, dry_run: DryRun, step: OptimizerStep):
-        "For a loss that cannot be compared: a sum or a mean, as its operations suggest."
+        "For a loss that cannot be verified: assume a sum or a mean, by its operations."
         findings = self.findings
         if findings.facts.strategy is Strategy.UNKNOWN:
             batch = self.adapter.prepare(copy(step.batches[0]))
@@ -302,7 +302,7 @@ class StrategyChooser:
                       self.processes.number)
 
     def verify(self, model, step: OptimizerStep, in_float32: bool = False):
-        "Verify the loss on a few rows of this step, and write down what came out."
+        "Verify the loss on a few rows of this step, and record the result."
         facts, before = self.findings.facts, self.findings.facts
         if facts.is_final:
             return
@@ -316,7 +316,7 @@ class StrategyChooser:
         more = self.rows.more(step, is_first=not facts.num_verifications)
         result = verify_loss(dry_run, facts, rows, more)
         self.failure = dry_run.failure
-        # zeros equal zeros, which shows nothing: as if it were not verified
+        # zeros equal zeros, which shows nothing: nothing is recorded
         is_inconclusive = result is None or (
             bool(result.strategies) and not result.is_conclusive)
         if self.processes.sum(float(is_inconclusive))[0]:
@@ -370,7 +370,7 @@ class StrategyChooser:
                 findings.report("engine_stepped", reason=attempt.reason)
             return strategy
         if strategy is Strategy.FULL_BATCH and attempt.error is None:
-            return strategy # not finite: so it is without us
+            return strategy # as one batch it is not finite either
         if strategy is Strategy.FULL_BATCH:
             findings.set(chunked_modules={})
             findings.fall_back(attempt.reason)
@@ -393,7 +393,7 @@ class StrategyChooser:
 # %% ../../nbs/accumulation_loss/optimizer_step.ipynb #bc3a8422
 def full_batch_of(
     step: OptimizerStep,
-    index: int, # of the step
+    index: int, # number of the step; the seed of random collators on several processes
     chooser: StepRowsChooser,
 ) -> tuple: # batch; `num_items_in_batch`; rows in a chunk of the backbone
     "All rows of a step, as one batch; with several processes all make the same one."
@@ -430,7 +430,7 @@ class AttemptComputer:
         except torch.OutOfMemoryError: # no fault of the strategy
             raise
         except Exception as error:
-            if self.processes.number > 1: # which others would wait for
+            if self.processes.number > 1: # the others would wait for this one
                 raise
             attempt.error = error
             what = "full batch" if strategy is Strategy.FULL_BATCH else "micro-batch"
@@ -439,7 +439,7 @@ class AttemptComputer:
         return attempt
 
     def _prepared(self, model, step: OptimizerStep, strategy: Strategy, index: int) -> tuple:
-        "An attempt, and what computes it."
+        "An attempt, and the function that computes it."
         facts, number = self.findings.facts, self.processes.number
         if strategy is Strategy.FULL_BATCH:
             attempt = Attempt(strategy, facts, [1.0], number)
@@ -450,7 +450,7 @@ class AttemptComputer:
             attempt = Attempt(strategy, facts, [], number)
             return attempt, partial(self._loader_batches, model, step, attempt)
         factors, reason = self._weights(step, strategy)
-        if reason: # which rows of this step may settle, compared as exactly as can be
+        if reason: # rows of this step may show which count is right, in float32
             self.chooser.verify(model, step, in_float32=True)
             facts = self.findings.facts
             if facts.strategy is strategy:
@@ -499,7 +499,7 @@ class VerificationSchedule:
 
     def is_due(self, step: OptimizerStep, facts: LossFacts, every: int | None) -> bool:
         if facts.is_final:
-            return False # and a batch that nobody needs is not collated
+            return False # and a `LazyBatch` is not collated for its columns
         columns = frozenset(map(str, as_dict(step.planned[0])))
         is_new = self.is_new_epoch or columns not in self.columns
         is_needed = facts.strategy is Strategy.UNKNOWN
@@ -542,15 +542,15 @@ class OptimizerStepComputer:
         strategy, kept = self.chooser.choose(model, step), detach_gradients(parameters)
         before = self.adapter.snapshot()
         attempt = self.attempts.compute(model, step, strategy, self.schedule.num_steps)
-        # this ends: what is split can become a full batch, which can only be given up
+        # this ends: from micro-batches to a full batch, from that to loader batches
         while (other := self.chooser.choose_again(
                 model, step, attempt)) is not attempt.strategy:
-            detach_gradients(parameters) # of this attempt, for good
+            detach_gradients(parameters) # of this attempt: they are dropped
             before.restore()
             # random numbers go on as if nothing were computed twice
             with fork_rng() if attempt.num_losses else nullcontext():
                 attempt = self.attempts.compute(model, step, other, self.schedule.num_steps)
-        if attempt.error is not None: # as without us
+        if attempt.error is not None: # as in plain training
             raise attempt.error
         if self.processes.number > 1:
             self.processes.average_gradients(self.adapter.parameters_outside(model))

@@ -43,12 +43,12 @@ def short_text(error: Exception) -> str:
 class BatchResult:
     "Loss and gradient of a batch, and what it may be weighted by."
     loss: float
-    gradient: torch.Tensor # of all parameters; one 0 where there is none
-    counts: dict # of the batch: what a mean may be over
+    gradient: torch.Tensor # of all parameters, flattened; a scalar 0 if there is none
+    counts: dict # candidates for the normalizer, by name
     epsilon: float # of the loss's dtype
-    signature: str # of the operations that reduce the loss
-    is_sum: bool = False # a bare one: divided by nothing
-    is_empty: bool = False # a mean over nothing
+    signature: str # names of the operations that reduce the loss
+    is_sum: bool = False # the loss is a sum that nothing divides
+    is_empty: bool = False # a mean over no targets: NaN, taken as 0
     class_weights: torch.Tensor | None = None # of its cross-entropies, float (classes,)
 
 def combine(
@@ -72,10 +72,10 @@ class Comparison:
     def __init__(self, model: nn.Module, adapter):
         self.model, self.adapter = model, adapter
         self.is_sharded = is_sharded(model) # then gradients are, too
-        self.has_engine = adapter.steps_in_backward # whose hooks would take gradients
-        self.takes_gradients = not (self.is_sharded and self.has_engine)
-        self.dtypes = set() # of operations that were seen
-        self.in_float32 = False # weights of sixteen bits, too
+        self.has_engine = adapter.steps_in_backward # DeepSpeed: hooks take gradients
+        self.takes_gradients = not (self.is_sharded and self.has_engine) # or losses
+        self.dtypes = set() # of results of operations in the first pass
+        self.in_float32 = False # 16-bit weights are converted
 
     def length(self, gradient: torch.Tensor) -> float:
         "The norm of a gradient, of all its shards; the same on all processes."
@@ -99,11 +99,11 @@ class Comparison:
 
     def is_close(self, first: float, second: float, epsilon=0.0, noise=0.0) -> bool:
         if not isfinite(first) or not isfinite(second):
-            return str(first) == str(second) # not a number is none in both
+            return str(first) == str(second) # NaN in both, or the same infinity
         size = max(abs(first), abs(second), 1e-12)
         return abs(first - second) <= max(self.tolerance(epsilon) * size, noise)
 
-    def noise(self, epsilon: float, gradient: float) -> float: # the length of it
+    def noise(self, epsilon: float, gradient: float) -> float: # `gradient`: a norm
         "Rounding of the parameters moves a loss by this much: gradient times parameters."
         size = get_total_norm([p for p in self.model.parameters() if p.requires_grad])
         return epsilon * float(size) * gradient
@@ -123,12 +123,12 @@ class Comparison:
         # rounding adds up through the layers of a backward pass, so gradients may be 20
         # times as different as losses; never so much that a missing micro-batch would pass
         most = min(max(20 * tolerance, 1e-6), 0.15)
-        # where the summands nearly cancel
+        # summands that nearly cancel have a larger rounding error
         added = summands if normalizer is None else self.length(gradient)
         return distance <= max(most * max(length, 1e-10), tolerance / 10 * added)
 
     def is_conclusive(self, result: BatchResult) -> bool:
-        "Whether it has a gradient, which would show a difference."
+        "Whether its gradient (or its loss) is not 0, so that a difference would show."
         if not self.takes_gradients:
             return bool(result.loss)
         return 1e-12 < self.length(result.gradient) < inf
@@ -137,8 +137,8 @@ class Comparison:
 def gradient_of(
     loss: torch.Tensor,
     parameters: list, # of the model, and what only the optimizer holds
-    engine: Comparison, # on which the model runs
-) -> torch.Tensor: # of all parameters, flattened; one 0 where there is none
+    engine: Comparison, # knows whether the model is sharded, or runs on DeepSpeed
+) -> torch.Tensor: # of all parameters, flattened; a scalar 0 if there is none
     "The gradient of a loss. Nothing has a gradient afterwards that had none before."
     parameters = [p for p in parameters if p.requires_grad]
     if not (parameters and loss.requires_grad):
@@ -151,12 +151,12 @@ def gradient_of(
     leaves = [] if engine.is_sharded else leaves_of(loss)
     others = [leaf for leaf in leaves if id(leaf) not in held]
     kept = detach_gradients(others)
-    loss.backward() # `autograd.grad` fails with checkpoints of the older kind
-    reshard(engine.model) # processes average one gradient, since all have these rows
+    loss.backward() # `autograd.grad` fails with reentrant checkpointing
+    reshard(engine.model) # all processes have these rows: the average is right
     gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     detach_gradients([*parameters, *others])
     restore_gradients(kept)
-    # of a model on several devices, and of sparse embeddings, too
+    # they may be DTensors, sparse (embeddings), or on several devices
     gradient = [g.to_local() if isinstance(g, DTensor) else g.to_dense() for g in gradient]
     return torch.cat([each.flatten().to(loss.device) for each in gradient])
 
@@ -165,9 +165,9 @@ def on_all_or_none(
     make: Callable, # collates
     processes=None, # `Collectives`; None: each makes batches by itself
 ):
-    """What `make` collates, on all processes or on none.
+    """What `make` collates. If it fails on one process, this raises on all of them.
 
-    If it fails on one of them it fails on all, which else would wait for that one."""
+    Otherwise the other processes would wait for that one."""
     collated = error = None
     try:
         collated = make()
@@ -185,25 +185,25 @@ class DryRun(Comparison):
     "Loss and gradient of batches, free of side effects."
     def __init__(self, model: nn.Module, adapter, count=None, lengths=None,
                  num_processes: int = 1):
-        # without wrappers; a `TrainerAdapter`; `num_items_in_batch` of the step
+        # model: unwrapped; adapter: a `TrainerAdapter`; count: `num_items_in_batch`
         super().__init__(model, adapter)
         self.count, self.num_processes = count, num_processes
-        self.counts_batches = False # each batch by itself, as in an evaluation
+        self.counts_batches = False # True: counts items of each batch (evaluation)
         self.micro_batch = adapter.micro_batch # (rows, some indices) -> batch
         # what the first pass shows: writes into parameters (None: not known yet), which
         # are undone, and calls of torch.distributed
         self.writes, self.collectives = None, 0
-        self.written = [] # what the last pass made of parameters
-        self.drew = False # random numbers on the CPU, when a value was computed last
-        self.moved_in_chunks = [] # buffers that move differently there
-        self.buffers = {} # that the last pass moved: name -> its values afterwards
+        self.written = [] # values that the last pass wrote to parameters
+        self.drew = False # whether the last `loss_value` drew random numbers (CPU)
+        self.moved_in_chunks = [] # buffers that change differently in chunks
+        self.buffers = {} # that the last pass changed: name -> values afterwards
         self.counted = {} # attributes of modules that counted its calls, by name
         self.failure = "" # what kept the loss from being computed
-        self.class_weights = None # by which batches are counted, too
+        self.class_weights = None # of a cross-entropy: their sum is a count, too
         self.processes = None # `Collectives`, where all processes verify the same rows
-        self.trims = False # micro-batches are rows of a full batch, and will be shorter
-        self.targets = None # of which logits are computed only, in micro-batches
-        self.lengths = lengths # rows -> tokens of each; None: they are no rows
+        self.trims = False # micro-batches are rows of a full batch, less its padding
+        self.targets = None # "next" or "same": logits of these only, in micro-batches
+        self.lengths = lengths # rows -> tokens of each; None: there are no rows
 
     def full_batch(self, rows: StepRows):
         "The rows as one batch, as the user's collator makes it."
@@ -233,7 +233,7 @@ class DryRun(Comparison):
 
     @contextmanager
     def watched(self, seed: int = 0, calls: int = 1) -> Iterator: # of the model
-        "Gives the context for forward passes: a `ParameterWriteMonitor` while it has to."
+        "The context of forward passes: a `ParameterWriteMonitor` if one is needed."
         numbers_before = integers_of(dict(self.model.named_modules()))
         with ExitStack() as stack:
             if self.in_float32:
@@ -265,13 +265,13 @@ class DryRun(Comparison):
             targets: str | None = None) -> list[BatchResult]:
         """Buffers and random numbers go on from batch to batch, as they do in a step.
 
-        With `loss_only` without a graph, and the memory that it takes. With `targets`
-        logits are computed for these tokens only."""
+        `loss_only`: without a graph and its memory. `targets`: logits of these tokens
+        only, those with a target as the "next" token or the "same"."""
         graph = torch.no_grad() if loss_only else nullcontext()
         try:
             with self.watched(calls=len(batches)) as watch, graph:
                 return [self._result(each, watch, loss_only, targets) for each in batches]
-        except Exception: # as of a kernel for sixteen bits alone, or of too little memory
+        except Exception: # of a kernel for 16 bits only, or too little memory
             if not self.in_float32 or self.writes is not None: # not the first pass
                 raise
             self.in_float32 = False
@@ -281,7 +281,7 @@ class DryRun(Comparison):
         return self.adapter.count([batch]) if self.counts_batches else self.count
 
     def loss_value(self, batch, count=None, seed: int = 0) -> float:
-        # with a graph: some losses compute gradients themselves, or are others without
+        # with a graph: some losses need one, or have another value without it
         count = self._count_of(batch) if count is None else count
         with self.watched(seed) as watch, watch:
             before = rng_state()
@@ -299,7 +299,7 @@ class DryRun(Comparison):
         if any(p.grad is not None for p in self.adapter.parameters(self.model)):
             raise RuntimeError("compute_loss computes gradients itself, by backward()")
         value, signature = float(loss.detach()), signature_of(loss)
-        is_sum = sums_rows(loss) # all before the graph is gone
+        is_sum = sums_rows(loss) # read before backward frees the graph
         class_weights = None if loss_only else class_weights_of(loss)
         gradient = torch.zeros(())
         if self.takes_gradients and not loss_only:
@@ -317,10 +317,10 @@ def shuffled(count: int, seed: int) -> list[int]:
     return torch.randperm(count, generator=generator).tolist()
 
 def few_rows(lengths: np.ndarray, index: int) -> list[int]: # int64 (rows,)
-    "Five short rows of different lengths, or four; others at each verification."
+    "Four or five short rows of different lengths, drawn anew at each verification."
     order = np.argsort(lengths, kind="stable")
     few = min(len(order), 5 if len(order) >= 16 else 4)
-    # at most four times the shortest, or what so many different lengths need
+    # at most four times the shortest, or as long as `few` different lengths need
     longest = max(4 * lengths.min(), np.unique(lengths)[:few][-1])
     pool = order[:max(few, (lengths <= longest).sum())]
     pool = pool[shuffled(len(pool), index)]
@@ -361,7 +361,7 @@ def many_rows(rows: StepRows, lengths: np.ndarray, tokens: int) -> list[StepRows
     return [mixed, unpadded]
 
 def widest_rows(rows: StepRows, lengths: np.ndarray) -> list[StepRows]:
-    """The shortest and the longest row, each a micro-batch; none where they are as long.
+    """The shortest and the longest row, each a micro-batch; none if of equal length.
 
     What depends on the width of a batch shows there: frequencies of a rotary embedding
     that the longest row chooses (dynamic NTK, LongRoPE), attention of another kind."""
@@ -387,12 +387,12 @@ class VerificationResult:
     strategies: list[Strategy] # by which every split of the rows gives the full batch
     reason: str = "" # why there is none
     terms: set[str] = field(default_factory=set) # signatures of losses
-    normalizers: list | None = None # counts by which they give the full batch
+    normalizers: list | None = None # counts whose weighted mean gives the full batch
     is_conclusive: bool = True # there was a gradient that could differ
     full: BatchResult | None = None # of the full batch
     batch: object = None # the full batch
     facts: dict = field(default_factory=dict) # of `LossFacts`, found out meanwhile
-    stateful: list = field(default_factory=list) # "loss", "collator"
+    stateful: list = field(default_factory=list) # "loss", "collator": if it has state
     moved_buffers: list = field(default_factory=list) # names
 
 def fitting_strategies(
@@ -410,7 +410,7 @@ def fitting_strategies(
     result = VerificationResult([Strategy.SUM, Strategy.WEIGHTED_MEAN],
                                terms={full.signature}, full=full, batch=batch)
     size = num_rows_of(batch) or 1 # 1: packed rows
-    if 1 < size < len(rows): # it packs them, so they are no longer alone
+    if 1 < size < len(rows): # the collator packs several rows into an entry
         result.strategies = []
         result.reason = f"the collator makes {size} entries of {len(rows)} rows"
         return result
@@ -501,7 +501,7 @@ def without_padding_of_others(batch):
 
 def _verify_collator(dry_run: DryRun, result: VerificationResult, rows: StepRows):
     "Whether a batch depends on more than its rows."
-    # transformers may have put one that removes columns around it
+    # it may be inside of transformers' `RemoveColumnsCollator`
     collator = {"": rows.collate, "of columns": getattr(rows.collate, "data_collator", None)}
     numbers_before = integers_of(collator)
     def batch():
@@ -541,12 +541,12 @@ def _verify_loss_itself(dry_run: DryRun, result: VerificationResult):
 # %% ../../nbs/accumulation_loss/verification.ipynb #879fbc8f
 def alignments_to_try(dry_run: DryRun, alignment: str | None, rows: StepRows,
                       batch) -> list[str]:
-    "Which tokens' logits may be left out, if these rows can show it."
+    "Values of `targets` to try; none if these rows have too few tokens without target."
     kept = target_states(as_dict(batch).get("labels"), "same", most=1.0)
     has_lengths = dry_run.lengths is not None and not isinstance(rows, CollatedRows)
     if alignment == "" or kept is None or not has_lengths or not dry_run.takes_gradients:
         return []
-    # of their own tokens: that padding has no target says nothing of a question
+    # compared with tokens without padding, which never has a target
     lengths = dry_run.lengths(rows.rows)
     if lengths is None or len(kept[0]) > MOST * lengths.sum():
         return []
@@ -564,12 +564,12 @@ def verify_loss(
     facts: LossFacts, # so far
     rows: StepRows, # a few of a real step, the same on all processes
     more: Sequence[StepRows] = (), # others, compared by loss value
-) -> VerificationResult | None: # None: nothing to see
+) -> VerificationResult | None: # None: no gradient, or an exception
     """Find out, or verify, how the losses of micro-batches give that of the full batch.
 
     The reference is what the user's collator makes of all rows, and the micro-batches
-    are what it makes of some of them: the very batches that a step is split into. Of a
-    collator that draws random numbers they are rows of the full batch."""
+    are what it makes of some of them: the very batches that a step is split into. With
+    a collator that draws random numbers they are rows of the full batch."""
     result, index = VerificationResult([]), facts.num_verifications
     if len(rows) < 2:
         return None
@@ -580,7 +580,7 @@ def verify_loss(
             return None
         if not index and not isinstance(rows, CollatedRows):
             _verify_collator(dry_run, result, rows)
-    except Exception as error: # so it does without us, and training will say so
+    except Exception as error: # training fails in the same way, and raises it
         dry_run.failure = short_text(error)
         return None
     is_random = result.facts.get("collator_is_random", facts.collator_is_random)
@@ -589,11 +589,11 @@ def verify_loss(
     if is_random and num_rows_of(batch) == len(rows):
         split_from, more = CollatedRows(batch, len(rows)), ()
         lengths = dry_run.lengths and dry_run.lengths(rows.rows)
-        dry_run.trims = lengths is None or len({*lengths.tolist()}) > 1 # or nobody knows
+        dry_run.trims = lengths is None or len({*lengths.tolist()}) > 1 # or unknown
     buffers, counted, fitting = dry_run.buffers, dry_run.counted, None
     result.full, result.batch = full, batch
     if dry_run.collectives and dry_run.num_processes > 1:
-        result.facts["strategy"] = Strategy.LOADER_BATCHES # they meet those of others
+        result.facts["strategy"] = Strategy.LOADER_BATCHES # they wait for others
         return result
     if dry_run.writes:
         result.reason = "the forward pass modifies parameters"
@@ -608,10 +608,10 @@ def verify_loss(
     fitting.facts, fitting.stateful = result.facts, result.stateful
     if fitting.strategies and tried:
         fitting.facts["target_only_logits"] = dry_run.targets or ""
-    # what counts calls does so in both; a flag that is set to 1 once, in one of them alone
+    # counters of calls rise in both runs; a flag that is set to 1 once, in one only
     fitting.moved_buffers = differing(buffers, dry_run.buffers) + [
         name for name in counted if name in dry_run.counted]
-    # not later where it fits: at first, a loss that draws now and then may fit by chance
+    # the first two times also if it fits: a loss that seldom draws may fit by chance
     if index < 2 or facts.strategy not in fitting.strategies:
         _verify_loss_itself(dry_run, fitting)
     return fitting
@@ -638,7 +638,7 @@ def find_chunked_modules(dry_run: DryRun, batch, rows: StepRows) -> dict:
     return {}
 
 def _smaller_batch(dry_run: DryRun, rows: StepRows, size: int) -> tuple:
-    "A full batch of fewer rows, of which the model computes a loss; entries in it."
+    "A batch of fewer rows that has a loss, and the number of its entries."
     for number in range(len(rows) - 1, 0, -1):
         try:
             batch = dry_run.full_batch(rows.select(range(number)))

@@ -25,7 +25,7 @@ def stored_lengths(
     dataset: Any, # rows by number
     column: str = "length", # name of a column that holds lengths
 ) -> np.ndarray | None: # shape (rows,); None: the rows have to be read
-    """Tokens in each row, where no row need be read for it.
+    """Tokens in each row, if they can be counted without reading rows.
 
     From an attribute `lengths`, the column, or `input_ids` in Arrow's memory.
     `as_lengths` checks them."""
@@ -44,12 +44,12 @@ def stored_lengths(
 
 # %% ../../nbs/bucketing/collators.ipynb #2ef256fb
 def _collate_column(name, values, fill, side):
-    "A column of a batch as a tensor; and where its tokens are, if rows have several."
+    "A column of a batch as a tensor, and the mask of its tokens (None: it has none)."
     if any(value is None for value in values):
         raise ValueError(f"column {name!r} has no value in some rows: fill it, or "
                          "remove these rows")
     has_tokens = np.ndim(values[0]) > 0
-    # an empty list is one of floats for numpy, and would make ids of the others floats
+    # numpy takes an empty list for floats, which would make all ids floats
     filled = [value for value in values if not has_tokens or len(value)]
     flat = np.concatenate(filled or values) if has_tokens else np.asarray(values)
     if flat.dtype.kind not in "biuf":
@@ -71,7 +71,7 @@ def _collate_column(name, values, fill, side):
 
 def by_column(features: Sequence[Mapping]) -> dict: # of lists
     """Rows as a dict of columns.
-    `ValueError` where rows have others, `TypeError` for text."""
+    Raises `ValueError` if rows differ in columns, `TypeError` for text."""
     if not hasattr(features[0], "keys"):
         raise TypeError("a row is a dict with input_ids: tokenize the texts one by one")
     names = features[0].keys()
@@ -83,8 +83,8 @@ def by_column(features: Sequence[Mapping]) -> dict: # of lists
 
 # %% ../../nbs/bucketing/collators.ipynb #2c2908fb
 def has_entries(row: Any, number:int) -> bool:
-    "Whether a row of a column has so many entries, as one for each token."
-    # a number in an array of no dimension has a method for its length, which fails
+    "Whether a value has `number` entries, one for each token."
+    # a 0-d array has `__len__`, but calling it fails
     is_sized = hasattr(row, "__len__") and getattr(row, "shape", None) != ()
     return is_sized and not isinstance(row, str) and len(row) == number
 
@@ -102,7 +102,7 @@ class PaddedCollator:
         *,
         pad_token_id:int | None=None, # fills `input_ids`
         padding_side:str | None=None, # "right" or "left"
-        labels_from_ids:bool=False, # for language models: of rows that bring no labels
+        labels_from_ids:bool=False, # ids as labels, if rows have none (language model)
     ):
         if pad_token_id is None:
             pad_token_id = getattr(tokenizer, "pad_token_id", None)
@@ -139,7 +139,7 @@ class PackingFormat:
     "How one model prevents attention across the sequences of a packed row."
     kind: str = "varlen" # what prevents it, see above
     causal: bool = True # tokens do not look ahead
-    shifted_labels: bool = True # a token's label is used by the token before it
+    shifted_labels: bool = True # the model predicts each label from the token before
     first_position: int = 0 # position id of the first token of each sequence
     pad_token_id: int = 0 # fills what is left of a row
 
@@ -159,8 +159,8 @@ def _laid_out(values, rows, capacity, fill) -> torch.Tensor:
 def _separating_arguments(on_host, segments, packing_format) -> dict:
     """Arguments that tell the model where sequences end.
 
-    `segments` is the number of the sequence at each place, or -1, of shape
-    (rows, capacity); `on_host` has the same on the CPU."""
+    `segments` is the index of the sequence at each position, -1 for padding, of
+    shape (rows, capacity); `on_host` has the same on the CPU."""
     if packing_format.kind == "positions":
         return {"use_cache": False}
     if packing_format.kind in ("bool", "float"):
@@ -182,10 +182,10 @@ def _separating_arguments(on_host, segments, packing_format) -> dict:
 
 # %% ../../nbs/bucketing/collators.ipynb #698599c7
 def _block_mask(segments, causal):
-    "Shape (rows, 1, capacity, capacity), true where a token sees: its own sequence."
+    "Shape (rows, 1, capacity, capacity), true where a token attends to another."
     sees = segments[:, :, None] == segments[:, None, :]
-    # A row of a mask without a single true value has no softmax. So padding sees
-    # something: its whole row, which tells it from one more sequence.
+    # A row of the mask without any true value has no softmax, so padding attends to
+    # its whole packed row, unlike one more sequence.
     sees |= segments[:, :, None] == -1
     if causal:
         sees &= torch.ones_like(sees[0]).tril_()
@@ -194,11 +194,11 @@ def _block_mask(segments, causal):
 # %% ../../nbs/bucketing/collators.ipynb #b6805350
 def pack_batches(
     singles: Sequence[Mapping], # batches of one row: tensors of shape (1, tokens, ...)
-    rows: Sequence[Sequence[int]], # for each packed row, the numbers of its `singles`
+    rows: Sequence[Sequence[int]], # for each packed row, the indices of its `singles`
     packing_format: PackingFormat, # of the model
     *,
-    capacity: int | None = None, # tokens in a packed row; None: as the fullest has
-) -> dict: # of tensors of shape (packed rows, capacity, ...), and what the way needs
+    capacity: int | None = None, # tokens in a packed row; None: as in the fullest
+) -> dict: # tensors of shape (packed rows, capacity, ...), and arguments of the format
     """Batches of one row each as packed rows, on the same device.
 
     Raises `ValueError` for a column with one entry for each row, such as the label of a
@@ -235,7 +235,7 @@ def _columns(singles):
     for name, first in singles[0].items():
         values = [single[name] for single in singles]
         shapes = [getattr(value, "shape", ())[:2] for value in values]
-        if name == "attention_mask": # every token that is laid out is shown
+        if name == "attention_mask": # not needed: hidden tokens are left out
             continue
         if torch.is_tensor(first) and shapes == tokens:
             columns.append(name)
@@ -281,7 +281,7 @@ class PackedCollator:
     ) -> dict:
         columns = by_column(features)
         sizes = list(map(len, columns["input_ids"]))
-        # what rows have besides, such as the class of a text, has no place in a pack
+        # leave out columns without an entry for each token, such as a class
         columns = {name: rows for name, rows in columns.items()
                    if name == "labels" or all(map(has_entries, rows, sizes))}
         from_ids = self.packing_format.causal and "labels" not in columns

@@ -135,7 +135,7 @@ _window_names = ("sliding_window", "attention_window", "local_attention", "windo
                  "attention_chunk_size", "attention_window_size", "sliding_window_size")
 
 def _trials(model, draw) -> list:
-    "Pairs of sequences, and rows of them: one row, four, and beyond the window."
+    "Each trial: (sequences, packed rows). One row, four rows, beyond the window."
     short = list(map(draw, _short_trial))
     trials = [(short, rows) for rows in _short_trial_rows]
     config = model.config.get_text_config()
@@ -190,7 +190,7 @@ def sdpa_varlen_forward(
     is_causal:bool | None=None,
     cu_seq_lens_q:torch.Tensor | None=None, # where sequences start, and the end
     max_length_q:int | None=None, # tokens in the longest sequence
-    sliding_window:int | None=None, # tokens that a token attends to, on each side
+    sliding_window:int | None=None, # attended tokens on each side, itself included
     **kwargs, # of `sdpa_attention_forward`
 ) -> tuple[torch.Tensor, None]: # shape (rows, tokens, heads, size)
     "Attention within the sequences of packed rows; `sdpa` for other batches."
@@ -349,9 +349,9 @@ def cross_attention_fault(
     batch, # of a collator; sequences of a row begin where `position_ids` do
     autocast: torch.dtype | None = None, # of the training
 ) -> str | None: # text of the fault
-    """Whether a model attends across sequences that another collator packed in one row.
+    """The fault, if a model attends across sequences that another collator packed.
 
-    None where it does not, or where the model has no logits per token."""
+    None if it does not, or if this cannot be tested (no logits per token)."""
     positions = batch.get("position_ids") if isinstance(batch, Mapping) else None
     if not torch.is_tensor(positions) or positions.dim() != 2 or len(positions) != 1:
         return None

@@ -160,7 +160,7 @@ def _load_or_compute(path, identity, compute):
 # %% ../../nbs/prompt_tuning/text_cache.ipynb #b37d3c19
 def _facts_of(model):
     """Facts of a prompt model or a backbone. Raises `ValueError` for a prompt model
-    whose backbone was changed since it was made, but for its dtype."""
+    whose backbone has changed since it was made, other than in dtype."""
     facts = getattr(model, "facts", None) # a prompt model's, also inside PEFT's
     if facts is None:
         return find_facts(model.base_model)

@@ -35,7 +35,7 @@ __all__ = ['AHEAD', 'EPOCH', 'losses_of_process', 'restore_callbacks', 'RandomNu
 # %% ../../nbs/trainer/resume.ipynb #0b5e31aa
 _logger = logging.get_logger(__name__)
 
-# folders in a checkpoint, besides its own random state
+# folders of a checkpoint with the two further random states
 AHEAD = "rng_before_batch" # before the batch that was read ahead
 EPOCH = "rng_before_epoch" # before the epoch's sampler has drawn
 
@@ -97,16 +97,16 @@ class RandomNumbers:
     def __init__(self,
         checkpoint: str | None = None,
         rank: int = 0,
-        digest: list | None = None, # of the batch that its run had read ahead
+        digest: list | None = None, # of the batch that the saved run had read ahead
         load: Callable | None = None, # a folder: the random state of the process
     ):
         self.checkpoint, self.rank, self.digest = checkpoint, rank, digest
         self._load = load
-        self.is_restored = checkpoint is None # with the state of the checkpoint
+        self.is_restored = checkpoint is None # None: nothing to restore
         self.recorder: RngRecordingCollator | None = None # of batches of this process
         self.generators = OwnGenerators({})
         self.epoch_state: tuple | None = None # before the epoch
-        self.unrestored: list[str] = [] # what a message has named
+        self.unrestored: list[str] = [] # already named in a warning
 
     def begin_epoch(self, dataloader: object, skipped: int): # number of batches
         self.generators, hooks = own_generators(dataloader), ()
@@ -152,24 +152,24 @@ class RandomNumbers:
         return True
 
     def _warn_unrestored(self, paths: list[str]):
-        "Say once what a resumed run may draw otherwise."
+        "Warn once of each random state that cannot be restored."
         paths = [path for path in dict.fromkeys(paths) if path not in self.unrestored]
         self.unrestored += paths
         if paths:
             _logger.warning(_NOT_RESTORED.format(", ".join(paths)))
 
     def ahead(self, batches: int) -> tuple | None: # None: no batch was read ahead
-        "The state before the batch after so many of the epoch."
+        "The state before the batch that was read ahead, after `batches` of the epoch."
         if self.recorder is None or self.recorder.calls <= batches:
             return None
         return self.recorder.states.get(batches)
 
     def save(self, folder: str, batches: int, save: Callable):
-        "The states of now, before the epoch, and before the batch that was read ahead."
+        "Save the states now, before the epoch, and before the batch read ahead."
         save(folder)
         self.generators.search()
         save_generators(self.generators.state_dict(), folder, self.rank)
-        with fork_rng(): # afterwards the numbers are as before
+        with fork_rng(): # the random state of the run stays as it is
             for name, state in (
                     (AHEAD, self.ahead(batches)), (EPOCH, self.epoch_state)):
                 if state is not None:
@@ -188,7 +188,7 @@ _OTHER_STEP_SIZE = (
     "epoch of the checkpoint again from its first row.")
 
 def check_step_size(checkpoint: str, saved: dict, step_size: dict) -> None:
-    "Raises `ValueError` for another size; older checkpoints do not say theirs."
+    "Raises `ValueError` if a step size differs. Older checkpoints have none stored."
     before = {name: saved.get(name, value) for name, value in step_size.items()}
     if before != step_size:
         of_checkpoint, of_run = (
@@ -215,17 +215,17 @@ def _has_ended(state: TrainerState, callbacks: Iterable[TrainerCallback]) -> boo
 @dataclass
 class RunState:
     "The position of a run, and what it has read from a checkpoint."
-    output: OutputFolder | None = None # owned, while training
+    output: OutputFolder | None = None # locked while training
     checkpoint: str | None = None # to resume from
     saved: dict = field(default_factory=dict) # its `data_position.json`
     losses: dict | None = None # of the checkpoint, until they are put back
     numbers: RandomNumbers = field(default_factory=RandomNumbers)
-    place: StreamPosition | None = None # where a stream of ours is
+    place: StreamPosition | None = None # the loader's data set, if it is a stream
     epoch: int = 0
-    batches: int = 0 # of the epoch, that the loop has read or passed over
-    open_step: int | None = None # the step whose batches are read and not yet trained
+    batches: int = 0 # of the epoch, read or skipped so far
+    open_step: int | None = None # its batches are read, and it has not ended
     saves_after_step: bool = False # a checkpoint was wanted in the middle of a step
-    step_size: dict = field(default_factory=dict) # the arguments that decide it
+    step_size: dict = field(default_factory=dict) # rows_per_step and tokens_per_step
 
     def adopt(self, checkpoint: str | None, args: TrainingArguments,
               load: Callable) -> None:
@@ -254,7 +254,7 @@ def first_batch_of_stream(
     run: RunState, data: object, world_size: int) -> tuple[int, int] | None:
     """Epoch and batch to begin with, in a stream of unknown length.
 
-    transformers divides the steps by those of an epoch, which it has to know. None
+    transformers needs the number of steps in an epoch to find them. None
     for other data, and for a stream that is a `StreamPosition`."""
     is_stream = isinstance(data, IterableDataset) and not has_length(data)
     if not is_stream or run.place is not None or not run.saved:
@@ -264,11 +264,11 @@ def first_batch_of_stream(
     return run.saved["epoch"], batches
 
 def position_json(run: RunState, accelerator: Accelerator, losses: dict) -> str:
-    "What `data_position.json` says of all processes; the losses are of this one."
+    "The text of `data_position.json`; `losses` are those of this process."
     state = None if run.place is None else run.place.state_dict()
     is_ahead = run.numbers.ahead(run.batches) is not None
     digest = batch_digest(*run.numbers.recorder.last) if is_ahead else None
-    # when all have come here, all have written
+    # also a barrier: after it, all processes have written their files
     places, all_losses, ahead = zip(*gather_object([(state, losses, digest)]))
     epoch, batches = run.epoch, run.batches
     # after the last batch of an epoch a resumed run begins with the next one
@@ -279,15 +279,15 @@ def position_json(run: RunState, accelerator: Accelerator, losses: dict) -> str:
 
 # %% ../../nbs/trainer/resume.ipynb #8ef634b6
 class _AtomicCheckpointMixin:
-    "Once a checkpoint `_save_checkpoint`, which calls the others."
+    "`_save_checkpoint` runs once for each checkpoint and calls the others."
     def _save_checkpoint(self, model, trial):
         "transformers writes it into a staging folder; then all processes commit it."
         run, step = self._run_state, self.state.global_step
-        if run.output is None: # called outside of a training
+        if run.output is None: # called outside of `train`
             return super()._save_checkpoint(model, trial)
         if run.open_step == step: # half a step cannot be resumed
             run.saves_after_step = True
-            if self.args.world_size == 1: # others may not have marked it yet
+            if self.args.world_size == 1: # others may still write the mark
                 run.output.unmark(step)
             return
         # transformers writes the state of a callback into the entry of the loaded
@@ -300,7 +300,7 @@ class _AtomicCheckpointMixin:
             super()._save_checkpoint(model, trial)
             run.output.commit(
                 self.state, position_json(run, self.accelerator, losses))
-        if self.args.push_to_hub: # it was in the staging folder when transformers did
+        if self.args.push_to_hub: # before the commit, transformers' push was skipped
             super()._push_from_checkpoint(str(run.output.path(step)))
 
     def _get_output_dir(self, trial):
@@ -357,12 +357,12 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
             return super().train(checkpoint, trial, *args, **kwargs)
 
     def set_initial_training_values(self, args, dataloader, *rest):
-        "A stream goes on where it was."
+        "A stream continues at its position."
         run, data = self._run_state, getattr(dataloader, "dataset", None)
         places = run.saved.get("places", [None])
         if isinstance(data, StreamPosition):
             run.place = data
-            # of a checkpoint of rows: transformers counts batches off
+            # None: that run read no stream, and transformers skips batches
             if None not in places and not args.ignore_data_skip:
                 data.load_state_dict(places, args.process_index, args.world_size)
         return super().set_initial_training_values(args, dataloader, *rest)
@@ -371,7 +371,7 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
         "Epoch and batch that the run begins with."
         run = self._run_state
         begin = super()._init_training_state(*args, **kwargs)
-        if self.args.save_strategy != "no": # else nobody resumes this run
+        if self.args.save_strategy != "no": # without checkpoints nobody resumes it
             warn_of_other_run(run.output, self.state.global_step)
         if run.checkpoint is None:
             return begin
@@ -386,7 +386,7 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
 
     def _load_callback_state(self):
         "What callbacks have counted goes into those that are passed now."
-        super()._load_callback_state() # by an option, into new callbacks
+        super()._load_callback_state() # only by its option, and into new callbacks
         restore_callbacks(self.callback_handler.callbacks,
                           self.state.stateful_callbacks)
 
@@ -412,13 +412,13 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
             self._globalstep_last_logged = losses["logged at"]
 
     def _load_rng_state(self, checkpoint):
-        "transformers' attempt, after it has read the first batches of a resumed epoch."
+        "Called by transformers after it has read the first batches of a resumed epoch."
         self._run_state.numbers.restore()
 
     def get_batch_samples(self, *args, **kwargs):
         "Before the batches of a step are read."
         run = self._run_state
-        # it reads no batch ahead: here the checkpoint was made
+        # a stream reads no batch ahead: the checkpoint was made at this point
         if run.place is not None:
             run.numbers.restore()
         # it stays the open one until callbacks have had `on_pre_optimizer_step`
@@ -441,7 +441,7 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
         run.output.finish()
 
     def _finalize_training(self, *args, **kwargs):
-        "`train_loss` becomes that of all starts of the run."
+        "`train_loss` covers the steps before a resume, too."
         if self._run_state.saved:
             self._restore_losses() # where no step was left to train
             self._total_loss_scalar = _scaled_loss(
