@@ -1,8 +1,8 @@
 """Words that readers type in a search, by page: those that the page itself does not use.
 
-A page is found if it has every word of a query, in its prose, its code or here; words that stand
-here side by side, in the order of the query, count most. So whole queries are listed, small words
-included.
+A page is ranked by the words of a query that it has, in its prose, its code or here; rare words
+count most, and words that stand side by side, in the order of the query, count again. So whole
+queries are listed, small words included.
 """
 
 KEYWORDS = {
@@ -16,7 +16,7 @@ KEYWORDS = {
         "speed up training, faster, slow training, GPU utilization, throughput, "
         "dynamic batching, dynamic padding, too much padding, max tokens per batch, "
         "variable length sequences, sequence packing, sample packing, padding free, "
-        "document masking, bucketing, attention leak between documents, effective batch size, "
+        "document masking, cross-contamination, varlen, cu_seqlens, bucketing, attention leak between documents, effective batch size, "
         "memory usage, reduce memory, wasted compute, wasted tokens, batch size, "
         "mixed precision, bf16, fp16, flash attention, out of memory, OOM"),
     "accumulation_loss/index": (
@@ -97,7 +97,8 @@ KEYWORDS = {
     "benchmarks/steps": (
         "speed, speedup benchmark, throughput, seconds, tokens per second, how much faster"),
     "benchmarks/measure": (
-        "speed up, speedup benchmark, how much faster, my GPU, benchmark my model, speech, "
+        "speed up, speedup benchmark, how much faster, my GPU, estimate GPU hours, training time, "
+        "cost of a training, benchmark my model, speech, "
         "audio, wav2vec, images"),
     "benchmarks/prompt_tuning": "prompt tuning is slow, speed of prompt tuning",
     "changelog": "renamed, breaking changes, versions",
