@@ -16,7 +16,8 @@ KEYWORDS = {
         "speed up training, faster, slow training, GPU utilization, throughput, "
         "dynamic batching, dynamic padding, too much padding, max tokens per batch, "
         "variable length sequences, sequence packing, sample packing, padding free, "
-        "document masking, cross-contamination, varlen, cu_seqlens, bucketing, attention leak between documents, effective batch size, "
+        "document masking, cross-contamination, varlen, cu_seqlens, bucketing, "
+        "attention leak between documents, effective batch size, "
         "memory usage, reduce memory, wasted compute, wasted tokens, batch size, "
         "mixed precision, bf16, fp16, flash attention, out of memory, OOM"),
     "accumulation_loss/index": (
