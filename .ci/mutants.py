@@ -61,9 +61,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", help="of prompt_packing")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--number", type=int, default=20, help="of faults")
     args = parser.parse_args()
     every, outcomes = list(candidates(args.folder)), Counter()
-    for file, token, fault in random.Random(args.seed).sample(every, min(20, len(every))):
+    for file, token, fault in random.Random(args.seed).sample(every, min(args.number, len(every))):
         with TemporaryDirectory() as folder:
             copied = shutil.copytree(root, Path(folder, "copy"), symlinks=True, ignore=(
                 shutil.ignore_patterns(".git", ".venv", "_docs", "_proc", "runs")))
