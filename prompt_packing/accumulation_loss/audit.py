@@ -35,7 +35,7 @@ __all__ = ['HEADS', 'compare_gradients', 'split_batch', 'pop_gradient', 'accumul
 def compare_gradients(right: dict, other: dict) -> dict[str, float]:
     """Ratio of lengths, cosine and relative difference of a gradient to the right one.
 
-    Both by parameter name; a parameter that is missing counts as zero."""
+    Both are dicts by parameter name; a parameter that is missing counts as zero."""
     sums = torch.zeros(4, dtype=torch.float64)
     for name, tensor in {**right, **other}.items(): # one at a time, to save memory
         none = torch.zeros_like(tensor)
@@ -54,7 +54,7 @@ def split_batch(batch: Mapping, num_micro_batches: int) -> DataLoader:
 
     Raises `TypeError` if this is no batch, `ValueError` if its tensors have different
     numbers of rows."""
-    # a row as a data set has it holds lists
+    # a row of a data set holds lists, not tensors
     if not isinstance(batch, Mapping) or not any(map(torch.is_tensor, batch.values())):
         raise TypeError(
             "audit_loss needs batches, each a dict of tensors as a collator makes it; "
@@ -140,16 +140,16 @@ def audit_loss(
 def audited(
     trainer: transformers.Trainer, batch: Mapping, micro_batches: DataLoader
 ) -> dict:
-    "A row of the table."
+    "A row of the table of `audit_loss`: one step."
     right_loss, right, uses_count = full_batch_step(trainer, batch)
     if isinstance(trainer, ExactLossMixin):
-        trainer.attach_dataloader(micro_batches) # which its own loaders do
+        trainer.attach_dataloader(micro_batches) # as training does with its own loader
     loss, gradient = accumulated_step(trainer, *trainer.get_batch_samples(
         iter(micro_batches), len(micro_batches), trainer.args.device),
         trainer.training_step)
     ratio, cosine, error = compare_gradients(right, gradient).values()
     cause = "right"
-    if error >= 1e-3: # rounding of deep networks is below
+    if error >= 1e-3: # rounding errors are smaller
         cause = f"gradients are {max(ratio, 1 / max(ratio, 1e-9)):.2f} times too "
         cause += "large" if ratio > 1 else "small"
         cause += " and point elsewhere" if cosine < 0.99 else ""
@@ -165,7 +165,7 @@ def audited(
                 cause=cause)
 
 # %% ../../nbs/accumulation_loss/audit.ipynb #d1e0a011
-# of tokens, and of their targets
+# shapes of `input_ids` and of `labels`
 _SHAPES = ((1, 12), (1, 12)), ((1, 12), (1,)), ((1, 2, 12), (1,))
 
 def uses_num_items_in_batch(
@@ -198,7 +198,7 @@ def uses_num_items_in_batch(
                 gradient, = torch.autograd.grad(
                     outputs["loss"], count, allow_unused=True)
                 return gradient is not None
-        except Exception as error: # code of hundreds of authors, on a row it never saw
+        except Exception as error: # whatever the code of a model raises
             reason = error
     raise ValueError(f"{model_class.__name__} gives no loss for a row of tokens "
                      f"({reason}): use audit_loss(trainer)")
@@ -248,7 +248,7 @@ def audit_checkpoint(
                 "adapter, use audit_loss(trainer)")
         try:
             config = AutoConfig.from_pretrained(checkpoint)
-        except (TypeError, KeyError) as error: # as of a list
+        except (TypeError, KeyError) as error: # such as a list
             raise ValueError(f"{checkpoint}/config.json names no model_type") from error
     name = (config.architectures or ["no class"])[0]
     if head is not None:
@@ -261,7 +261,7 @@ def audit_checkpoint(
             "loss: choose a head, as by head='causal-lm', or use audit_loss(trainer)")
     processes = processes or sum(file.startswith("rng_state") for file in files) or 1
     steps = gradient_accumulation_steps
-    is_exact = "loss_facts.json" in files # `ExactLossMixin` left its facts
+    is_exact = "loss_facts.json" in files # saved by `ExactLossMixin`
     if is_exact or steps == processes == 1 or (
             uses_num_items_in_batch(model_class, config) is not False):
         return CheckpointAudit(name, 1, "had gradients of the right size")

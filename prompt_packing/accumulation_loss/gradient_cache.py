@@ -23,7 +23,7 @@ from ..foundation.private_apis import (
 __all__ = ['find_chunkable_modules', 'gradient_caching', 'GatheredRows']
 
 # %% ../../nbs/accumulation_loss/gradient_cache.ipynb #056541af
-def _sizes(pytree) -> list: # of each leaf its first size; None: it has none
+def _sizes(pytree) -> list: # the first size of each leaf; None: it has none
     return [len(leaf) if torch.is_tensor(leaf) and leaf.dim() else None
             for leaf in tree_flatten(pytree)[0]]
 
@@ -43,13 +43,13 @@ class _Calls:
         self.of.setdefault(module, []).append(sizes)
 
 def _grow(size, other, rows: int, other_rows: int) -> bool:
-    "Whether two first sizes are a multiple of two numbers of rows, the same one."
+    "Whether two sizes are the same multiple of the rows of their batches."
     return bool(size and other) and size % rows == 0 and size // rows * other_rows == other
 
 def _row_inputs(calls: list, others: list, rows: int, other_rows: int) -> list | None:
     """For each call of a module the indices of its inputs that hold rows.
 
-    None: it cannot run in chunks, since something that it gives is no row's."""
+    None: it cannot run in chunks, since some output does not grow with the rows."""
     if len(calls) != len(others):
         return None
     input_indices = []
@@ -60,13 +60,13 @@ def _row_inputs(calls: list, others: list, rows: int, other_rows: int) -> list |
         of_rows = [i for i, pair in enumerate(pairs) if _grow(*pair, rows, other_rows)]
         sizes = {inputs[i] for i in of_rows}
         grow = all(_grow(*pair, rows, other_rows) for pair in zip(outputs, outputs_2))
-        if len(sizes) != 1 or not grow: # of two sizes it is not known which rows belong
+        if len(sizes) != 1 or not grow: # two sizes: unclear which entries are a row
             return None
         input_indices.append(of_rows)
     return input_indices
 
 def _topmost(module: nn.Module, name: str, row_inputs: dict, without) -> dict:
-    if not any(True for _ in module.parameters()): # a loss, an activation: no memory
+    if not any(True for _ in module.parameters()): # a loss or an activation
         return {}
     couples = any(isinstance(each, BatchNorm) for each in module.modules())
     if row_inputs.get(module) and not couples and name not in without:
@@ -78,11 +78,11 @@ def _topmost(module: nn.Module, name: str, row_inputs: dict, without) -> dict:
 
 def find_chunkable_modules(
     model: nn.Module,
-    run: Callable, # of a full batch: computes its loss with the model, once
-    batch_rows: int, # of this batch
-    run_other: Callable, # the same of a batch of another number of rows
+    run: Callable, # computes the loss of a full batch, once
+    batch_rows: int, # rows of that batch
+    run_other: Callable, # the same for a batch of another size
     other_rows: int,
-    without=(), # modules that are split inside instead
+    without=(), # names of modules; those inside them are tried instead
 ) -> dict: # name, "" is the model -> for each call, indices of the inputs that hold rows
     """The topmost modules that can take the rows of a batch in chunks.
 
@@ -110,7 +110,7 @@ def _in_chunks(usual: Callable, row_inputs: list, rows_each: int, gather) -> Cal
         leaves = tree_flatten((positional, named))[0]
         of_rows, outputs = row_inputs[next(calls) % len(row_inputs)], []
         rows = len(leaves[of_rows[0]])
-        # with fewer rows than processes, each of them runs all
+        # with fewer rows than processes, each process runs all rows
         is_shared = gather is not None and rows >= gather.number
         indices = gather.own_rows(rows) if is_shared else range(rows)
         for start in range(0, len(indices), rows_each):
@@ -126,13 +126,13 @@ def _in_chunks(usual: Callable, row_inputs: list, rows_each: int, gather) -> Cal
     return forward
 
 def _joined(*outputs):
-    "What all chunks gave in one place: a number or a flag is the same in all."
+    "Outputs of chunks, concatenated; of numbers and flags the first, as all are equal."
     is_tensor = torch.is_tensor(outputs[0]) and outputs[0].dim()
     return torch.cat(outputs) if is_tensor else outputs[0]
 
 def _same_dropout() -> tuple:
-    "Contexts of the forward pass and of its repetition: dropout is off in both or none."
-    is_off = bool(nn.functional.dropout(torch.ones(1), p=1.0)) # or all would be dropped
+    "Contexts of a forward pass and its recomputation: dropout is off in both or none."
+    is_off = bool(nn.functional.dropout(torch.ones(1), p=1.0)) # p=1 gives 0 if it is on
     return nullcontext(), NoDropout() if is_off else nullcontext()
 
 @contextmanager
@@ -142,21 +142,21 @@ def gradient_caching(
     rows_each: int, # rows of a chunk
     gather=None, # a `GatheredRows`: outputs of all processes are put together
 ) -> Iterator[None]:
-    "While it lasts, these modules run so many rows at a time, and again in backward."
+    "While it lasts, these modules run in chunks, and are recomputed in backward."
     with ExitStack() as overrides:
         for name, row_inputs in modules.items():
             module = model.get_submodule(name)
             forward = _in_chunks(module.forward, row_inputs, rows_each, gather)
             overrides.enter_context(override(module, forward=forward))
-        # a reentrant layer would end a backward pass of its own in each chunk, and DDP
-        # expects one
+        # reentrant checkpointing runs a backward pass of its own in each chunk, and DDP
+        # expects a single one
         for module, kind in without_reentry(model):
             overrides.enter_context(override(module, **kind))
         yield
 
 # %% ../../nbs/accumulation_loss/gradient_cache.ipynb #ea372d02
 class _AllGather(torch.autograd.Function):
-    "Tensors of one size, of all processes; backward: the sum of their gradients."
+    "Stacks a tensor of each process, all of one size; backward sums their gradients."
     @staticmethod
     def forward(ctx, tensor, rows_of_all):
         ctx.rows_of_all = rows_of_all
@@ -171,7 +171,7 @@ class _AllGather(torch.autograd.Function):
                 "The loss computes gradients itself, which is not possible when its inputs "
                 "are gathered from several processes. Train on one process, or return a "
                 "plain loss.")
-        gradient = gradient.clone(memory_format=torch.contiguous_format) # others read it
+        gradient = gradient.clone(memory_format=torch.contiguous_format) # not in place
         dist.all_reduce(gradient)
         return gradient[ctx.rows_of_all.rank], None
 
@@ -181,15 +181,15 @@ class GatheredRows:
     All processes have the same batch, so it does not matter which of them runs a row."""
     def __init__(self, number: int, rank: int): # of processes; of this one
         self.number, self.rank = number, rank
-        self.loss_is_known = False # before, no gradient may come back through it
+        self.loss_is_known = False # before that, a backward pass raises an error
 
     def own_rows(self, rows: int) -> list[int]: # indices, of so many of a batch
-        "As many on each process, so that they meet in sharded modules: the last one again."
+        "Equally many on each process, as sharded modules need; the last may repeat."
         indices = list(range(self.rank, rows, self.number))
         return indices + indices[-1:] * (-(-rows // self.number) - len(indices))
 
     def joined(self, outputs, rows: int):
-        "Outputs of this process's rows, as any pytree; the same of all rows of the batch."
+        "Outputs of all rows, made of those of this process's rows; any pytree."
         most = -(-rows // self.number) # rows of each process
 
         def of(leaf):

@@ -18,7 +18,7 @@ __all__ = ['RegisteredLoss', 'register_loss', 'use_registered_loss', 'must_be_ca
 
 # %% ../../nbs/accumulation_loss/loss_registry.ipynb #79d5726c
 class RegisteredLoss:
-    "A registered loss, called by keyword, in whatever order a model passes arguments."
+    "A registered loss: calls `fn` by keyword, however a model orders the arguments."
     def __init__(self, name: str, fn: Callable):
         self.name, self.fn, self.calls = name, fn, 0
 

@@ -12,7 +12,7 @@ from ..foundation.private_apis import input_shape, output_of_input
 __all__ = ['reductions', 'signature_of', 'sums_rows', 'class_weights_of', 'silence']
 
 # %% ../../nbs/accumulation_loss/normalizer.ipynb #a40e590d
-# nodes that pass a number on as it is, or its negative
+# operations that copy, select, reshape or negate: not part of a signature
 _PASSES_ON = {
     "ToCopy", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Clone",
     "Alias", "Neg", "Select", "Expand", "Contiguous", "Permute"}
@@ -34,17 +34,17 @@ def _is_switched_off(node) -> bool:
     return constant is not None and not constant
 
 def _inputs_of(node) -> list:
-    "Nodes of the inputs of a node; of a wrapper's node those of the same outputs."
+    "Nodes of the inputs of a node; the node of DDP's wrapper is skipped."
     nodes = []
     for each, output in node.next_functions:
         while each is not None and _name_of(each) == "_DDPSink": # around a model's outputs
             each, output = output_of_input(each, output)
-        if each is not None: # a constant has no node
+        if each is not None: # None: a constant
             nodes.append(each)
     return nodes
 
 def reductions(loss: torch.Tensor) -> list:
-    "Nodes of the graph at which tensors become the numbers that a loss is made of."
+    "Nodes at which tensors are reduced to the numbers that a loss is made of."
     start = loss.grad_fn
     if start is not None and _name_of(start) == "_DDPSink":
         start, _ = output_of_input(start, loss.output_nr)
@@ -62,18 +62,17 @@ def reductions(loss: torch.Tensor) -> list:
 
 # %% ../../nbs/accumulation_loss/normalizer.ipynb #1df19544
 def signature_of(loss: torch.Tensor) -> str: # for example "NllLoss < LogSoftmax < Addmm"
-    """Which operations reduce a loss: losses of one signature combine in the same way.
+    """Names of the operations that reduce a loss, each with the two before it.
 
-    A cross-entropy over classes and one over pairs of rows differ only in what their
-    logits are, so the operations before a reduction belong to it."""
+    Losses of one signature are taken to need the same strategy."""
     return " + ".join(sorted(map(_path, reductions(loss))))
 
 def _path(node) -> str:
-    "Names of a node and of the two that compute before it, nearest first."
+    "Names of a node and of the two operations before it, nearest first."
     names = []
     while node is not None and len(names) < 3 and not hasattr(node, "variable"):
         name = _name_of(node)
-        if name not in _PASSES_ON: # shapes of micro-batches differ
+        if name not in _PASSES_ON: # may depend on the shape of a batch
             names.append(name)
         inputs = _inputs_of(node)
         node = inputs[0] if inputs else None
@@ -81,7 +80,7 @@ def _path(node) -> str:
 
 # %% ../../nbs/accumulation_loss/normalizer.ipynb #969acd7d
 def sums_rows(loss: torch.Tensor) -> bool:
-    "Whether a loss is made of bare sums (torch's `reduction='sum'`), divided by nothing."
+    "Whether a loss adds up bare sums (`reduction='sum'`), not divided or multiplied."
     todo, nodes = [loss.grad_fn], reductions(loss)
     while todo:
         node = todo.pop()
@@ -105,7 +104,7 @@ def class_weights_of(loss: torch.Tensor) -> torch.Tensor | None: # float (classe
 
 # %% ../../nbs/accumulation_loss/normalizer.ipynb #a4ec9973
 def silence(loss: torch.Tensor):
-    "A mean over nothing has a gradient that is not a number: let it be 0."
+    "Make the gradient of a loss 0, also if it is NaN, as of a mean over nothing."
     def zeros(gradients, _):
         return tuple(g if g is None else torch.zeros_like(g) for g in gradients)
     for node in reductions(loss):
