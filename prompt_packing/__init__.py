@@ -14,7 +14,7 @@ from importlib import import_module
 def _public(folder: str) -> list:
     return getattr(import_module(folder), "__all__", [])
 
-def _folder_of(name: str) -> str | None: # that exports it; None: none does
+def _folder_of(name: str) -> str | None: # folder that exports the name, or None
     for module, names in import_module(f"{__name__}._modidx").d["syms"].items():
         folder = ".".join(module.split(".")[:2])
         if f"{module}.{name}" in names and name in _public(folder):
@@ -22,7 +22,7 @@ def _folder_of(name: str) -> str | None: # that exports it; None: none does
     return None
 
 def import_on_first_use(package: str, homes: dict) -> tuple: # `__getattr__`, `__dir__`
-    """Functions of a package that import a name when it is asked for;
+    """The two functions of a package that import its names on first use.
     `homes`: name -> module."""
     module = sys.modules[package]
 
@@ -37,7 +37,8 @@ def import_on_first_use(package: str, homes: dict) -> tuple: # `__getattr__`, `_
                 raise AttributeError(f"module {package!r} has no attribute {name!r}")
             raise ImportError(f"{name} is in {folder}: from {folder} import {name}")
         home = import_module(f"prompt_packing.{homes[name]}")
-        # all of them at once: the import sets the folder in the place of `compare`
+        # set all names of this module: importing it has set the attribute `compare`
+        # to the folder
         for each in homes:
             if homes[each] == homes[name]:
                 setattr(module, each, getattr(home, each))
@@ -46,7 +47,7 @@ def import_on_first_use(package: str, homes: dict) -> tuple: # `__getattr__`, `_
     return get, lambda: sorted([*vars(module), *homes])
 
 # %% ../nbs/architecture.ipynb #425365f7
-_RENAMED = { # until 0.4: old name -> module and new name
+_RENAMED = { # removed in 0.4: old name -> module and new name
     "cut_rows": ("bucketing", "split_into_micro_batches"),
     "deal_rows": ("bucketing", "distribute_micro_batches"),
     "PackingWay": ("bucketing.collators", "PackingFormat"),

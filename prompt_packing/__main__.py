@@ -10,7 +10,7 @@ import sys
 
 # %% ../nbs/cli/index.ipynb #c1150008
 def run() -> int: # exit status
-    "The command `prompt-packing`; Ctrl-C is one line also while modules are imported."
+    "Run the command `prompt-packing`; Ctrl-C prints one line, also during imports."
     try:
         from prompt_packing.cli import main
         return main()

@@ -179,7 +179,8 @@ def side_effect_free(
             yield
     except Exception: # FSDP2 would believe that this forward pass still runs
         topmost = next((m for m in model.modules() if isinstance(m, FSDPModule)), None)
-        getattr(topmost, "reset_iter_state", bool)() # since torch 2.13
+        if hasattr(topmost, "reset_iter_state"): # since torch 2.13
+            topmost.reset_iter_state()
         raise
     finally:
         reshard(model)

@@ -166,7 +166,8 @@ class TrainerAdapter(Engine):
 
     def splits_steps(self) -> bool: # with `TokenBudgetMixin`
         "Whether a step may be computed in other micro-batches than the loader's."
-        return getattr(self._trainer, "splits_steps", bool)()
+        splits = getattr(self._trainer, "splits_steps", None)
+        return splits is not None and splits()
 
     def runs_ahead(self, model) -> bool:
         "Whether a step is computed in the first call of an overridden `training_step`."

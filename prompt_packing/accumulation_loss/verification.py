@@ -27,14 +27,12 @@ from ..foundation.rows import (
 from ..foundation.snapshots import counters, integers_of, state_preserved
 
 # %% auto #0
-__all__ = ['FAILURES', 'SEEDS', 'short_text', 'BatchResult', 'combine', 'Comparison', 'gradient_of', 'on_all_or_none', 'DryRun',
-           'shuffled', 'few_rows', 'random_splits', 'many_rows', 'widest_rows', 'verification_is_due',
-           'VerificationResult', 'fitting_strategies', 'collates_rows', 'without_padding_of_others',
-           'alignments_to_try', 'differing', 'verify_loss', 'find_chunked_modules']
+__all__ = ['SEEDS', 'short_text', 'BatchResult', 'combine', 'Comparison', 'gradient_of', 'on_all_or_none', 'DryRun', 'shuffled',
+           'few_rows', 'random_splits', 'many_rows', 'widest_rows', 'verification_is_due', 'VerificationResult',
+           'fitting_strategies', 'collates_rows', 'without_padding_of_others', 'alignments_to_try', 'differing',
+           'verify_loss', 'find_chunked_modules']
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #04e39636
-FAILURES = Exception # that a loss, a model or a collator may raise at a batch
-
 def short_text(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:100]}"
 

@@ -24,8 +24,8 @@ __all__ = ['sort_rows', 'distribute_batches', 'default_window', 'plan_batches', 
 def _group_sizes(most_rows, windows) -> np.ndarray:
     """Rows and batches of each group of sorted rows, shape (groups, 2).
 
-    `most_rows` of a batch that begins at each row; `windows` are batches in a group.
-    Nothing in it is random: each epoch has the same groups."""
+    `most_rows` is the most rows of a batch that begins at each row, `windows` the
+    number of batches in a group. Nothing is random: each epoch has the same groups."""
     groups = []
     start = 0
     while start < len(most_rows):
@@ -36,7 +36,7 @@ def _group_sizes(most_rows, windows) -> np.ndarray:
     return np.array(_spread_rest(groups))
 
 def _spread_rest(groups):
-    "If the last group has fewer rows in a batch than the one before, make them one."
+    "Merge the last two groups if the last one has fewer rows in a batch."
     if len(groups) < 2:
         return groups
     *others, (rows, batches), (rest, more) = groups
@@ -46,11 +46,11 @@ def _spread_rest(groups):
 
 # %% ../../nbs/bucketing/batch_sampler.ipynb #66b2461a
 def _split_finer(groups, multiple) -> np.ndarray | None:
-    "Groups with more batches, so that `multiple` divides these; None: too few rows."
+    "Add batches to groups until `multiple` divides their number; None: too few rows."
     rows, batches = groups.T
     missing = -batches.sum() % multiple
     by_rows = np.argsort(-rows, kind="stable")
-    spare = (rows - batches)[by_rows]  # until every batch has one row
+    spare = (rows - batches)[by_rows]  # batches that can be added
     added = np.clip(missing - (np.cumsum(spare) - spare), 0, spare)
     if added.sum() < missing:
         return None
@@ -68,7 +68,7 @@ def _even_sizes(groups: np.ndarray) -> np.ndarray:
 def sort_rows(
     lengths: np.ndarray, random: np.random.RandomState | None = None
 ) -> np.ndarray:
-    "Row indices, longest first; equal lengths in random order, or in that of the data."
+    "Row indices, longest first. Ties are in random order, or else in data order."
     rows = np.arange(len(lengths))
     if random is not None:
         rows = random.permutation(len(lengths))
@@ -82,11 +82,11 @@ def _shuffle_groups(order, groups, random):
 
 # %% ../../nbs/bucketing/batch_sampler.ipynb #399f4c92
 def distribute_batches(
-    computed: np.ndarray,  # tokens of each batch; a multiple of world_size
+    computed: np.ndarray,  # tokens of each of k * world_size batches
     world_size: int,
     random: np.random.RandomState | None = None,  # None: the costliest first
 ) -> np.ndarray:  # indices of batches, shape (steps, world_size)
-    "Each step has batches of similar cost; no rank always has the costliest."
+    "Each step has batches of similar cost. `random` rotates them over the ranks."
     if random is None:
         by_cost = np.argsort(-computed, kind="stable")
         return by_cost.reshape(-1, world_size)
@@ -125,12 +125,12 @@ def plan_batches(
     batch_size: int | None = None,  # rows in a batch; with a budget, at most so many
     window: int | None = None,  # rows sorted together; None: a quarter, up to 100,000
     seed: int = 0,  # the same seed and epoch give the same plan everywhere
-    epoch: int = 0,  # another epoch has other batches, and as many
+    epoch: int = 0,  # each epoch has other batches, but the same number of them
     rank: int = 0,  # index of this process
     world_size: int = 1,  # number of processes; each gets the same number of batches
     multiple: int = 1,  # batches of each rank are a multiple of this
     shuffle: bool = True,  # False: sorted, longest first, not random (for evaluation)
-) -> BatchPlan:  # of one rank, for one epoch
+) -> BatchPlan:  # the batches of one rank for one epoch
     """Plan batches: every row in exactly one batch of exactly one rank.
 
     Raises `ValueError` for a row longer than the budget, for fewer rows than ranks, and
@@ -163,7 +163,7 @@ def plan_batches(
 def fill_gaps(
     longest_first: np.ndarray,  # lengths in descending order
     row_of: np.ndarray,  # row of each sequence, -1 for none yet; filled in place
-    room: np.ndarray,  # free tokens of each row that there is already
+    room: np.ndarray,  # free tokens of each row that exists already
     capacity: int,  # tokens in a row
 ) -> int:  # number of rows
     "Best-fit decreasing for the sequences that have no row yet."
@@ -177,15 +177,15 @@ def fill_gaps(
     for sequences in np.split(rest, changes):
         while len(sequences):
             length = int(longest_first[sequences[0]])
-            free = length + int(has_rows[length:].argmax())  # the least that is enough
+            free = length + int(has_rows[length:].argmax())  # least room that fits
             is_new = not has_rows[free]
             if is_new:
                 free = capacity
                 indices = np.arange(rows, rows + len(sequences))
             else:
                 indices = rows_with[free].pop()
-            each = min(free // length, len(sequences))
-            filled = min(len(indices), len(sequences) // each)
+            each = min(free // length, len(sequences))  # sequences for each row
+            filled = min(len(indices), len(sequences) // each)  # number of rows
             row_of[sequences[:filled * each]] = np.repeat(indices[:filled], each)
             sequences = sequences[filled * each:]
             rows_with[free - each * length].append(indices[:filled])
@@ -199,7 +199,7 @@ def fill_gaps(
 
 # %% ../../nbs/bucketing/batch_sampler.ipynb #da1c2e37
 def _distribute(longest_first, rows, rounds, capacity, random):
-    """Give each row one sequence a round, at random; what does not fit is left over.
+    """In each round, give every row one sequence at random if it fits, longest first.
 
     Returns the row of each sequence, or -1, and the room that each row has left."""
     room = np.full(rows, capacity)
@@ -217,8 +217,8 @@ def pack_best_fit(
     longest_first: np.ndarray,  # lengths in descending order
     capacity: int,  # tokens in a row
     random: np.random.RandomState,
-) -> tuple[np.ndarray, int]:  # row of each sequence; rows that every epoch may have
-    "Sequences to rows, as random as full rows allow."
+) -> tuple[np.ndarray, int]:  # row of each sequence; most rows of any epoch
+    "Assign sequences to rows as randomly as full rows allow."
     no_row = np.full(len(longest_first), -1)
     fewest = fill_gaps(longest_first, no_row, np.zeros(0, int), capacity)
     most = min(int(1.0002 * fewest), len(longest_first))
@@ -250,11 +250,11 @@ def pack_sequences(
     *,
     rows:int=1, # packed rows in a batch
     seed:int=0, # the same seed and epoch give the same plan everywhere
-    epoch:int=0, # another epoch has other rows, and as many batches
+    epoch:int=0, # each epoch has other rows, but as many batches
     rank:int=0, # index of this process
     world_size:int=1, # number of processes; each gets the same number of batches
     multiple:int=1, # batches of each rank are a multiple of this
-) -> BatchPlan: # of one rank, for one epoch; its costs count full rows
+) -> BatchPlan: # one rank's batches of one epoch; costs count full rows
     """Plan packed batches: every sequence in one row of at most `capacity` tokens.
 
     Raises `ValueError` for a sequence longer than the capacity, and for fewer sequences
@@ -279,7 +279,7 @@ def pack_sequences(
 
 # %% ../../nbs/bucketing/batch_sampler.ipynb #da8eb9d9
 def _batches_of_rows(order, where, batches, capacity, random):
-    "Packed rows in random order, divided into `batches` batches; and their tokens."
+    "Sequences of each batch, packed rows in random order; and the tokens it computes."
     packed = random.permutation(where.max() + 1)
     where = packed[where]
     ends = np.cumsum(np.bincount(where))
@@ -296,8 +296,8 @@ class PlannedBatchSampler:
         lengths: Sequence[int] | np.ndarray,  # tokens in each row
         planner: Callable[..., BatchPlan] = plan_batches,  # or `pack_sequences`
         *,
-        epoch: int = 0,  # to begin with
-        # of the planner: token_budget, window, seed, rank, world_size, ...
+        epoch: int = 0,  # the first one
+        # arguments of the planner: token_budget, window, seed, rank, world_size, ...
         **options: Any,
     ):
         self.lengths = as_lengths(lengths)

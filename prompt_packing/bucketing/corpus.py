@@ -38,13 +38,16 @@ def tokenizer_digest(
         return Hasher.hash(tokenizer)
     facts = json.loads(tokenizer.backend_tokenizer.to_str())
     facts |= {"truncation": None, "padding": None} # calls change them
-    return Hasher.hash([facts, tokenizer.truncation_side])
+    settings = [facts, tokenizer.truncation_side]
+    if tokenizer.split_special_tokens: # which the facts do not say
+        settings.append("split_special_tokens")
+    return Hasher.hash(settings)
 
 def shard_name(
     path: str, # of a file of text
     settings: dict, # that its tokens depend on
 ) -> str:
-    "Content and settings decide it, so a name means one thing."
+    "The name of a shard, a hash of the content of its file and of the settings."
     digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=12)
     with fsspec.open(path, "rb") as file:
         while piece := file.read(2**22):
@@ -54,10 +57,10 @@ def shard_name(
 # %% ../../nbs/bucketing/corpus.ipynb #61d2ac39
 _schema = pa.schema([("input_ids", pa.list_(pa.int32())), ("length", pa.int32())])
 
-_stream_end = b"\xff\xff\xff\xff\0\0\0\0" # written where a stream of Arrow is closed
+_stream_end = b"\xff\xff\xff\xff\0\0\0\0" # end of an Arrow stream that was closed
 
 def _is_complete(shard):
-    "Whether a shard exists, and has its end. A copy that stopped early has none."
+    "Whether a shard exists and has its end; a copy that stopped early lacks it."
     if not shard.exists() or shard.stat().st_size < len(_stream_end):
         return False
     with open(shard, "rb") as file:
@@ -65,7 +68,7 @@ def _is_complete(shard):
         return file.read() == _stream_end
 
 def _tokenize_file(path, shard, tokenizer, max_length, reading):
-    "In a worker: write a shard whole or not at all."
+    "Write a complete shard or none; runs in a worker."
     count = first = 0
     def on_empty(number):
         nonlocal count, first
@@ -82,7 +85,7 @@ def _tokenize_file(path, shard, tokenizer, max_length, reading):
                                  "tokens for this row. Leave it out.")
             table = {"input_ids": ids, "length": lengths}
             writer.write_table(pa.table(table, schema=_schema))
-        if count: # with the shard, since a later call reads the text no more
+        if count: # stored with the shard: a later call does not read the text again
             no_rows = pa.record_batch([[], []], schema=_schema)
             writer.write_batch(no_rows, {"left_out": json.dumps([count, first])})
 
@@ -99,21 +102,21 @@ def tokenize_corpus(
     tokenizer: Any, # of transformers, or a function: list of strings -> lists of ids
     folder: str | os.PathLike, # where to write; made if it is missing
     *,
-    executor: Executor | None = None, # who tokenizes the files; None: this process
-    column: str | None = None, # where a file has columns: of the text; None: found
+    executor: Executor | None = None, # runs a task for each file; None: in this process
+    column: str | None = None, # column of the text in a table; None: detected
     max_length: int | None = None, # longer examples are truncated to this
     bad_rows: str = "raise", # or "skip" rows that hold no text
     encoding: str = "utf-8-sig", # of the text in the files
     header: bool = True, # False: a csv or tsv has column_1, column_2, ... instead
-    # False: `ValueError` where the corpus in the folder has rows that this one has not
+    # False: `ValueError` if this call would drop files of the corpus in the folder
     overwrite: bool = True,
-    # called with the number of rows without tokens in a file, and the first of them
+    # called for each file with rows left out: their number, name of the first
     on_empty: Callable | None = None,
     progress: bool = True, # a bar on stderr
 ) -> Dataset: # of `datasets`: `input_ids` and `length`, rows in the order of the files
     """Tokenize files once; complete shards of unchanged files are left as they are.
 
-    Where another process writes to the folder, wait for it. Files that can be read are
+    Waits while another process writes to the folder. Files that can be read are
     finished before the first error is raised. Raises what reading a file raises, and
     `ValueError` for no files and for a list that `overwrite` protects."""
     folder, files = Path(folder), file_paths(files)
@@ -149,7 +152,7 @@ def tokenize_corpus(
     return corpus
 
 def _check_list(folder, shards):
-    "Raises `ValueError` for a corpus whose list has other shards."
+    "Raises `ValueError` if the corpus in the folder has shards that are not in these."
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
         listed = {shard for shard, _ in manifest}
@@ -168,8 +171,8 @@ def load_corpus(
 ) -> Dataset: # `input_ids` and `length`, mapped into memory
     """The corpus that `tokenize_corpus` made last, as a data set of `datasets`.
 
-    Raises `FileNotFoundError` where it has not ended, and `DamagedFolder`, a
-    `ValueError`, that names a file which is missing, cut or unreadable."""
+    Raises `FileNotFoundError` if no call has finished, and `DamagedFolder`, a
+    `ValueError`, that names a file that is missing, truncated or unreadable."""
     path, parts = Path(folder, "manifest.json"), []
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing: call tokenize_corpus to "

@@ -43,15 +43,15 @@ def row_limits_of(
 def _cheapest_ends(longest_first, row_limits, overhead) -> list[int]:
     """Where micro-batches of sorted rows end, so that the cost is least.
 
-    The cost is tokens computed + micro-batches x overhead; limits are those of
-    `row_limits_of`."""
-    if not overhead >= 0:  # not a number fails too
+    The cost is tokens computed + micro-batches x overhead. `row_limits_of` returns
+    `row_limits`."""
+    if not overhead >= 0:  # `not >=` also refuses NaN
         raise ValueError(
             f"micro_batch_overhead must be at least 0 tokens; got {overhead}.")
     rows = len(longest_first)
     length = longest_first.tolist()
-    expiry = (np.arange(rows) + row_limits + 1).tolist()  # first end out of reach
-    overhead += 1e-6  # of two splits that cost the same, the one of fewer micro-batches
+    expiry = (np.arange(rows) + row_limits + 1).tolist()  # first end over the budget
+    overhead += 1e-6  # at equal cost, fewer micro-batches win
     least = [0.0] * (rows + 1)  # cost of the rows up to each end
     start_of = [0] * (rows + 1)  # where the last micro-batch up to each end begins
     queue = deque([(0, 1)])  # (a start, the first end for which it is the cheapest)
@@ -65,10 +65,10 @@ def _cheapest_ends(longest_first, row_limits, overhead) -> list[int]:
         while queue:  # from which end on is row `end` a cheaper start than its rival?
             rival, rival_since = queue[-1]
             since = expiry[rival]
-            gain = length[rival] - length[end]  # for each row that follows
-            if gain:
-                loss = least[end] - least[rival] - length[rival] * (end - rival)
-                since = min(since, end + 1 + max(0, int(loss // gain)))
+            saved = length[rival] - length[end]  # tokens, by each row that follows
+            if saved:
+                extra = least[end] - least[rival] - length[rival] * (end - rival)
+                since = min(since, end + 1 + max(0, int(extra // saved)))
             if since > rival_since:
                 break
             queue.pop()  # overtaken before its turn comes
@@ -81,7 +81,7 @@ def _cheapest_ends(longest_first, row_limits, overhead) -> list[int]:
 
 # %% ../../nbs/bucketing/micro_batching.ipynb #63d7181b
 def _level_ends(longest_first, row_limits, num_micro_batches) -> list[int] | None:
-    "Where micro-batches of about equal cost end; None: so many cannot hold all rows."
+    "Where micro-batches of about equal cost end; None if they cannot hold all rows."
     length, most = longest_first.tolist(), row_limits.tolist()
     rows = len(length)
     number = min(num_micro_batches, rows)
@@ -89,7 +89,7 @@ def _level_ends(longest_first, row_limits, num_micro_batches) -> list[int] | Non
     def fill(limit):
         ends, start = [], 0
         for left in range(number, 0, -1):  # micro-batches to fill, this one included
-            # later rows are shorter, so no micro-batch takes more than its share
+            # at most an equal share of the rest: later rows are shorter and fit better
             share = -(-(rows - start) // left)
             start += min(max(1, limit // length[start]), most[start], share)
             ends.append(start)
@@ -104,8 +104,8 @@ def split_into_micro_batches(
     lengths: Sequence[int] | np.ndarray,  # tokens in each row of the step: integers
     token_budget: int | None = None,  # most tokens of a micro-batch, padding included
     *,
-    micro_batch_overhead: float = 0,  # of each micro-batch, in tokens
-    # this many, of about equal cost; None: as many as are cheapest
+    micro_batch_overhead: float = 0,  # fixed cost per micro-batch, in tokens
+    # number of micro-batches, of about equal cost; None: the cheapest number
     num_micro_batches: int | None = None,
 ) -> list[np.ndarray]:  # row indices of each micro-batch, longest first
     """Split the rows of one step into the micro-batches that are cheapest to compute.
@@ -132,7 +132,9 @@ def split_into_micro_batches(
 
 # %% ../../nbs/bucketing/micro_batching.ipynb #e1339f5a
 def _largest_first(weights: np.ndarray, bins: int) -> tuple[list, float]:
-    "Each item to the bin with the least load: the items of each bin, the largest load."
+    """Put each item, the heaviest first, into the bin with the least load.
+
+    Returns the items of each bin and the largest load."""
     items = [[] for _ in range(bins)]
     loads = [(0, bin_index) for bin_index in range(bins)]  # a heap: the least first
     heaviest_first = np.argsort(-weights, kind="stable")
@@ -145,7 +147,7 @@ def _largest_first(weights: np.ndarray, bins: int) -> tuple[list, float]:
 
 # %% ../../nbs/bucketing/micro_batching.ipynb #a860b705
 def _splits_to_distribute(longest_first, row_limits, world_size, overhead) -> Iterator:
-    "The ends of several splits, the cheapest first."
+    "The ends of the cheapest split, then those of other splits to try."
     cheapest = _cheapest_ends(longest_first, row_limits, overhead)
     yield cheapest
     for power in range(1, 8):  # with less overhead: more and smaller micro-batches
@@ -155,8 +157,8 @@ def _splits_to_distribute(longest_first, row_limits, world_size, overhead) -> It
 
 # %% ../../nbs/bucketing/micro_batching.ipynb #ffdd2e96
 def _distribute(longest_first, row_limits, world_size, overhead):
-    "Over processes, (start, end) of each micro-batch: the best of several splits."
-    fewest = min(world_size, len(longest_first))  # a micro-batch for each process
+    "(start, end) of each micro-batch of each process, in the best of several splits."
+    fewest = min(world_size, len(longest_first))  # so that every process gets one
     best, least, bound = None, np.inf, None
     splits = _splits_to_distribute(longest_first, row_limits, world_size, overhead)
     for ends in splits:
@@ -170,7 +172,8 @@ def _distribute(longest_first, row_limits, world_size, overhead):
             best = [[(starts[i], ends[i]) for i in mine] for mine in indices]
         if least <= 1.005 * bound:
             break
-    # the first process got the costliest micro-batch: in each step another one does
+    # the first process has the costliest micro-batch: rotate the processes, by a
+    # number that changes from step to step
     turn = int(longest_first[::2].sum()) % world_size if all(best) else 0
     return best[turn:] + best[:turn]
 
@@ -181,8 +184,8 @@ def distribute_micro_batches(
     world_size: int,  # number of processes
     token_budget: int | None = None,  # most tokens of a micro-batch, padding included
     *,
-    micro_batch_overhead: float = 0,  # of each micro-batch, in tokens
-) -> list[list[np.ndarray]]:  # over processes: row indices of each micro-batch
+    micro_batch_overhead: float = 0,  # fixed cost per micro-batch, in tokens
+) -> list[list[np.ndarray]]:  # per process, the row indices of each micro-batch
     """Split the rows of one step and distribute them: the slowest process ends soonest.
 
     Every process gets a row if there are as many rows as processes; with fewer, the
@@ -200,9 +203,9 @@ def pack_rows(
     lengths: Sequence[int] | np.ndarray,  # tokens in each row of the step: integers
     capacity: int,  # most tokens of a packed row
     *,
-    multiple: int = 1,  # the number of packed rows is a multiple, if there are enough
+    multiple: int = 1,  # the number of packed rows is a multiple of this, if possible
 ) -> list[np.ndarray]:  # row indices of each packed row
-    """Rows into packed rows that are equally full, as few as their capacity allows.
+    """Put rows into about equally full packed rows, about as few as fit the capacity.
 
     A row longer than the capacity is a packed row of its own. Raises `ValueError` for
     a capacity below 1."""
@@ -219,7 +222,7 @@ def pack_rows(
         packed, fullest = _largest_first(longest_first, number)
         if fullest <= capacity:
             return alone + [order[rows] for rows in packed]
-        # more packed rows are less full, and no wider: one too many costs nothing
+        # more packed rows are each less full, so a few too many cost little
         number, more = number + more, 2 * more
     return alone + [order[row:row + 1] for row in range(len(order))]
 
@@ -232,9 +235,9 @@ def _fills(packed, lengths):
 def split_packed_rows(
     lengths: Sequence[int] | np.ndarray,  # tokens in each row of the step: integers
     capacity: int,  # most tokens of a packed row
-    *limits: int | None,  # of `split_into_micro_batches`, for packed rows
+    *limits: int | None,  # token_budget of `split_into_micro_batches`
     **options: Any,
-) -> list[list[np.ndarray]]:  # micro-batches of packed rows of row indices
+) -> list[list[np.ndarray]]:  # of each micro-batch: its packed rows, as row indices
     "`pack_rows`, then `split_into_micro_batches`; raises what they raise."
     packed = pack_rows(lengths, capacity)
     micro_batches = split_into_micro_batches(
@@ -246,9 +249,9 @@ def distribute_packed_rows(
     lengths: Sequence[int] | np.ndarray,
     world_size: int,  # number of processes
     capacity: int,  # most tokens of a packed row
-    *limits: int | None,  # of `distribute_micro_batches`, for packed rows
+    *limits: int | None,  # token_budget of `distribute_micro_batches`
     **options: Any,
-) -> list[list[list[np.ndarray]]]:  # over processes: micro-batches of packed rows
+) -> list[list[list[np.ndarray]]]:  # of each process: micro-batches of packed rows
     "`pack_rows`, then `distribute_micro_batches`; raises what they raise."
     packed = pack_rows(lengths, capacity, multiple=world_size)
     processes = distribute_micro_batches(

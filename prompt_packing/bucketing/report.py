@@ -68,7 +68,7 @@ def _step_plans(lengths, token_budget, rows, seed) -> dict:
 
 # %% ../../nbs/bucketing/report.ipynb #274baf45
 def _line(steps, batches):
-    "A plan in the table, from its steps and its batches."
+    "A line of the table, for a plan's steps and batches."
     short, long = decile_weights(steps)
     return {
         "padding": batches.padding,
@@ -85,10 +85,10 @@ def compare_plans(
     lengths: Sequence[int] | np.ndarray,  # tokens in each row
     *,
     token_budget: int = 16_384,  # most tokens in a batch, padding included
-    batch_size: int = 32,  # rows in a batch, where rows are counted
+    batch_size: int = 32,  # rows in a batch, for plans that count rows
     capacity: int | None = None,  # tokens in a packed row; None: the longest row's
-    micro_batch_overhead: float = 512,  # of each micro-batch, in tokens; splits steps
-    seed: int = 0,  # of shuffling
+    micro_batch_overhead: float = 512,  # fixed cost per micro-batch, in tokens
+    seed: int = 0,  # seed of the shuffling
 ):  # pandas DataFrame, a line per plan
     """Padding, batches, balance and randomness of every plan for these lengths.
 

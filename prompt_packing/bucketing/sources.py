@@ -35,12 +35,12 @@ def token_encoder(
     tokenizer: Any, # of transformers, or a function: list of strings -> lists of ids
     max_length: int | None = None, # longer texts are truncated to this
 ) -> Callable: # list of strings -> list of lists of ids
-    "The tokenizer as a function that makes ids and nothing else."
+    "The tokenizer as a function that returns token ids and nothing else."
     if not hasattr(tokenizer, "pad_token_id"):
         return lambda texts: [ids[:max_length] for ids in _ids_of(tokenizer, texts)]
     try:
         backend = deepcopy(tokenizer.backend_tokenizer)
-    except Exception: # it has none, or one with parts written in Python
+    except Exception: # it has no backend, or one with Python components
         truncation = dict(truncation=True, max_length=max_length) if max_length else {}
         return lambda texts: tokenizer(texts, verbose=False, **truncation)["input_ids"]
     backend.no_padding()
@@ -51,12 +51,12 @@ def token_encoder(
     return lambda texts: [encoding.ids for encoding in backend.encode_batch_fast(texts)]
 
 def _ids_of(tokenizer, texts):
-    "What a function makes of texts. It may return a dict as transformers does."
+    "The ids that a function returns for texts, as lists or in a dict of `input_ids`."
     rows = tokenizer(texts)
     if isinstance(rows, Mapping):
         masks = rows.get("attention_mask")
         rows = [np.asarray(ids) for ids in rows["input_ids"]]
-        if masks is not None: # of padded rows, what the mask shows
+        if masks is not None: # drop the padding
             rows = [ids[np.asarray(mask) != 0] for ids, mask in zip(rows, masks)]
         rows = [ids.tolist() for ids in rows]
     if len(rows) != len(texts) or np.ndim(rows[0]) != 1:
@@ -74,7 +74,9 @@ def sequence_columns(
     column: str | None = None, # the one to read; None: a kind of `ROW_KINDS`, or text
     **options: Any, # of `table_rows`
 ) -> tuple[str, ...]: # columns that make the sequences of a row
-    "Raises `ValueError` where no kind fits; it lists the columns and the kinds."
+    """The columns of a file that make the sequences of a row.
+
+    Raises `ValueError`, with the columns and the kinds, if no kind fits."""
     if column or file_format(path) == "lines":
         return (column,) if column and file_format(path) != "lines" else ("text",)
     rows = [row for _, row in itertools.islice(table_rows(path, **options), 1_000)]
@@ -92,18 +94,18 @@ def sequence_columns(
 def row_sequences(
     row: Mapping,
     names: Sequence[str], # of `sequence_columns`
-) -> list: # of each sequence a text, a list of messages, or a list of ids
-    "The sequences of a row. Raises `ValueError` for another value."
+) -> list: # each a text, a list of messages, or a list of ids
+    "The sequences of a row. Raises `ValueError` for values of other types."
     values = {name: _sequence(row[name], name) for name in names}
     prompt = values.pop("prompt") if len(names) > 1 and "prompt" in values else None
     return [prompt + value if type(prompt) is type(value) else value
             for value in values.values()]
 
 # %% ../../nbs/bucketing/sources.ipynb #chat0seq
-_ROLES = {"human": "user", "gpt": "assistant"} # of ShareGPT; others keep their names
+_ROLES = {"human": "user", "gpt": "assistant"} # ShareGPT's; others keep their names
 
 def _sequence(value, name):
-    "A text, ids, or a conversation in the form of transformers."
+    "A value as a text, a list of ids, or a list of messages as in transformers."
     if isinstance(value, (str, bytes)):
         return cell_text(value, f"column {name!r}")
     try:
@@ -122,7 +124,7 @@ def _sequence(value, name):
 def conversation_ids(
     messages: Sequence[Mapping], # with `role` and `content`
     tokenizer: Any, # of transformers, or a function: list of strings -> lists of ids
-    encode: Callable, # its `token_encoder`
+    encode: Callable, # the tokenizer's `token_encoder`
     max_length: int | None = None, # longer conversations are truncated
 ) -> list[int]:
     "Ids of a conversation. Raises `ValueError` where the chat template refuses it."
@@ -152,7 +154,7 @@ def file_token_ids(
     *,
     column: str | None = None, # the one to read; None: a kind of `ROW_KINDS`, or text
     max_length: int | None = None, # longer sequences are truncated
-    on_empty: Callable | None = None, # called with file and row of one that is left out
+    on_empty: Callable | None = None, # called with "FILE, line N" of each empty row
     **options: Any, # of `table_rows`: bad_rows, encoding, header
 ) -> Iterator[list[int]]: # ids of one sequence; a preference pair has two
     """The sequences of files of any size and kind, in their order, as token ids.
@@ -216,11 +218,10 @@ MAX_READERS = 64
 def file_paths(
     paths: Sequence | str | os.PathLike, # of files; or one file, or one folder
 ) -> list[str]:
-    """Paths of files; of a folder its files in the order of their names,
-    no hidden ones.
+    """Paths of files as a list; a folder gives its visible files, sorted by name.
 
     Raises `FileNotFoundError` for a file or folder that is missing, `ValueError` for no
-    files and for folders below, `TypeError` for what is no path."""
+    files and for a folder in it, `TypeError` for anything but paths."""
     if isinstance(paths, (str, os.PathLike)):
         path = Path(paths)
         if not path.exists() and "://" not in str(paths):
@@ -248,7 +249,7 @@ class FileSource:
     "Files of text in any format."
     def __init__(self,
         paths: Sequence | str, # of files, or of a folder or one file
-        shuffle: bool = True, # in another order in each epoch, in up to 64 readers
+        shuffle: bool = True, # a new order in each epoch, and up to 64 readers
         *,
         seed: int = 0, # of the order of the files
         **options: Any, # of `file_texts`
@@ -256,23 +257,22 @@ class FileSource:
         self.paths, self.shuffle, self.seed = file_paths(paths), shuffle, seed
         self.num_readers = min(len(self.paths), MAX_READERS) if shuffle else 1
         self.options = options
-        self.columns = options.get("columns", ()) # beside the text
+        self.columns = options.get("columns", ()) # further columns
         self.checksums: dict[str, str] = {} # of the files that were read, by number
         names = "\n".join(map(os.path.basename, self.paths))
         self.name = f"{len(self.paths)} files, checksum {zlib.crc32(names.encode())}"
 
     def rows(self, reader: int, state: dict) -> tuple[Iterator, None]:
-        """(file, (number, row)) of a reader in its
-        epoch, after the last row that it read."""
+        "(file, (number, row)) of a reader in the epoch of `state`, after its last row."
         order = np.arange(len(self.paths))
         if self.shuffle:
-            # Each epoch distributes all files anew: else those of a reader with little
-            # text would come more often than others.
+            # Distribute the files again in each epoch: otherwise those of a reader with
+            # little text would come more often than others.
             order = epoch_random(self.seed, state["pass"]).permutation(len(order))
         files, last = order[reader::self.num_readers].tolist(), state["last"]
         if last is None:
             return itertools.chain.from_iterable(map(self._rows, files)), None
-        files = files[files.index(last[0]):] # those that precede it are not opened
+        files = files[files.index(last[0]):] # the files before it are not opened
         rows = itertools.chain.from_iterable(map(self._rows, files))
         return itertools.dropwhile(
             lambda row: row[0] == last[0] and row[1][0] <= last[1], rows), None
@@ -280,13 +280,12 @@ class FileSource:
     def _rows(self, file):
         checksum = file_checksum(self.paths[file])
         for row in file_texts(self.paths[file], **self.options):
-            # not of one that cannot be read: it may be repaired before a resume
+            # only once a row was read: a broken file may be repaired before a resume
             self.checksums[str(file)] = checksum
             yield file, row
 
     def check_unchanged(self, checksums: Mapping[str, str]) -> None:
-        """Raises `ValueError` for a file whose
-        checksum is not what it was, by its number."""
+        "Raises `ValueError` for a file, by its number, whose checksum has changed."
         for file, checksum in checksums.items():
             path, now = self.paths[int(file)], file_checksum(self.paths[int(file)])
             if now != checksum:
@@ -303,13 +302,13 @@ class FileSource:
 class DatasetSource:
     "An iterable data set of texts, of dicts with a text, or of dicts with `input_ids`."
     checksums: dict[str, str] = {} # it has no files
-    columns = () # rows have those that they have
+    columns = () # rows keep the columns that they have
 
     def __init__(self,
         dataset: Iterable, # of torch or of `datasets`
-        shuffle: bool = True, # its shards are readers, and each epoch has its number
+        shuffle: bool = True, # many epochs, readers for shards; False: one of each
         *,
-        column: str | None = None, # of the text; None: found in the first row
+        column: str | None = None, # column of the text; None: that of the first row
         bad_rows: str = "raise", # or "skip"
     ):
         if hasattr(dataset, "keys"): # its names would be taken for texts
@@ -320,17 +319,17 @@ class DatasetSource:
         self.dataset, self.shuffle = dataset, shuffle
         self.column, self.bad_rows = column, bad_rows
         self.name, self.num_readers = type(dataset).__name__, 1
-        if shuffle and hasattr(dataset, "num_shards"): # readers of equally many shards
+        if shuffle and hasattr(dataset, "num_shards"): # equally many shards for each
             shards = dataset.num_shards
             self.num_readers = max(n for n in range(1, MAX_READERS + 1)
                                    if shards % n == 0)
 
     def rows(self, reader: int, state: dict) -> tuple[Iterator, Callable | None]:
-        "As of files; and what gives the data set's own state, where it has one."
+        "Rows as of `FileSource`; and the `state_dict` method of the data set, if any."
         dataset, start = self.dataset, state["last"][1] if state["last"] else 0
         if hasattr(dataset, "num_shards"):
             from datasets.distributed import split_dataset_by_node
-            # take turns at large shards
+            # so that readers take turns at large shards
             node = (reader + state["pass"]) % self.num_readers
             dataset = split_dataset_by_node(dataset, node, self.num_readers) # a copy
         if self.shuffle and hasattr(dataset, "set_epoch"):
@@ -365,7 +364,7 @@ class DatasetSource:
                 yield 0, (number, others | {"text": text})
 
     def check_unchanged(self, checksums: Mapping[str, str]) -> None:
-        "Nothing is known of the rows of a data set."
+        "Does nothing: a data set has no files to compare."
 
     def row_name(self, file: int, number: int) -> str:
         return f"{self.name}, row {number}"
@@ -375,8 +374,8 @@ _BEGINNING = {"window": 0, "pass": 0, "last": None, "own": None}
 
 class SourceReader(CheckpointableIterator):
     """Windows of rows, one epoch after the other. A window goes on into the next epoch,
-    but an epoch that is shorter than a window is a window of its own. Where there is
-    one pass, a short rest joins the last window, so that each process gets a row."""
+    but an epoch that is shorter than a window is a window of its own. Without
+    `shuffle` there is one epoch, and a short rest joins its last window."""
     def __init__(self,
         source: FileSource | DatasetSource, # without `shuffle` there is one epoch
         index: int, # of the reader
@@ -391,7 +390,7 @@ class SourceReader(CheckpointableIterator):
     def setstate(self, state: dict | None) -> None:
         self.state = state or _BEGINNING
         self.rows, self.own_state = self.source.rows(self.index, self.state)
-        self.ahead = None # of one epoch, the window after the next
+        self.ahead = None # if there is one epoch: the window after the next
 
     def _read(self, size): # rows, and the data set's own state after them
         rows = list(itertools.islice(self.rows, size))

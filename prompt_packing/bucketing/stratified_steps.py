@@ -21,7 +21,7 @@ __all__ = ['Permutation', 'StepPlan', 'RankRows', 'plan_steps', 'split_steps', '
 
 # %% ../../nbs/bucketing/stratified_steps.ipynb #208f8da7
 def _stratum_edges(rows: int, steps: int, strata: int) -> np.ndarray:
-    "Where strata of sorted rows begin, and the last one ends. A run has a row or more."
+    "Where strata of sorted rows begin, and the end. Each has at least `steps` rows."
     layers = rows // steps  # rows that each step can have
     strata = layers if layers < 4 else min(strata, layers // 2)
     edges = steps * (layers * np.arange(strata + 1) // strata)
@@ -68,19 +68,19 @@ def _steps_of_window(lengths, steps, strata, by_tokens, random) -> list[np.ndarr
 
 # %% ../../nbs/bucketing/stratified_steps.ipynb #2efc7b0c
 class Permutation:
-    "A random permutation of `range(size)`, of which any slice is computed alone."
+    "A random permutation of `range(size)`. Any slice is computed without the rest."
 
     def __init__(self, size: int, random: np.random.RandomState, rounds: int = 6):
         self.size = size
         columns = math.isqrt(size - 1) + 1
         self.shape = -(-size // columns), columns
-        # tables for rows and columns in turn, as long as the other side
+        # numbers to add to r and c in turn, one for each value of the other
         sides = [turn % 2 for turn in range(rounds)]
         self.tables = [random.randint(self.shape[side], size=self.shape[1 - side])
                        for side in sides]
 
     def _once(self, indices):
-        cell = list(np.divmod(indices, self.shape[1]))  # row and column
+        cell = list(np.divmod(indices, self.shape[1]))  # r and c
         for turn, table in enumerate(self.tables):
             side = turn % 2
             moved = cell[side] + table[cell[1 - side]]
@@ -102,7 +102,7 @@ class Permutation:
 class StepPlan(Sequence):
     """The optimizer steps of an epoch: `plan[i]` is an array of row indices.
 
-    Made by `plan_steps`. Only one window of steps is held at a time."""
+    Returned by `plan_steps`. Only the steps of one window are in memory at a time."""
     lengths: np.ndarray  # tokens in each row
     steps: int  # in the epoch
     by_tokens: bool  # steps of equal tokens, not of equal rows
@@ -112,10 +112,10 @@ class StepPlan(Sequence):
     epoch: int
 
     def __post_init__(self):
-        # 8 steps or more in a window: with fewer, runs are long and steps differ
+        # at least 8 steps in a window: with fewer, runs are long and steps differ
         windows = round(len(self.lengths) / self.window)
         windows = max(1, min(windows, self.steps // 8))
-        # of each window, and the end
+        # the first step of each window, and the end
         self.first_step = np.arange(windows + 1) * self.steps // windows
         self._permutation = Permutation(
             len(self.lengths), epoch_random(self.seed, self.epoch))
@@ -144,7 +144,7 @@ class StepPlan(Sequence):
     def __getitem__(self, i: int | slice) -> np.ndarray | list[np.ndarray]:
         if isinstance(i, slice):
             return [self[index] for index in range(*i.indices(len(self)))]
-        i = range(len(self))[i]  # an IndexError beyond the last; from the end below 0
+        i = range(len(self))[i]  # negative i: from the end; IndexError beyond the last
         index = int(np.searchsorted(self.first_step, i, side="right")) - 1
         if self._window[0] != index:
             self._window = index, self.steps_of_window(index)
@@ -154,7 +154,7 @@ class StepPlan(Sequence):
 class RankRows(Sequence):
     """Row indices of one step on one process, distributed when they are first read.
 
-    `place` is its position in the training: epoch, step, process."""
+    `place` is the step's position in the training: epoch, step, process."""
 
     def __init__(self, distribute: Callable[[], Sequence[int]], place: tuple = ()):
         self._distribute = distribute
@@ -179,11 +179,11 @@ def plan_steps(
     lengths,  # tokens in each row: an array, a memory map, a list, a column
     *,
     tokens_per_step: int | None = None,  # tokens of text in a step, over all processes
-    rows_per_step: int | None = None,  # or rows in a step, over all processes
+    rows_per_step: int | None = None,  # rows in a step, instead of tokens
     window: int = 100_000,  # rows sorted together, drawn at random
-    strata: int = 32,  # strata of a window; more: steps more alike, and more padding
+    strata: int = 32,  # strata of a window; more: steps more alike, more padding
     seed: int = 0,  # the same seed and epoch give the same steps everywhere
-    epoch: int = 0,  # another epoch has other steps, and as many
+    epoch: int = 0,  # each epoch has other steps, but the same number of them
 ) -> StepPlan:  # a sequence of arrays of row indices, longest row first
     """Plan the optimizer steps of an epoch: every row in exactly one step.
 
@@ -222,7 +222,7 @@ def split_steps(
     batches, computed = [], []
     for rows in steps:
         sizes = lengths[rows]
-        # packed rows of at most one token hold one row each: that is padding
+        # without packing: with a capacity of 1, each row is a packed row of its own
         micro_batches = split_packed_rows(
             sizes, capacity or 1, token_budget,
             micro_batch_overhead=micro_batch_overhead)
@@ -235,7 +235,7 @@ def split_steps(
 # %% ../../nbs/bucketing/stratified_steps.ipynb #58397156
 def decile_weights(
     steps: BatchPlan,
-) -> tuple[float, float]:  # relative to all rows
+) -> tuple[float, float]:  # 1 is the average over all rows
     "Weights of rows of the shortest and longest tenth in a mean over their step."
     weights = np.repeat(steps.rows.mean() / steps.rows, steps.rows)
     by_length = np.argsort(steps.lengths[steps.indices], kind="stable")

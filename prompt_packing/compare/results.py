@@ -33,7 +33,7 @@ _record_types = {
     "trained_parameters": int, "seconds": _number,
     "frozen_checked": int, "frozen_changed": int, "model": (str, type(None)),
     "predictions": list, "references": list}
-_older = {"majority_scores": {}, "rare_classes": 0} # of records that do not have them
+_older = {"majority_scores": {}, "rare_classes": 0} # defaults for older records
 
 _same_answer = {"single_label_classification": "most frequent class",
                 "multi_label_classification": "most frequent labels",
@@ -42,8 +42,8 @@ _same_answer = {"single_label_classification": "most frequent class",
 # %% ../../nbs/compare/results.ipynb #28084919
 def read_record(
     file:Path, # in `records` or `trials`
-) -> dict: # that `run_one` made
-    "A record. Raises `ValueError`, with the file, for anything else."
+) -> dict: # as `run_one` returned it
+    "Read and check a record. Raises `ValueError` that names the file if it is none."
     try:
         record = _older | json.loads(file.read_text(encoding="utf-8"))
         for key, kind in _record_types.items():
@@ -68,11 +68,11 @@ def _seeds_interval(values):
 
 # %% ../../nbs/compare/results.ipynb #798a2aba
 def _wilson(share, rows):
-    "Wilson's 95% interval of a share of `rows` rows, rounded to rows."
+    "Wilson's 95% interval of an accuracy on `rows` rows."
     return stats.binomtest(round(share * rows), rows).proportion_ci(method="wilson")
 
 def _bootstrap(score, predictions, references):
-    "The middle 95% of the mean score over seeds when the rows are drawn again."
+    "95% bootstrap interval over rows of the mean score over seeds."
     def mean_score(drawn):
         return np.mean([score(seed[drawn], references[drawn]) for seed in predictions])
     return stats.bootstrap(
@@ -80,7 +80,7 @@ def _bootstrap(score, predictions, references):
         vectorized=False, method="percentile").confidence_interval
 
 def _rows_interval(runs):
-    "The interval over rows of the mean score of these runs; NaN for other metrics."
+    "95% interval over rows of the mean score of these runs; NaN if unknown."
     metric, references = runs.metric.iloc[0], np.array(runs.references.iloc[0])
     if metric == "accuracy":
         return _wilson(runs.score.mean(), len(references))
@@ -90,7 +90,7 @@ def _rows_interval(runs):
 
 # %% ../../nbs/compare/results.ipynb #26f3f1ff
 def _note(runs, head_score):
-    "What a reader should know before taking the mean for the method; else nothing."
+    "Reasons why the mean may not show what the method can do; empty if none."
     notes = []
     if alike := int(runs.one_class.sum()):
         notes.append(f"{alike} of {len(runs)} give one answer")
@@ -116,7 +116,7 @@ def _row(runs, head_score):
             "note": _note(runs, head_score)}
 
 def _majority_row(runs):
-    "The scores of one answer for all rows, the best one for the training rows."
+    "The row of the baseline: one prediction for all rows, best in training."
     first, nan = runs.iloc[0], float("nan")
     return {"trained": 0, "rows": first.rows, "tried": 0, "seeds": 0,
             first.metric: first.majority, "±": nan, "low": nan, "high": nan,
@@ -133,12 +133,12 @@ _settings = ("train_rows", "eval_rows", "epochs", "learning_rate", "token_budget
 
 def _differing(runs):
     "The settings, seeds aside, in which runs of one method and size differ."
-    settings = runs[[s for s in _settings if s in runs]].map(str) # None is a setting
+    settings = runs[[s for s in _settings if s in runs]].map(str) # nunique ignores None
     kinds = settings.groupby([runs[k] for k in _where + _what]).nunique()
     return [setting for setting in kinds if (kinds[setting] > 1).any()]
 
 def _table(runs):
-    "A row for each method and prompt size; first, one answer for all rows."
+    "A row for each method and prompt size, after one for the baseline."
     more = _differing(runs)
     runs = runs.assign(**{setting: runs[setting].map(str) for setting in more})
     where, what, rows = _where, _what + more, {}
@@ -151,26 +151,26 @@ def _table(runs):
     index = pd.MultiIndex.from_tuples(rows, names=where + what)
     table = pd.DataFrame(list(rows.values()), index=index)
     table = table.drop(columns=[] if table.note.any() else "note")
-    table = table.dropna(axis="columns", how="all") # as ± of one seed each
+    table = table.dropna(axis="columns", how="all") # ± if each has one seed
     alike = [k for k in where if index.get_level_values(k).nunique() == 1]
     return table.droplevel(alike)
 
 def _runs(records):
-    "A row for each record, with `score`: what its task's first metric says."
+    "A row for each record; `score` is its task's first metric."
     scores = [record[record["metric"]] for record in records]
     return pd.DataFrame(records).assign(score=scores)
 
 # %% ../../nbs/compare/results.ipynb #985be279
 def _plot(runs, ax):
-    "Every run a dot, every group its mean and, of several seeds, the interval."
-    # runs of two models, tasks or sizes are no seeds of one method
+    "Plot runs as dots, and for each group the mean and its interval over seeds."
+    # one group for each method, size, model, task and differing setting
     places = [column for column in _where if runs[column].nunique() > 1]
     keys, names = [*_what, *places, *_differing(runs)], []
     groups = runs.groupby([runs[key].map(str) for key in keys], sort=False)
     for i, ((method, size, *rest), group) in enumerate(groups):
         names.append("\n".join([f"{method} {size}".removesuffix(" 0"), *rest]))
         ax.scatter(np.full(len(group), i), group.score, s=9, alpha=0.5, color="C0")
-        # one seed has no interval: that of its mean is NaN, and is not drawn
+        # for one seed the interval is NaN, and no error bar is drawn
         ax.errorbar(i, group.score.mean(), _seeds_interval(group.score), fmt="o",
                     capsize=3, color="C0")
     answers = runs.majority.unique()
@@ -202,9 +202,9 @@ def _best(records):
 
 # %% ../../nbs/compare/results.ipynb #2995992b
 def load_model(
-    folder:str|Path, # of a saved model, or of a comparison, whose best model is taken
+    folder:str|Path, # a saved model, or a comparison, from which the best is loaded
 )->PromptForSequenceClassification|TextClassifier: # both have `predict(texts)`
-    """The model in a folder, ready to predict.
+    """Load the model in a folder, or the best one of a comparison, to predict with.
 
     Raises `FileNotFoundError` for a folder with neither a model nor a comparison,
     `ValueError` for a model without a classifier's head and for a configuration or a
@@ -230,7 +230,7 @@ class Comparison:
     def __init__(
         self,
         records:Sequence[dict], # as `run_one` makes them
-        output_dir:str|Path|None=None, # with their models; None: none can be loaded
+        output_dir:str|Path|None=None, # folder with `models`; None: without models
     ):
         self.records, self.output_dir = list(records), output_dir
 

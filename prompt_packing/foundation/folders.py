@@ -112,7 +112,7 @@ def locked(
 _REPLACED = ".old" # ends the name of what `publish` replaces, for a moment
 
 def _put_back(path: Path):
-    "What a killed run was about to replace; it is deleted where it was replaced."
+    "Rename an old folder back, or delete it if the killed run had replaced it."
     target = path.with_name(path.stem[1:].rpartition(".")[0])
     if target.exists():
         _delete(path)

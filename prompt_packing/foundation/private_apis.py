@@ -35,12 +35,13 @@ def tensor_tables(module: nn.Module) -> tuple[dict, dict]:
     return module._parameters, module._buffers
 
 def input_shape(node: Any) -> tuple:
-    "The shape of the output of an autograd node."
+    "The shape of the tensor whose gradient a node of the autograd graph receives."
     return tuple(node._input_metadata[0].shape)
 
 def output_of_input(node: Any, output: int) -> tuple: # node, which of its outputs
-    """What comes out of a node that hands on its inputs:
-    None among these is none of its edges."""
+    """For a node that returns its inputs: the edge of the input that is this output.
+
+    Inputs that are None have no edge, and are taken to be the first ones."""
     edges = node.next_functions
     return edges[output - (len(node._input_metadata) - len(edges))]
 
@@ -50,14 +51,14 @@ def attention_of(config: Any) -> str | None:
     return getattr(config, "_attn_implementation", None)
 
 def set_attention_of(config: Any, name: str | None):
-    "Without the checks of `set_attention_implementation` for registered names."
+    "Set it without the checks of `set_attn_implementation` for registered names."
     config._attn_implementation = name
 
 # for `cached_file`: None for a missing file instead of an error
 IF_THERE = {"_raise_exceptions_for_missing_entries": False}
 
 def set_sync(accelerator: Any, synchronize: bool):
-    "Whether the next backward pass ends an optimizer step."
+    "Set whether the next backward pass ends an optimizer step."
     accelerator.gradient_state._set_sync_gradients(synchronize)
 
 def is_compiled(model: nn.Module, args: Any) -> bool:
@@ -72,14 +73,14 @@ def forward_without_autocast(model: nn.Module):
 def forget_preparation(accelerator: Any, model: nn.Module):
     """Let accelerate prepare a model once more.
 
-    One that was prepared for an evaluation it would return as it is, and training would
-    go on without `DistributedDataParallel`."""
+    A model that was prepared for an evaluation would be returned as it is, and training
+    would go on without `DistributedDataParallel`."""
     vars(model).pop("_is_accelerate_prepared", None)
     accelerator._models[:] = [each for each in accelerator._models if each is not model]
 
 # %% ../../nbs/foundation/private_apis.ipynb #f0e1a017
 def without_reentry(model: nn.Module) -> list[tuple[nn.Module, dict]]: # for `override`
-    "Layers with gradient checkpointing, and what makes it the kind that nests."
+    "Layers with gradient checkpointing, and the attribute that makes it non-reentrant."
     func = partial(checkpoint, use_reentrant=False)
     return [(each, {"_gradient_checkpointing_func": func}) for each in model.modules()
             if getattr(each, "gradient_checkpointing", False)]

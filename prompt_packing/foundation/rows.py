@@ -32,8 +32,8 @@ class RowBatch:
     It is no list and no mapping, so transformers looks for nothing in it."""
     def __init__(self,
         rows: list, # the user's examples
-        batch=None, # of them, by the loader's collator; None: not made so far
-        micro_batches: list | None = None, # of the step, where a worker has made them
+        batch=None, # what the loader's collator made of them; None: not collated
+        micro_batches: list | None = None, # of the step, if a worker has made them
     ):
         self.rows, self.batch, self.micro_batches = rows, batch, micro_batches
 
@@ -53,8 +53,8 @@ class RowBatch:
 # %% ../../nbs/foundation/rows.ipynb #d7fcde6d
 class RowPassthrough:
     "Takes the place of a loader's `collate_fn`, and hands over the rows that it gets."
-    collates = False # besides: the same calls, in the same order, as without us
-    split: Callable | None = None # into micro-batches, in the process that reads rows
+    collates = False # True: also collates, with the same calls as without us
+    split: Callable | None = None # `StepRows` -> micro-batches, called with each batch
 
     def __init__(self, collate: Callable):
         self.collate = collate
@@ -70,7 +70,7 @@ class RowPassthrough:
 
 def copied(rows: Iterable) -> list:
     "Copies: a collator may pop labels out of a row, or write into what it holds."
-    # an object of another class is copied, and what it holds is its own business
+    # of an object of another class only the object itself is copied
     kinds = (dict, list, tuple, torch.Tensor)
     return [_copied(row) if type(row) in kinds else copy.copy(row) for row in rows]
 
@@ -78,14 +78,14 @@ def _copied(value):
     if type(value) is dict:
         copies = value.copy()
         for key, each in value.items():
-            # without a call for each column of ids: there are three or four in a row
+            # columns of ids are copied without a further call, which saves time
             if type(each) is list and each and type(each[0]) is int:
                 copies[key] = each[:]
             elif type(each) not in (int, float, str):
                 copies[key] = _copied(each)
         return copies
     if type(value) in (list, tuple):
-        # as of token ids
+        # such as token ids
         is_plain = not value or isinstance(value[0], (int, float, str))
         return value[:] if is_plain else type(value)(map(_copied, value))
     if torch.is_tensor(value):
@@ -102,7 +102,8 @@ def pass_rows_through(
     loader = getattr(dataloader, "base_dataloader", dataloader)
     if not isinstance(loader, DataLoader) or loader.collate_fn is None:
         return None
-    # batches of the data set itself, or slices of one process's batches
+    # without a batch sampler the data set makes the batches, unless it yields rows;
+    # with `slice_fn` accelerate slices batches of the main process
     makes_own = loader.batch_sampler is None and not getattr(
         loader.dataset, "yields_rows", False)
     if makes_own or hasattr(dataloader, "slice_fn"):
@@ -124,7 +125,7 @@ def restore_collator(dataloader):
 def _holder(dataloader) -> tuple: # an object, and the attribute that holds the collator
     "Where the user's collator is: inside accelerate's loader, and wrappers of ours."
     holder, name = getattr(dataloader, "base_dataloader", dataloader), "collate_fn"
-    # a user's collator may have a `collate` too, which is its own business
+    # only our own wrappers: a user's collator may have an attribute `collate`, too
     while getattr(getattr(holder, name, None), "wraps_collator", False):
         holder, name = getattr(holder, name), "collate"
     return holder, name
@@ -146,7 +147,7 @@ class LazyBatch(UserDict):
         self.identity = None # identity of the batch as it was collated
 
     @property
-    def data(self) -> dict: # where a `UserDict` looks
+    def data(self) -> dict: # `UserDict` reads the values here
         if self.rows.batch is None:
             self.rows.batch = self._collate(copied(self.rows.rows))
             self.identity = batch_identity(self.rows.batch)
@@ -163,7 +164,7 @@ class LazyBatch(UserDict):
         return copy.copy(self.data)
 
 def batch_identity(batch: Mapping) -> dict:
-    "What changes where somebody replaces a value of a batch, or writes into a tensor."
+    "Changes if somebody replaces a value of a batch or writes into a tensor of it."
     if isinstance(batch, LazyBatch):
         return {"": (id(batch), batch.was_changed)}
     return {key: (id(value), getattr(value, "_version", 0))
@@ -171,11 +172,11 @@ def batch_identity(batch: Mapping) -> dict:
 
 # %% ../../nbs/foundation/rows.ipynb #3d04368a
 class StepRows:
-    "The rows of a step, and what the collator makes of those that are asked for."
+    "The rows of a step; `to_batch` collates those that are chosen."
     def __init__(self,
         rows: list,
         collate: Callable, # the user's: rows -> batch
-        loader_batches: list[list] | None = None, # of each micro-batch; None: it is one
+        loader_batches: list[list] | None = None, # rows of each; None: one batch
     ):
         self.rows, self.collate = rows, collate
         self.loader_batches = loader_batches or [rows]
@@ -221,7 +222,7 @@ def as_dict(batch) -> dict:
     return {"": batch}
 
 def num_rows_of(batch) -> int | None:
-    """The one first size of all tensors of a batch, which is its rows;
+    """The number of rows: the size of the first dimension of all tensors of a batch;
     None: they differ."""
     if not isinstance(batch, (Mapping, tuple, list)):
         return None
@@ -235,9 +236,10 @@ def _has_entries(leaf) -> bool:
     return isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim > 0
 
 def select_rows(batch, indices: list[int], rows: int):
-    """Some rows of all that has one entry for each of them.
+    """Some rows of a batch, of each value that has one entry for each row.
 
-    Of a tensor these are entries of the first dimension; lists hold other things."""
+    A tensor is indexed in its first dimension, a list without tensors by its entries.
+    """
     def is_list(value):
         return _is_list_of_rows(value, rows)
 
@@ -249,14 +251,14 @@ def select_rows(batch, indices: list[int], rows: int):
     return tree_map(of, batch, is_leaf=is_list)
 
 def _is_list_of_rows(value, rows: int) -> bool:
-    "With one entry for each row, and no tensor, whose own first size would tell."
+    "Whether a list has one entry for each row and no tensors, which are indexed alone."
     return (type(value) in (list, tuple) and len(value) == rows
             and not any(_has_entries(leaf) for leaf in tree_flatten(value)[0]))
 
 # %% ../../nbs/foundation/rows.ipynb #2839a3bc
 @contextmanager
 def fork_rng(
-    seed: int | None = None, # None: the numbers go on, and are put back afterwards
+    seed: int | None = None, # None: numbers continue from the current state
 ) -> Iterator[None]:
     "Random numbers on the CPU from a seed; afterwards as if none had been drawn."
     python, of_numpy = random.getstate(), np.random.get_state()
@@ -265,7 +267,7 @@ def fork_rng(
         if seed is not None:
             random.seed(seed)
             np.random.seed(seed % 2**32)
-            torch.default_generator.manual_seed(seed) # those of devices go on
+            torch.default_generator.manual_seed(seed) # not those of devices
         yield
     finally:
         random.setstate(python)
@@ -273,14 +275,14 @@ def fork_rng(
         torch.set_rng_state(of_torch)
 
 def rng_state() -> tuple:
-    "What is another after random numbers were drawn on the CPU."
+    "A value that changes when random numbers are drawn on the CPU."
     of_numpy = np.random.get_state()
     return (hash(random.getstate()), of_numpy[1].tobytes(), of_numpy[2],
             torch.get_rng_state().numpy().tobytes())
 
 def same_batch(first, second) -> bool:
     "Whether two batches hold the same values."
-    # torch takes the BatchEncoding of a tokenizer for one value
+    # for torch's pytrees, the `BatchEncoding` of a tokenizer is one leaf
     some, shape = tree_flatten(as_dict(first))
     others, other_shape = tree_flatten(as_dict(second))
     if str(shape) != str(other_shape):
@@ -288,7 +290,7 @@ def same_batch(first, second) -> bool:
     return all(_is_equal(_dense(one), _dense(other))
                for one, other in zip(some, others) if _has_entries(one))
 
-def _is_equal(one, other) -> bool: # a label that is not a number is the same again
+def _is_equal(one, other) -> bool: # nan equals nan
     if torch.is_tensor(one) and torch.is_tensor(other) and one.shape == other.shape:
         return bool(((one == other) | (one != one) & (other != other)).all())
     return np.array_equal(one, other)
@@ -298,7 +300,7 @@ def _dense(values):
 
 # %% ../../nbs/foundation/rows.ipynb #31932d56
 def num_tokens(ids) -> int:
-    "Of a column of one row: ids, or several lists of them, which are padded together."
+    "Tokens in a column of a row: ids, or several lists of ids, padded together."
     if isinstance(ids, (torch.Tensor, np.ndarray)):
         return int(np.prod(ids.shape))
     if len(ids) and isinstance(ids[0], (list, tuple, torch.Tensor, np.ndarray)):
@@ -325,7 +327,7 @@ def num_positions(
     main_input: str = "input_ids", # of the model
     counts_labels: bool = False, # the model computes a position for each label
 ) -> int:
-    """Positions that a batch of one row takes in the model: of ids all elements.
+    """Positions that a batch of one row takes in the model; for ids, all elements.
 
     Raises `ValueError` where nothing in the batch can be counted."""
     leaves = [(str(name), leaf) for name, leaf in named_leaves(batch)]
@@ -362,7 +364,7 @@ def _is_float(array) -> bool:
         array.is_floating_point())
 
 # %% ../../nbs/foundation/rows.ipynb #lenfun01
-COLLATOR_ERRORS = Exception # that a collator may raise at a row alone
+COLLATOR_ERRORS = Exception # what a collator may raise for a single row
 
 def _by_function(measure, rows):
     "The function that you passed"
@@ -399,24 +401,24 @@ LENGTH_FUNCTIONS = { # the first that returns lengths is taken
 
 # %% ../../nbs/foundation/rows.ipynb #c448e7cd
 class RowLengths:
-    """Tokens of rows; None where nobody knows, and `unknown_reason` says why.
+    """Tokens in each row; None if they are unknown, with a reason in `unknown_reason`.
 
-    By the first of `LENGTH_FUNCTIONS` that knows."""
+    Found by the first of `LENGTH_FUNCTIONS` that returns lengths."""
     def __init__(self,
         collate: Callable, # the user's
         main_input: str = "input_ids", # of the model
         length_fn: Callable | None = None, # row -> its length, where the user knows better
-        column: str = "length", # of lengths, where rows have it
+        column: str = "length", # name of a column of lengths, if there is one
         counts_labels: bool = False, # the model computes a position for each label
     ):
         self.collate, self.main_input, self.length_fn = collate, main_input, length_fn
         self.column, self.counts_labels = column, counts_labels
-        self.names: tuple | None = None # of columns whose tokens count; (): none do
-        self.unknown_reason = "" # of the last rows
+        self.names: tuple | None = None # columns of ids that count; None: not searched
+        self.unknown_reason = "" # for the rows of the last call
 
     @classmethod
     def of(cls, collate: Callable, trainer) -> RowLengths:
-        "By what a Trainer says of its model and its data."
+        "With the model and the arguments of a Trainer."
         config = getattr(trainer.model, "config", None)
         return cls(collate, getattr(trainer.model, "main_input_name", "input_ids"),
                    trainer.length_fn,
@@ -437,14 +439,14 @@ class RowLengths:
 
     def alone(self, row) -> int:
         "Positions of the batch of a row alone; the collator may raise."
-        # what is measured draws no number of the training, and counts no call
+        # random numbers and the state of the collator stay as they were
         with fork_rng(), state_preserved(self.collate):
             batch = self.collate(copied([row]))
         return max(1, num_positions(batch, self.main_input, self.counts_labels))
 
     def find_names(self, rows: list) -> tuple:
-        """Columns of ids that are as long as the
-        batches of a few rows alone; () for none."""
+        """Columns of ids whose lengths are those of the batches of a few single rows;
+        () if they are not."""
         first = rows[0] if isinstance(rows[0], Mapping) else {}
         counted = (
             (self.main_input, "labels") if self.counts_labels else (self.main_input,))
@@ -462,6 +464,6 @@ class RowLengths:
         few = {0, int(order[0]), int(order[-1]), int(order[len(rows) // 2])}
         try:
             agrees = all(lengths[i] == self.alone(rows[i]) for i in few)
-        except COLLATOR_ERRORS: # it takes no row alone: the ids say how long one is
+        except COLLATOR_ERRORS: # it needs several rows: the ids are counted
             agrees = True
         return names if agrees else ()

@@ -75,7 +75,7 @@ def _text(path, encoding):
         raise BadRow(f"encoding={encoding!r} is no text encoding that Python knows: "
                      "give its name, such as 'utf-8', 'utf-16' or 'cp1252'") from None
     if encoding.lower() in ("utf-8", "utf8"):
-        encoding = "utf-8-sig" # the mark at the start of a file is no text
+        encoding = "utf-8-sig" # leaves out a byte order mark
     file = io.BufferedReader(_open(path)) # not every decompressor can be peeked into
     start = file.peek(64)[:64]
     for mark, kind in _BINARY.items():
@@ -88,7 +88,7 @@ def _text(path, encoding):
     return io.TextIOWrapper(file, encoding, "surrogateescape", newline="")
 
 # %% ../../nbs/foundation/text_files.ipynb #821cd7e0
-# by frequency of use; with letters and characters that are common in its languages
+# encodings by frequency of use, each with common characters of its languages
 _ENCODINGS = {
     "cp1252": "éèàüöäñçßóíáêôæøå", "cp1250": "ąęłśżćńóčšěřžýáéíőű",
     "cp1251": "оеаинтсрвлі", "cp932": "のにはたをがでとしるいなかれ",
@@ -124,7 +124,7 @@ def _encoding_advice(raw):
 
 # %% ../../nbs/foundation/text_files.ipynb #enc0ff01
 def _ends_early(path):
-    "Whether a file is UTF-8 but for its end, which is amid a character."
+    "Whether a file is UTF-8 that ends in the middle of a character."
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         with _open(path) as file:
@@ -132,21 +132,21 @@ def _ends_early(path):
                 decoder.decode(piece)
     except UnicodeDecodeError:
         return False
-    return True # one who asks has met a byte that does not fit
+    return True # this is called only after a byte that does not fit
 
 # %% ../../nbs/foundation/text_files.ipynb #5bb12b17
 def separator_of(
     path: str | Path, encoding: str = "utf-8-sig",
     header: bool = True, # whether the first line has the names of the columns
 ) -> str:
-    "What is between the fields of a csv or tsv."
+    "The character that separates the fields of a csv or tsv."
     if file_format(path) == "tsv":
         return "\t"
     lines = list(itertools.islice(filter(str.strip, _text(path, encoding)), 20))
     declared = re.fullmatch(r'"?sep=(.)"?\s*', "".join(lines[:1]), re.IGNORECASE)
     if declared:
         return declared[1]
-    # a text has commas too, where each line has as many as there are fields
+    # without a header: texts may have commas, too, but each line has the separator
     lines = lines[:1] if header else lines
     return max(",;\t",
                key=lambda mark: min([line.count(mark) for line in lines] or [0]))
@@ -300,7 +300,7 @@ _TEXT_COLUMNS = (
     ("question", "sentence"), ("text",), ("sentence",), ("review",), ("content",))
 
 def find_text(columns: Sequence[str], rows: Sequence[Mapping] = ()) -> tuple[str, ...]:
-    """One name or two of a pair, of columns that may hold the text; () if not clear.
+    """The name of the column with the text, or two names of a pair; () if not clear.
 
     Columns with usual names; else the only one, or the only one of several words in
     these rows."""

@@ -23,12 +23,12 @@ from .fingerprints import (
 
 # %% ../../nbs/frozen_weights/callback.ipynb #df389e3b
 def _matches(name: str, patterns: Iterable[str]) -> bool:
-    "Whether `name` is one of `patterns`, is in such a module, or matches a `*`."
+    "Whether a pattern is `name`, a module that contains it, or a wildcard for it."
     return any(name == pattern or name.startswith(f"{pattern}.")
                or fnmatchcase(name, pattern) for pattern in patterns)
 
 def _checked_patterns(patterns: str | Sequence[str], names, model) -> list[str]:
-    "As a list; `ValueError` for a pattern that matches none of `names`."
+    "`patterns` as a list; `ValueError` for one that matches none of `names`."
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
     for pattern in patterns:
         if not any(_matches(name, [pattern]) for name in names):
@@ -57,7 +57,7 @@ def freeze(
 
 # %% ../../nbs/frozen_weights/callback.ipynb #ebce1fec
 def _holds_frozen(model: nn.Module, name: str, tensor: torch.Tensor) -> bool:
-    "A parameter without gradient, or a buffer of a module with such parameters."
+    "Whether a parameter is frozen, or a buffer belongs to frozen parameters."
     if isinstance(tensor, nn.Parameter):
         return not tensor.requires_grad
     while name: # the nearest module around the buffer that has parameters decides
@@ -71,7 +71,7 @@ def frozen_tensors(
     model: nn.Module, # any module
     # names that should be frozen; None: what requires no gradient; (): none
     frozen: str | Sequence[str] | None = None,
-    ignore: str | Sequence[str] = (), # names left out, such as a counter in a buffer
+    ignore: str | Sequence[str] = (), # not checked, such as a counter in a buffer
 ) -> dict[str, torch.Tensor]: # by name
     """Parameters and buffers that must not change.
 
@@ -94,7 +94,7 @@ def changes_since(
     before: Fingerprint,
     model: nn.Module, # as it is now
 ) -> dict[str, str]: # name -> how it changed
-    "Which of the tensors in a fingerprint are not what they were."
+    "Tensors of a fingerprint that the model lacks or has with other contents."
     if not len(before):
         return {}
     now = fingerprint(model, before.tensors)
@@ -106,9 +106,9 @@ def changes_since(
 # %% ../../nbs/frozen_weights/callback.ipynb #cb649017
 def trainable_tensors(
     model: nn.Module, # any module
-) -> dict[str, nn.Parameter]: # by name, tied ones by their first
+) -> dict[str, nn.Parameter]: # by name; a tied parameter by its first name
     "Parameters that require gradients, each once. A shard without values is left out."
-    # DeepSpeed's third stage leaves an empty tensor where it took the values away
+    # DeepSpeed ZeRO-3 leaves an empty tensor for a parameter that it partitioned
     return {name: parameter for name, parameter in model.named_parameters()
             if parameter.requires_grad and parameter.numel()}
 
@@ -123,14 +123,14 @@ class TrainedWeights:
         self._hash_new(model)
 
     def _hash_new(self, model):
-        "Trainable tensors, after those are hashed that were not trainable before."
+        "Hashes tensors when they are first trainable; returns all trainable tensors."
         tensors = trainable_tensors(model)
         for name in tensors.keys() - self.hashes.keys():
             self.hashes[name] = tensor_hash(tensors[name])
         return tensors
 
     def record(self, model: nn.Module, optimizer: torch.optim.Optimizer):
-        "To be called before each step of the optimizer."
+        "Call it before each step of the optimizer."
         tensors = self._hash_new(model)
         self.steps += 1
         rates = {id(parameter): float(group["lr"])
@@ -154,7 +154,7 @@ class TrainedWeights:
     def unchanged(
         self, model: nn.Module, # as it is now
     ) -> dict[str, str]: # name -> cause; empty before the first step
-        "Those of `tensors` that are what they were before their first step, and why."
+        "Those of `tensors` that still equal their values before their first step."
         if not self.steps:
             return {}
         return {name: self._cause(name, tensor)
@@ -188,10 +188,10 @@ def _refuse_optimizer(optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
                 "the optimizer is made, or give it only trainable parameters.")
 
 # %% ../../nbs/frozen_weights/callback.ipynb #eedca97b
-MANIFEST = "frozen_weights.json" # in each checkpoint: what is frozen, with its hashes
+MANIFEST = "frozen_weights.json" # in each checkpoint: hashes of its frozen tensors
 
 def _compare_with(state: TrainerState, model: nn.Module, names: Iterable[str]):
-    "`RuntimeError` where a resumed run starts from other frozen weights than `names`."
+    "`RuntimeError` if frozen weights differ from those in the trainer state."
     if MANIFEST not in state.stateful_callbacks:
         return
     before = Fingerprint(json.loads(state.stateful_callbacks[MANIFEST]))
@@ -218,7 +218,7 @@ class FrozenWeightsCallback(TrainerCallback):
     save and at the end; `RuntimeError` names those that changed. Warns at the end of
     tensors that required a gradient, at the start or later, and never moved; they are
     in `unchanged`, with the cause. `statement` is the result as a sentence. Each
-    checkpoint gets `frozen_weights.json`, and its trainer state the same lines, with
+    checkpoint gets `frozen_weights.json`, and its trainer state the same hashes, with
     which a resumed run is compared.
 
     Called by the Trainer: `on_train_begin` once; `on_pre_optimizer_step` once a step;

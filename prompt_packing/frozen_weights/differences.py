@@ -23,7 +23,7 @@ from .fingerprints import (
 # %% ../../nbs/frozen_weights/differences.ipynb #74b3c46d
 @torch.no_grad()
 def largest_difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    "Largest absolute difference of two values; NaN where a value became NaN."
+    "Largest absolute difference of two values of equal index; NaN if one is NaN."
     wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
     pieces = zip(a.reshape(-1).split(2**22), b.reshape(-1).split(2**22))
     sizes = [(x.cpu().to(wide) - y.cpu().to(wide)).abs().max()
@@ -34,7 +34,7 @@ def largest_difference(a: torch.Tensor, b: torch.Tensor) -> float:
 Weights = nn.Module | Fingerprint | str | Path # a str or path: a file or a folder
 
 def _entries(weights, hashed):
-    "Name -> (tensor, or line of a fingerprint; kind, which is None in a file)."
+    "Name -> (tensor or line, kind); lines if `hashed`; the kind is None in a file."
     if isinstance(weights, Fingerprint):
         lines = weights.tensors
     elif hashed:
@@ -45,13 +45,13 @@ def _entries(weights, hashed):
 
 # %% ../../nbs/frozen_weights/differences.ipynb #92082535
 def _safetensors_files(path):
-    "The safetensors files of a checkpoint: those that transformers would load."
+    "The files of a checkpoint that transformers would load, or all `.safetensors`."
     if path.is_file():
         return [path]
     single, index = path / SAFE_WEIGHTS_NAME, path / SAFE_WEIGHTS_INDEX_NAME
     if single.is_file():
         return [single]
-    if index.is_file(): # another file may hold the same weights in another form
+    if index.is_file(): # other files may have the same weights again
         files = json.loads(index.read_text())["weight_map"].values()
         return [path / name for name in sorted(set(files))]
     if files := sorted(path.glob("*.safetensors")):
@@ -61,7 +61,7 @@ def _safetensors_files(path):
 
 # %% ../../nbs/frozen_weights/differences.ipynb #b4722b93
 def _read_files(path):
-    "Tensors of a checkpoint in memory-mapped pages, read when they are used."
+    "Name -> (tensor, None); tensors are memory-mapped and read when they are used."
     tensors = {}
     for file in _safetensors_files(path):
         try:
@@ -73,7 +73,7 @@ def _read_files(path):
 
 # %% ../../nbs/frozen_weights/differences.ipynb #626d406b
 def _opened(weights):
-    "A fingerprint, or tensors by name as `named_tensors` gives them."
+    "A fingerprint, or name -> (tensor, kind) as from `named_tensors`."
     if isinstance(weights, nn.Module):
         return named_tensors(weights)
     if isinstance(weights, Fingerprint):
@@ -89,13 +89,13 @@ def _opened(weights):
 
 # %% ../../nbs/frozen_weights/differences.ipynb #1c9589c0
 def _line_difference(x, y):
-    "How two lines of fingerprints differ: a word and no size, or None."
+    "(change, NaN) of two lines of fingerprints, or None if they are equal."
     for key, change in (("shape", "shape"), ("dtype", "dtype"), ("hash", "value")):
         if x[key] != y[key]:
             return change, np.nan
 
 def _tensor_difference(x, y):
-    "How two tensors differ: a word and a size, or None."
+    "(change, size) of two tensors, or None if they are equal."
     if x.shape != y.shape:
         return "shape", np.nan
     if x.dtype != y.dtype:
@@ -105,16 +105,16 @@ def _tensor_difference(x, y):
 
 # %% ../../nbs/frozen_weights/differences.ipynb #13d58abd
 def _prefixes(short, long):
-    "What precedes names of `short` in names of `long`; 50 names are enough."
+    "Prefixes that names of `short` have in `long`, from a sample of the names."
     some = list(short)[::max(1, len(short) // 50)]
     return sorted({n[:-len(p)] for p in some for n in long if n.endswith("." + p)})
 
-def _bare(names, prefix): # name without the prefix -> name
+def _bare(names, prefix): # name without the prefix and `base_layer` -> name
     return {name.removeprefix(prefix).replace(".base_layer.", "."): name
             for name in names if name.startswith(prefix)}
 
 def _paired(a, b):
-    "(name of `a`, name of `b`) of all that are compared; `ValueError` if none."
+    "(name in `a`, name in `b`) of tensors to compare; `ValueError` if there are none."
     prefixes = [("", ""), *(("", before) for before in _prefixes(a, b)),
                 *((before, "") for before in _prefixes(b, a))]
     options = [(_bare(a, of_a), _bare(b, of_b)) for of_a, of_b in prefixes]
@@ -127,18 +127,18 @@ def _paired(a, b):
     return pairs
 
 # %% ../../nbs/frozen_weights/differences.ipynb #bb412a7e
-def _identity(entry): # what two names of one tensor have in common
+def _identity(entry): # equal for the names of a tied tensor
     return entry["hash"] if isinstance(entry, dict) else id(entry)
 
 def _unpaired(side, other, paired):
     "Names of `side` without a counterpart in `other`."
-    left = [name for name in side if name not in paired]
+    unpaired = [name for name in side if name not in paired]
     if any(kind for _, kind in other.values()):
-        return left
+        return unpaired # `other` is no file
     # a file has no computed buffers, and one name for each tied weight
-    there = {_identity(side[name][0]) for name in paired}
-    return [name for name in left if side[name][1] != "computed"
-            and _identity(side[name][0]) not in there]
+    paired_ids = {_identity(side[name][0]) for name in paired}
+    return [name for name in unpaired if side[name][1] != "computed"
+            and _identity(side[name][0]) not in paired_ids]
 
 # %% ../../nbs/frozen_weights/differences.ipynb #af7f672a
 def compare_weights(

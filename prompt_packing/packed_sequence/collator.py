@@ -37,7 +37,7 @@ def _without_padding(row, key, index):
 
 # %% ../../nbs/packed_sequence/collator.ipynb #8c3ccf37
 def _check_lengths(packed):
-    "`ValueError` for a row whose keys differ in length."
+    "Raises `ValueError` for a row whose packed features differ in length."
     main, *others = packed
     for key in others:
         for i, (values, first) in enumerate(zip(packed[key], packed[main])):
@@ -48,7 +48,7 @@ def _check_lengths(packed):
 
 # %% ../../nbs/packed_sequence/collator.ipynb #ff2457ed
 def _one_dtype(tensors):
-    "Tensors as one dtype that holds all their values: PyTorch takes that of the first."
+    "Tensors in one dtype for all values; `pad_sequence` takes that of the first."
     dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
     return [tensor.to(dtype) for tensor in tensors]
 

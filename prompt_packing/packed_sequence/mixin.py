@@ -25,14 +25,14 @@ from .pytrees import (
 
 # %% ../../nbs/packed_sequence/mixin.ipynb #7fb22ae8
 def _pad_outputs(outputs):
-    "A model's outputs, padded; a namedtuple becomes a tuple, as transformers takes it."
+    "A model's outputs, padded. A namedtuple is a tuple here, as in transformers."
     if isinstance(outputs, tuple) and not isinstance(outputs, PackedSequence):
         return tuple(map(pad_packed, outputs))
     return pad_packed(outputs)
 
 @contextmanager
 def _padded_outputs(trainer, model):
-    "Pads outputs of `trainer.compute_loss` and of `model` while it lasts."
+    "In this context, the outputs of `trainer.compute_loss` and of `model` are padded."
     compute_loss = trainer.compute_loss
     hook = model.register_forward_hook(lambda _, args, outputs: _pad_outputs(outputs))
 
@@ -48,8 +48,9 @@ def _padded_outputs(trainer, model):
 def _labels_in(batch, wanted, fixed=False):
     """Names of the labels in a batch, empty where it has none.
 
-    `wanted`, which the Trainer found in `forward`, if the batch has them all; else
-    keys with `label` in their name, unless the user named the labels (`fixed`)."""
+    `wanted` are names that the Trainer found in `forward`, or that the user set
+    (`fixed`). They are returned if the batch has them all; otherwise all keys with
+    `label` in their name are, or none if `fixed`."""
     present = [name for name in batch if batch[name] is not None]
     if wanted and all(name in present for name in wanted):
         return wanted
@@ -102,7 +103,7 @@ class PackedSequenceMixin:
 
     Raises `RuntimeError` under `torch.nn.DataParallel`, and `TypeError` for a class in
     which a Trainer comes first."""
-    _packed_rows = 0 # of the evaluation that is running
+    _packed_rows = 0 # rows of packed batches in the present evaluation
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -110,7 +111,7 @@ class PackedSequenceMixin:
 
     def _get_dataloader(self, dataset: Dataset, *args: Any, **kwargs: Any):
         several = self.accelerator.num_processes > 1 and not kwargs.get("is_training")
-        # a `batch_size` of None: it has batches, and no rows to distribute
+        # `batch_size` is None for a data set of pre-collated batches
         of_rows = getattr(dataset, "batch_size", 0) is not None
         if several and of_rows and isinstance(dataset, IterableDataset):
             # accelerate needs a length to remove the rows that it has added
@@ -153,12 +154,12 @@ class PackedSequenceMixin:
 
     def _track_num_input_tokens(self, inputs):
         if self.args.include_num_input_tokens_seen in (False, "no", None):
-            return None # so the batch of a split step is not collated only to count
+            return None # a split step is not collated only to count tokens
         flat = flat_tokens(inputs, _main_input(self.model))
         return super()._track_num_input_tokens(flat)
 
     def floating_point_ops(self, inputs: Mapping):
-        if not isinstance(inputs, LazyBatch): # which counts its own micro-batches
+        if not isinstance(inputs, LazyBatch): # it counts its micro-batches itself
             inputs = flat_tokens(inputs, _main_input(self.model))
         return super().floating_point_ops(inputs)
 
@@ -167,7 +168,7 @@ class PackedSequenceMixin:
         output = super().evaluation_loop(dataloader, *args, **kwargs)
         if not self._packed_rows or has_length(dataloader.dataset):
             return output
-        return output._replace(num_samples=self._packed_rows) # it counted tokens
+        return output._replace(num_samples=self._packed_rows) # not tokens
 
     def prediction_step(
             self, model: nn.Module, inputs: Mapping, prediction_loss_only: bool,
@@ -177,7 +178,7 @@ class PackedSequenceMixin:
             self._packed_rows += count_rows(inputs)
             fixed = self.args.label_names is not None
             names = _labels_in(inputs, self.label_names, fixed)
-            if names: # transformers cannot copy packed labels, so it gets none
+            if names: # hide packed labels, which transformers cannot copy
                 settings = dict(label_names=[], can_return_loss=True)
         generates = getattr(self.args, "predict_with_generate", False)
         if generates and not prediction_loss_only:
@@ -190,5 +191,5 @@ class PackedSequenceMixin:
             labels = self._prepare_input(tuple(inputs[name] for name in names))
             labels = labels if len(labels) > 1 else labels[0]
         if "inputs" in self.args.include_for_metrics and holds_packed(inputs.get(main)):
-            inputs[main] = pad_packed(inputs[main]) # the Trainer reads it from here
+            inputs[main] = pad_packed(inputs[main]) # for `include_for_metrics`
         return loss, pad_packed(logits), pad_packed(labels)

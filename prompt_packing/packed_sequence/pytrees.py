@@ -22,7 +22,7 @@ def children(tree: Any) -> dict | None: # None for a leaf
     "Elements of a container by key, name or position; a `PackedSequence` is a leaf."
     if isinstance(tree, PackedSequence):
         return None
-    if isinstance(tree, Mapping): # `ModelOutput`, a dataclass too, is one
+    if isinstance(tree, Mapping): # also a `ModelOutput`, which is a dataclass too
         return dict(tree)
     if isinstance(tree, (list, tuple)):
         return dict(zip(getattr(tree, "_fields", range(len(tree))), tree))
@@ -43,7 +43,7 @@ def with_children(
         return type(tree)(elements)
     new = copy.copy(tree)
     for name, element in elements.items():
-        object.__setattr__(new, name, element) # a frozen dataclass refuses its own
+        object.__setattr__(new, name, element) # a frozen dataclass forbids setattr
     return new
 
 # %% ../../nbs/packed_sequence/pytrees.ipynb #c809a216
@@ -88,7 +88,7 @@ def flat_tokens(
 
 # %% ../../nbs/packed_sequence/pytrees.ipynb #ae6bfb98
 def pad_packed(
-    tree: Any, # of outputs, labels or inputs
+    tree: Any, # outputs, labels or inputs
 ) -> Any: # `tree` itself where there is nothing to change
     """A pytree with `PackedSequence`s as tensors (rows, steps, ...) padded with -100.
 

@@ -26,8 +26,8 @@ class PromptHead(nn.Module):
     def __init__(
         self,
         num_labels:int, # scores for each row
-        hidden_size:int, # of the vector that is read
-        bias:bool=True, # whether there is one
+        hidden_size:int, # width of the features
+        bias:bool=True, # whether the layer has a bias
         seed:int=0, # of the first weights
     ):
         super().__init__()
@@ -47,10 +47,10 @@ class PromptHead(nn.Module):
         weight:torch.Tensor, # [labels, hidden]
         bias:torch.Tensor|None=None, # [labels]; None: zeros
     ):
-        "Puts a layer in place. Raises `ValueError` for one of another shape."
+        "Sets the weights. Raises `ValueError` for another shape."
         if bias is not None and self.bias is None:
             raise ValueError("This model's head has no bias (bias=False).")
-        # copying alone would repeat the one row that scikit-learn has for two classes
+        # `copy_` would broadcast the one row that scikit-learn has for two classes
         if weight.shape != self.weight.shape:
             raise ValueError(f"The model's head has a weight of shape "
                              f"{list(self.weight.shape)}; got {list(weight.shape)}.")
@@ -60,23 +60,23 @@ class PromptHead(nn.Module):
 
 # %% ../../nbs/prompt_tuning/fitted_head.ipynb #17928372
 class ProblemType(str, Enum):
-    "What labels a row has, as transformers names it."
-    SINGLE = "single_label_classification" # one of several
-    SEVERAL = "multi_label_classification" # any number of them
+    "Kind of labels, with the values of transformers' `problem_type`."
+    SINGLE = "single_label_classification" # one label per row
+    SEVERAL = "multi_label_classification" # any number of labels per row
     REGRESSION = "regression" # numbers
 
 # %% ../../nbs/prompt_tuning/fitted_head.ipynb #d17768dc
 def label_loss(
     config: Any, # of the model: `problem_type`, `num_labels`
-    loss_function:Callable, # of the model, transformers' for sequence classification
+    loss_function:Callable, # `model.loss_function`, that of sequence classification
     logits:torch.Tensor, # [rows, labels]
     labels:torch.Tensor, # [rows] or [rows, labels]
     num_items_in_batch:torch.Tensor|int|None=None, # labels of the optimizer step
 ) -> torch.Tensor: # a number
     "Mean loss of a batch, or its share of the mean of an optimizer step."
     inputs = dict(pooled_logits=logits, config=config)
-    of_numbers = config.problem_type in (ProblemType.SEVERAL, ProblemType.REGRESSION)
-    if not of_numbers and not labels.is_floating_point():
+    takes_floats = config.problem_type in (ProblemType.SEVERAL, ProblemType.REGRESSION)
+    if not takes_floats and not labels.is_floating_point():
         return loss_function(labels, num_items_in_batch=num_items_in_batch, **inputs)
     loss = loss_function(labels.to(logits.dtype), **inputs)
     if num_items_in_batch is None:
@@ -85,10 +85,10 @@ def label_loss(
 
 # %% ../../nbs/prompt_tuning/fitted_head.ipynb #e5fc0bbc
 def choose_labels(
-    answers:list[list[dict]], # of each row its labels, best first
+    answers:list[list[dict]], # for each row its labels with scores, best first
     problem_type:str|None, # a `ProblemType`; None: one label a row
     top_k:int|str|None="auto", # labels for each row, best first; None: all
-) -> list: # dicts with `label` and `score`; lists of them for several a row
+) -> list: # dicts with `label` and `score`; lists of them for several per row
     """The answer for each row. "auto" is the best label, or, where a row may have
     several, all that score above one half, which may be none."""
     if top_k == "auto" and problem_type == ProblemType.SEVERAL:
@@ -98,7 +98,7 @@ def choose_labels(
     return [row[:top_k] for row in answers]
 
 class TextClassifier(TextClassificationPipeline):
-    "transformers' pipeline, which also takes pairs as tuples, with `predict`."
+    "transformers' pipeline that also takes pairs as tuples and has `predict`."
     def preprocess(self, inputs, **options):
         if isinstance(inputs, (tuple, list)):
             inputs = dict(zip(("text", "text_pair"), inputs))
@@ -112,11 +112,11 @@ class TextClassifier(TextClassificationPipeline):
         texts: str | list, # a text, or a list of texts or of pairs of texts
         *,
         top_k:int|str|None="auto", # labels for each text, best first; None: all
-        batch_size:int=8, # texts of similar length that are computed at once
+        batch_size:int=8, # texts per batch; texts of similar length share one
     ) -> list: # dicts with `label` and `score`; lists of them as by `choose_labels`
         "Labels of texts with their scores. Raises `ValueError` for an empty text."
         texts = [texts] if isinstance(texts, str) else list(texts)
-        if not texts: # which the pipeline fails on
+        if not texts: # the pipeline fails on an empty list
             return []
         order = sorted(range(len(texts)), key=lambda i: len(str(texts[i])))
         by_length = self([texts[i] for i in order], top_k=None, batch_size=batch_size)
@@ -146,8 +146,8 @@ def predict_table(
 def penalty_search(
     x:np.ndarray, # [rows, hidden], standardised features
     y:np.ndarray, # [rows], the class of each row
-) -> GridSearchCV | None: # fitted; None: no two classes have two rows
-    """The solver under each of seven l2 penalties; the lowest held-out log-loss wins.
+) -> GridSearchCV | None: # fitted; None: fewer than two classes have two rows
+    """Chooses one of seven l2 penalties by the log-loss on held-out rows.
 
     Rows of classes that are too rare to be in all folds are left out."""
     counts = np.bincount(y)
@@ -187,7 +187,7 @@ def fit_head(
     if len(weight) == 1: # two classes: one row of weights, for the second
         weight = np.concatenate([-weight, weight]) / 2
         bias = np.concatenate([-bias, bias]) / 2
-    # a class without rows scores less than any other does on these rows
+    # a class without rows: a constant below the lowest logit of any row
     lowest = (x @ weight.T + bias).min() - np.log(len(y) + 1)
     weight = weight / scale
     bias = bias - weight @ mean

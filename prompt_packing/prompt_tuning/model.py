@@ -74,19 +74,19 @@ def _start_vectors(init, embeddings, tokens, tokenizer, seed): # [any number, wi
 @torch.no_grad()
 def initial_prompt(
     embeddings:nn.Module, # the backbone's input embeddings
-    init: Any = "vocab", # the start, see below
+    init: Any = "vocab", # initial values, see below
     tokens:int|None=None, # virtual tokens; None: 5, or as many as `init` has
-    tokenizer: Any = None, # needed for a text
-    seed:int=0, # of random starts
+    tokenizer: Any = None, # of the backbone; needed if `init` is a text
+    seed:int=0, # of random initial values
 ) -> torch.Tensor: # [tokens, width], float32
     """First values of a prompt.
 
-    Raises `ValueError` for an empty text or a prompt of another width."""
+    Raises `ValueError` for an empty text or `init` of another width."""
     if tokens is None and isinstance(init, str) and init in PROMPT_INITS:
         tokens = 5
     start = _start_vectors(init, embeddings, max(tokens or 1, 1), tokenizer, seed)
     token = torch.zeros(1, dtype=torch.long, device=embeddings.weight.device)
-    width = embeddings(token).shape[-1] # not always that of the table
+    width = embeddings(token).shape[-1] # some models project embeddings first
     if start.ndim != 2 or start.shape[1] != width or not len(start):
         raise ValueError(f"init has shape {tuple(start.shape)}; a prompt for this "
                          f"backbone is [tokens, {width}].")
@@ -97,7 +97,7 @@ initial_prompt.__doc__ += f"\n\n    `init`: {_init_choices()}."
 
 # %% ../../nbs/prompt_tuning/model.ipynb #cce9d949
 def _load_text_model(name_or_model, dtype=torch.float32):
-    "The backbone without a head, in eval mode; its tokenizer (None: it was loaded)."
+    "The backbone without a head, in eval mode; its tokenizer (None for a loaded one)."
     model, tokenizer = name_or_model, None
     if hasattr(model, "get_base_model"): # PEFT's wrapper
         if any(config.is_prompt_learning for config in model.peft_config.values()):
@@ -110,7 +110,7 @@ def _load_text_model(name_or_model, dtype=torch.float32):
 
 # %% ../../nbs/prompt_tuning/model.ipynb #52bae6a5
 def _fitted(tokenizer, facts, prompt_tokens):
-    "A copy that truncates to what is left beside the prompt; None stays None."
+    "A copy of the tokenizer whose limit leaves room for the prompt; None stays None."
     if tokenizer is not None and tokenizer.pad_token is None:
         raise ValueError("The tokenizer has no padding token: set "
                          "tokenizer.pad_token = tokenizer.eos_token.")
@@ -128,12 +128,12 @@ def _fitted(tokenizer, facts, prompt_tokens):
 
 # %% ../../nbs/prompt_tuning/model.ipynb #074d8442
 def text_id(digest:str) -> int:
-    "The first 15 digits of a digest as an integer, which travels with cached batches."
+    "The first 15 digits of a digest as an integer; each cached batch contains it."
     return int(digest[:15] or "0", 16)
 
 def _read(model, input_ids, attention_mask, token_type_ids, inputs_embeds=None,
           text_states=None, text_features=None, text_made_by=None):
-    "What the head reads for texts in one of three forms, [rows, hidden]."
+    "The head's input, [rows, hidden]; texts are ids, embeddings or cached states."
     forms = [x for x in (input_ids, inputs_embeds, text_states) if x is not None]
     if len(forms) != 1:
         raise ValueError("Give input_ids or inputs_embeds, and not both.")
@@ -142,25 +142,25 @@ def _read(model, input_ids, attention_mask, token_type_ids, inputs_embeds=None,
     frozen, facts = model.frozen, model.frozen.facts
     tokens = model.config.prompt_tokens
     mask = attention_mask.long()
-    # reading values waits for a GPU, so there only where columns do not fit
+    # on a GPU, reading values synchronizes: only if the columns exceed the positions
     limit = facts.limit or math.inf
     if can_read_values(mask) or mask.shape[1] + tokens > limit:
         check_fits(facts, mask.sum(1).tolist(), tokens)
-    rows = model.prompt.weight.expand(len(mask), -1, -1) if tokens else None
+    prompt = model.prompt.weight.expand(len(mask), -1, -1) if tokens else None
     if text_states is None:
         texts, types, mask = frozen.placement.align(mask, *forms, token_type_ids)
         read = frozen if inputs_embeds is None else frozen.one_pass
-        return read(texts, mask, rows, types)
+        return read(texts, mask, prompt, types)
     if text_made_by is not None and int(text_made_by) != text_id(facts.digest):
         raise ValueError("These cached texts were computed with other weights than the "
                          "model's backbone has: build the cache again.")
     if not model.text_is_constant:
         raise ValueError("Cached texts are exact only for a causal decoder with the "
                          "prompt after the text.")
-    if rows is None:
+    if prompt is None:
         return text_features
     states = unpack_states(text_states, facts.state_shapes)
-    return frozen.after_text(states, mask, rows)
+    return frozen.after_text(states, mask, prompt)
 
 # %% ../../nbs/prompt_tuning/model.ipynb #5ab1c0a0
 def _numbered_names(num_labels, id2label): # number -> name
@@ -222,7 +222,7 @@ def _from_backbone(
     start = initial_prompt(
         backbone.get_input_embeddings(), init, prompt_tokens, tokenizer, seed)
     config.prompt_tokens = len(start)
-    tokenizer = _fitted(tokenizer, facts, len(start)) # there must be some room
+    tokenizer = _fitted(tokenizer, facts, len(start)) # checks the room for a text
     _check_vocabulary(tokenizer, backbone)
     model = cls(config, backbone, facts, seed)
     if len(start):
@@ -238,16 +238,16 @@ def _from_pretrained(
     cls,
     pretrained_model_name_or_path, # a folder, or a name on the hub
     *,
-    backbone=None, # a loaded model, a name or folder; None: the one configured
+    backbone=None, # a loaded model, a name or a folder; None: `config.backbone_name`
     config:PromptTuningConfig|None=None, # None: the one in the folder
-    dtype=None, # of all weights once loaded; None or "auto": as they were trained
-    facts:BackboneFacts|None=None, # of a loaded backbone; None: they are found
+    dtype=None, # all weights are converted to it; None or "auto": no conversion
+    facts:BackboneFacts|None=None, # of the backbone; None: `find_facts` is called
     **hub, # `revision`, `cache_dir` and the like, for a name on the hub
 ):
-    """Prompt and head on their backbone again.
+    """Loads prompt and head from a folder or the hub, and their backbone.
 
     Raises `ValueError` if the backbone has other weights and for a folder without a
-    prompt, or with a damaged one, `TypeError` for arguments that have no effect."""
+    prompt, or with a damaged one; `TypeError` for arguments that have no effect."""
     source, hub = pretrained_model_name_or_path, check_arguments(hub)
     if config is None:
         config = saved_config(source, hub)
@@ -272,7 +272,7 @@ def _predict(
     model,
     texts: str | list, # a text, or a list of texts or of pairs of texts
     **options: Any, # `top_k` and `batch_size`, as `TextClassifier.predict` has them
-) -> list: # dicts with `label` and `score`; lists of them for several a text
+) -> list: # dicts with `label` and `score`; lists of them for several labels per text
     """Labels of texts with their scores; long texts are truncated to what fits.
 
     Where a text may have several labels, they are all that score above one half.
@@ -280,7 +280,7 @@ def _predict(
     if model.tokenizer is None:
         raise ValueError("This model has no tokenizer: set model.tokenizer, or "
                          "give tokenizer=... to from_backbone.")
-    # the user may have changed the model's tokenizer since
+    # again: the user may have replaced `model.tokenizer`
     tokenizer = _fitted(model.tokenizer, model.facts, model.config.prompt_tokens)
     classify = TextClassifier(
         model=model, tokenizer=tokenizer, device=model.device, truncation=True)
@@ -301,7 +301,7 @@ def _save_pretrained(
     if not is_main_process:
         return
     check_unchanged(model)
-    # a Trainer passes a `state_dict` which may hold the backbone
+    # the `state_dict` of a Trainer may hold the backbone too
     trained = model.state_dict()
     tensors = {name: (state_dict or trained)[name] for name in trained}
     Path(save_directory).mkdir(parents=True, exist_ok=True)
@@ -341,7 +341,7 @@ class PromptForSequenceClassification(PreTrainedModel):
         freeze(backbone)
         self.frozen = FrozenBackbone(backbone, facts, config.placement, config.pooling)
         self.prompt = None
-        if config.prompt_tokens: # made of zeros, since drawing would change your seed
+        if config.prompt_tokens: # zeros leave the random state unchanged
             zeros = torch.zeros(config.prompt_tokens, facts.embedding_size)
             self.prompt = nn.Embedding.from_pretrained(zeros, freeze=False)
         self.head = PromptHead(config.num_labels, config.hidden_size, config.bias, seed)
@@ -359,7 +359,7 @@ class PromptForSequenceClassification(PreTrainedModel):
 
     @property
     def text_is_constant(self) -> bool:
-        "Whether its texts can be computed once, so that a `TextCache` is exact."
+        "Whether a `TextCache` is exact: keys and values of texts can be reused."
         return self.frozen.text_is_constant and not self.frozen.is_adapted()
 
     def get_input_embeddings(self): return self.backbone.get_input_embeddings()
@@ -372,7 +372,7 @@ class PromptForSequenceClassification(PreTrainedModel):
         token_type_ids:torch.Tensor|None=None, # [rows, columns], where they are taken
         labels:torch.Tensor|None=None, # [rows], or [rows, labels] for several
         num_items_in_batch:torch.Tensor|int|None=None, # labels of the optimizer step
-        inputs_embeds:torch.Tensor|None=None, # [rows, columns, width], for token ids
+        inputs_embeds:torch.Tensor|None=None, # [rows, columns, width], instead of ids
         text_states:torch.Tensor|None=None, # [rows, columns, width], of a text cache
         text_features:torch.Tensor|None=None, # [rows, hidden], of a text cache
         text_made_by:int|None=None, # of a text cache
@@ -398,7 +398,7 @@ class PromptForSequenceClassification(PreTrainedModel):
 
     def features(
             self, input_ids=None, attention_mask=None, token_type_ids=None, **texts):
-        "What the head reads, [rows, hidden], of texts as `forward` takes them."
+        "The head's input, [rows, hidden], for texts in a form that `forward` takes."
         return _read(self, input_ids, attention_mask, token_type_ids, **texts)
 
     def set_head(
@@ -406,7 +406,7 @@ class PromptForSequenceClassification(PreTrainedModel):
         weight:torch.Tensor, # [labels, hidden], as `fit_head` returns it
         bias:torch.Tensor|None=None, # [labels]; None: zeros
     ) -> "PromptForSequenceClassification": # itself
-        "Puts a head in place. Raises `ValueError` for one of another shape."
+        "Sets the weights of the head. Raises `ValueError` for another shape."
         self.head.set(weight, bias)
         return self
 

@@ -20,7 +20,7 @@ from transformers import initialization as init
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
-from .layout import Layout, on_tokens, check
+from .layout import Layout, on_tokens, refuse_if
 
 # %% ../../nbs/recurrent/model.ipynb #1b725b06
 @dataclass(eq=False)
@@ -34,7 +34,7 @@ class RecurrentState:
     seen: int = 0 # time steps that led to this state, padding included
 
     is_compileable = is_croppable = False
-    is_linear = (False,) # so generate() of transformers 5.24 skips what was seen
+    is_linear = (False,) # makes generate() of transformers 5.24 skip the steps seen
 
     def _map(self, function):
         if not isinstance(self.hidden, tuple):
@@ -51,7 +51,7 @@ class RecurrentState:
         self.hidden = reordered.hidden
 
     def repeat(self, times:int)->"RecurrentState":
-        "Each row `times` times, one after the other: for several beams or samples."
+        "The state with each row repeated `times` times, for several beams or samples."
         return self._map(lambda h: h.repeat_interleave(times, dim=1))
 
     def detach(self)->"RecurrentState":
@@ -62,10 +62,10 @@ class RecurrentState:
 @dataclass(frozen=True)
 class Cell:
     "A kind of recurrent layer. Registered in `CELLS`, all models can use it by name."
-    # with the arguments of `nn.GRU`, and called like it, with rows or packed tokens
+    # has the arguments of `nn.GRU`; its forward takes rows or a `PackedSequence`
     layers: type
-    parts: tuple[str, ...] # of the state; two or more are passed as a tuple
-    initialize: Callable # (module, hidden_size): sets the module's own initial weights
+    parts: tuple[str, ...] # names of the state's tensors; two or more form a tuple
+    initialize: Callable # (module, hidden_size): initializes the module's own weights
 
 @torch.no_grad()
 def uniform_weights(
@@ -75,13 +75,13 @@ def uniform_weights(
     "PyTorch's initial weights: uniform within 1 / sqrt(hidden_size) of zero."
     bound = 1 / math.sqrt(hidden_size)
     for weight in module.parameters(recurse=False):
-        init.uniform_(weight, -bound, bound) # which skips weights that were loaded
+        init.uniform_(weight, -bound, bound) # `init.uniform_` skips loaded weights
 
 CELLS = {"rnn": Cell(nn.RNN, ("h",), uniform_weights),
          "gru": Cell(nn.GRU, ("h",), uniform_weights),
          "lstm": Cell(nn.LSTM, ("h", "c"), uniform_weights)}
 
-Hidden = torch.Tensor | tuple | None # a state; a tuple where a cell has several parts
+Hidden = torch.Tensor | tuple | None # h, or the tuple of a cell with several parts
 
 # %% ../../nbs/recurrent/model.ipynb #75e633cf
 class RecurrentConfig(PreTrainedConfig):
@@ -98,20 +98,21 @@ class RecurrentConfig(PreTrainedConfig):
     hidden_size: int = 256 # size of the state, per direction
     num_layers: int = 2 # recurrent layers, stacked
     bidirectional: bool = False # also read rows backwards; not for causal models
-    embedding_size: int | None = None # of token embeddings; hidden_size if None
-    projection_size: int | None = None # outputs are projected to it; not if None
-    dropout: float = 0.1 # on embeddings, between layers, and on outputs
+    embedding_size: int | None = None # width of embeddings; hidden_size if None
+    projection_size: int | None = None # width of projected outputs; None: no projection
+    dropout: float = 0.1 # rate on embeddings, between layers, and on outputs
     initializer_range: float = 0.1 # standard deviation of embeddings, linear layers
-    tie_word_embeddings: bool = False # the output layer is the embedding
-    use_cache: bool = True # return the state
+    tie_word_embeddings: bool = False # the output layer shares the embedding's weight
+    use_cache: bool = True # return the state in `past_key_values`
     pad_token_id: int | None = None # id of padding; an encoder-decoder needs it
     bos_token_id: int | None = None # id that begins a text
     eos_token_id: int | None = None # id that ends a text in `generate()`
-    decoder_start_token_id: int | None = None # first decoder input, needed there too
+    decoder_start_token_id: int | None = None # an encoder-decoder needs it too
 
     def __post_init__(self, **kwargs: Any):
-        check(self.cell not in CELLS,
-              f"cell must be one of {list(CELLS)}, not {self.cell!r}.")
+        refuse_if(
+            self.cell not in CELLS,
+            f"cell must be one of {list(CELLS)}, not {self.cell!r}.")
         self.embedding_size = self.embedding_size or self.hidden_size
         super().__post_init__(**kwargs)
 
@@ -135,7 +136,7 @@ class RecurrentLayers(nn.Module):
             # PyTorch warns of dropout between layers if there is one layer
             dropout=config.dropout if config.num_layers > 1 else 0.)
         for module in self.rnn.modules():
-            module.of_cell = config.cell # its record initializes the weights
+            module.of_cell = config.cell # `_init_weights` takes the `Cell` of this name
         self.projection = nn.Identity()
         if config.projection_size:
             size = config.hidden_size * self.directions
@@ -147,7 +148,7 @@ class RecurrentLayers(nn.Module):
         return on_tokens(self.finish, outputs), hidden
 
     def finish(self, outputs: torch.Tensor):
-        "Outputs of the top layer as the models use them."
+        "Projection (if there is one) and dropout of top-layer outputs or states."
         return self.dropout(self.projection(outputs))
 
 # %% ../../nbs/recurrent/model.ipynb #a41107a4
@@ -161,7 +162,7 @@ class RecurrentPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: RecurrentConfig):
         super().__init__(config)
-        # without this line transformers would guess the loss from the name of the class
+        # otherwise transformers derives the loss from the class name
         self.loss_type = getattr(config, "loss_type", None) or self.default_loss
 
     def _init_weights(self, module):
@@ -176,21 +177,22 @@ def one_input(
         input_ids: torch.Tensor | PackedSequence | None,
         inputs_embeds: torch.Tensor | None):
     "The one of the two that is not None; raises `ValueError` for both or none."
-    check((input_ids is None) == (inputs_embeds is None),
-          "Give either input_ids or inputs_embeds.")
+    refuse_if(
+        (input_ids is None) == (inputs_embeds is None),
+        "Give either input_ids or inputs_embeds.")
     return inputs_embeds if input_ids is None else input_ids
 
 def packing_forward(
-    forward: Callable, # of a model that packs, which depends on the values of a mask
+    forward: Callable, # `forward` of a model that packs
 ) -> Callable: # it also takes `return_dict`, and `torch.compile` skips it
-    "The `forward` of a recurrent model."
+    "Decorator of `forward`: adds `return_dict`, and excludes it from `torch.compile`."
     return torch.compiler.disable(can_return_tuple(forward))
 
 # %% ../../nbs/recurrent/model.ipynb #6cf68371
 def new_state(
         model: PreTrainedModel, hidden: Hidden, x: torch.Tensor | PackedSequence,
         before: RecurrentState | None, use_cache: bool | None):
-    "The state after input `x`, or None; `before` is the state at its start."
+    "The state after input `x`; None without `use_cache`. `before`: state at its start."
     if use_cache is None:
         use_cache = model.config.use_cache
     if not use_cache:
@@ -224,12 +226,14 @@ class RecurrentModel(RecurrentPreTrainedModel):
         output_hidden_states:bool=None, # refused: layers run in one call
         output_attentions:bool=None, # refused: there are none
         token_type_ids: torch.Tensor | None = None, # ignored
-        # the layout of the input, by a head; outputs then stay packed
+        # `Layout` of the input, from a head; outputs then stay packed
         layout: Layout | None = None,
     ):
         inner = output_hidden_states or self.config.output_hidden_states
-        check(output_attentions or inner, "A recurrent model has no attentions and no "
-              "states of inner layers: PyTorch runs all layers in one call.")
+        refuse_if(
+            output_attentions or inner,
+            "A recurrent model has no attentions and no "
+            "states of inner layers: PyTorch runs all layers in one call.")
         x, stays_packed = one_input(input_ids, inputs_embeds), layout is not None
         if not stays_packed:
             layout = Layout(x, attention_mask)

@@ -9,7 +9,7 @@ __all__ = ['BACKBONES', 'TASKS', 'load_backbone', 'load_task', 'load_tokenizer']
 import prompt_packing
 
 # %% ../../nbs/tasks/index.ipynb #1azyh0me
-# imported on first use: who loads a tokenizer needs no scikit-learn and no models
+# imported on first use: loading a tokenizer imports no scikit-learn, no models
 __getattr__, __dir__ = prompt_packing.import_on_first_use(__name__, {
     "BACKBONES": "tasks.backbones", "load_backbone": "tasks.backbones",
     "load_tokenizer": "tasks.backbones", "TASKS": "tasks.task", "Task": "tasks.task",

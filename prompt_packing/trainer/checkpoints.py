@@ -33,17 +33,17 @@ _logger = logging.get_logger(__name__)
 # %% ../../nbs/trainer/checkpoints.ipynb #41d16885
 class SaveState(Enum):
     "How far the newest checkpoint of a run is."
-    IDLE = auto() # none is written, or it is finished
-    STAGED = auto() # transformers writes it into a folder that does not count
-    COMMITTED = auto() # it is `checkpoint-<step>`; callbacks have it in `on_save`
+    IDLE = auto() # no checkpoint is being written
+    STAGED = auto() # transformers writes it into the staging folder
+    COMMITTED = auto() # renamed to `checkpoint-<step>`; callbacks get it in `on_save`
 
 # %% ../../nbs/trainer/checkpoints.ipynb #19acc3d0
 STATE_FILE = "trainer_state.json" # transformers writes it last
-POSITION_FILE = "data_position.json" # of `ExactResumeMixin`
+POSITION_FILE = "data_position.json" # `ExactResumeMixin` writes it
 _OLD_POSITION_FILE = "data_place.json" # of 0.2, read until 0.4
 
 def position_file(checkpoint) -> Path:
-    "Where a checkpoint says how far its data were read."
+    "The file of a checkpoint that has the position in the training data."
     old = Path(checkpoint, _OLD_POSITION_FILE)
     return old if old.is_file() else Path(checkpoint, POSITION_FILE)
 
@@ -57,11 +57,11 @@ def checkpoints_in(folder: str | os.PathLike) -> dict[int, Path]:
     return dict(sorted(paths.items()))
 
 # %% ../../nbs/trainer/checkpoints.ipynb #1e2e0318
-# on a full disk torch names a position of a stream, and no file
+# in errors of torch on a full disk, which do not name the file
 _STREAM_ERRORS = "PytorchStreamWriter", "inline_container", "iostream"
 
 def disk_fault(error: Exception) -> str:
-    "What kept a file from being written; '' for an error of another kind."
+    "Why a file could not be written; '' for an error of another kind."
     if isinstance(error, (OSError, SafetensorError)):
         return str(error) or type(error).__name__
     is_of_stream = any(each in str(error) for each in _STREAM_ERRORS)
@@ -69,11 +69,11 @@ def disk_fault(error: Exception) -> str:
 
 def publish_checkpoint(
     staged: Path, # as transformers has written it
-    target: Path, # its place
+    target: Path, # `checkpoint-<step>` in the output folder
     state: TrainerState, # with the path of the best checkpoint
-    position: str, # of all processes in the data, as JSON
+    position: str, # positions of all processes in the data, as JSON
 ) -> None:
-    "Put a checkpoint in its place; files of the user's that lie there are kept."
+    "Rename a staged checkpoint to its final name; files of yours in `target` are kept."
     (staged / POSITION_FILE).write_text(position, encoding="utf-8")
     if (staged / STATE_FILE).is_file():
         state.save_to_json(str(staged / STATE_FILE))
@@ -89,8 +89,8 @@ def publish_checkpoint(
 # %% ../../nbs/trainer/checkpoints.ipynb #1e2e0317
 def _removable(steps: Iterable[int], limit: int | None, newest: int,
                best: int | None) -> list:
-    "Which checkpoints go, so that `limit` are left."
-    # steps beyond the newest are of another run, which has ended
+    "Steps of the checkpoints to delete, so that `limit` are left."
+    # steps beyond the newest are of another run, which has ended: they go first
     steps = sorted(steps, key=lambda step: (step <= newest, step))
     excess = len(steps) - (limit or len(steps))
     return [step for step in steps if step not in (newest, best)][:max(excess, 0)]
@@ -99,8 +99,8 @@ def _removable(steps: Iterable[int], limit: int | None, newest: int,
 class OutputFolder:
     """The `output_dir` of a training, for the run that owns it.
 
-    Once a run: `locked`, and `find` in its block. Once a checkpoint: `writing`, in its
-    block `commit`, then `finish`."""
+    Called once a run: `locked`, and `find` in its `with` block. Called once a
+    checkpoint: `writing`, `commit` in its `with` block, then `finish`."""
     def __init__(self,
         folder: str | os.PathLike,
         accelerator: Accelerator, # of the Trainer
@@ -109,13 +109,14 @@ class OutputFolder:
         self.limit: int | None = None # `save_total_limit`
         self.run: str | None = None # 8 digits that all processes of this run share
         self.state, self.step = SaveState.IDLE, 0 # of the newest checkpoint
-        self.takes_last = False # later checkpoints than that of the resume are damaged
+        self.takes_last = False # resumes from the last good one: later ones are damaged
         self.best: int | None = None # step of the best checkpoint, which is kept
 
     @contextmanager
     def locked(self, locks: bool = True) -> Iterator[OutputFolder]: # itself
-        """Lock it, and clear what killed runs have left;
-        a run that saves nothing need not.
+        """Lock the folder, and delete what killed runs have left.
+
+        `locks` is False for a run that saves nothing.
 
         Raises `FolderInUse` if another run writes there,
         `OSError` if this one may not."""
@@ -139,9 +140,13 @@ class OutputFolder:
         if chosen is True and self.accelerator.is_main_process:
             chosen = last_checkpoint(self.folder)
         chosen, = broadcast_object_list([chosen])
-        # of what is no folder transformers says what is wrong
+        # if it is no folder, transformers raises the error
         if self.accelerator.is_local_main_process and os.path.isdir(chosen):
-            check_checkpoint(chosen)
+            try:
+                check_checkpoint(chosen)
+            except DamagedFolder as error:
+                raise DamagedFolder(f"{error} Resume from another checkpoint; "
+                    "resume_from_checkpoint=True takes the newest good one.") from error
         return str(chosen)
 
     def path(self, step: int) -> Path:
@@ -153,9 +158,9 @@ class OutputFolder:
         return staging_path(self.path(self.step), unique=self.run)
 
     def unmark(self, step: int) -> None:
-        """Delete the mark with which transformers begins a checkpoint on SIGTERM.
+        """Delete the file with which transformers marks a checkpoint on SIGTERM.
 
-        After a kill the folder would be the newest checkpoint, with nothing in it."""
+        If the run were killed, the folder would be found as the newest checkpoint."""
         with suppress(OSError): # there is none, or the folder has files of the user's
             os.remove(self.path(step) / "checkpoint-is-incomplete.txt")
         with suppress(OSError):
@@ -167,8 +172,8 @@ class OutputFolder:
 
         Raises `OSError`, which names the complete checkpoints, if there is no room."""
         self.state, self.step = SaveState.STAGED, step
-        self.accelerator.wait_for_everyone() # all have marked it
-        for marked in (step - 1, step): # that before was wanted in the middle of a step
+        self.accelerator.wait_for_everyone() # no process writes the mark later
+        for marked in (step - 1, step): # step - 1: SIGTERM came in the middle of a step
             self.unmark(marked)
         try:
             yield self.staging / self.path(step).name
@@ -188,10 +193,10 @@ class OutputFolder:
                 shutil.rmtree(self.staging, ignore_errors=True)
 
     def commit(self, state: TrainerState, place: str) -> None:
-        "The end of `writing`, when all processes have written; `place` is of them all."
+        "Ends `writing` when all have written; `place` has their positions, as JSON."
         best = self.best = state.best_global_step
         if best and (best == self.step or self.path(best).is_dir()):
-            # transformers names it in the staging folder
+            # transformers has set its path in the staging folder
             state.best_model_checkpoint = str(self.path(best))
         target = self.path(self.step)
         staged = self.staging / target.name
@@ -204,8 +209,8 @@ class OutputFolder:
         self.accelerator.wait_for_everyone()
 
     def finish(self) -> None:
-        """At the end of a step, when callbacks have changed what they want to change:
-        checksums of the checkpoint that this process has committed; old ones go."""
+        """Write the checksums of a checkpoint that this process committed, and delete
+        old checkpoints. Called at the end of a step, after the changes of callbacks."""
         if self.state is SaveState.COMMITTED and self.path(self.step).is_dir():
             write_manifest(self.path(self.step))
             self.rotate()
@@ -220,9 +225,9 @@ class OutputFolder:
 # %% ../../nbs/trainer/checkpoints.ipynb #1e2e0320
 def warn_of_other_run(
     output: OutputFolder,
-    step: int, # that this run begins with
+    step: int, # at which this run begins
 ) -> None:
-    "A later resume would take the highest step, whichever run has written it."
+    "Warn of checkpoints after `step`: a later resume would take the last of them."
     beyond = [path.name for other, path in checkpoints_in(output.folder).items()
               if other > step and not output.takes_last]
     if beyond and output.accelerator.is_main_process:
@@ -240,11 +245,11 @@ def check_checkpoint(checkpoint: str | os.PathLike) -> None:
     try:
         TrainerState.load_from_json(str(checkpoint / STATE_FILE))
     except (OSError, ValueError, TypeError) as error:
-        raise DamagedFolder(f"{checkpoint / STATE_FILE} is missing or damaged. "
-                            "Resume from another checkpoint") from error
+        raise DamagedFolder(
+            f"{checkpoint / STATE_FILE} is missing or damaged.") from error
 
 def last_checkpoint(folder: str | os.PathLike) -> str:
-    "The newest good checkpoint; `ValueError` if there is none. Names what it skips."
+    "The newest good checkpoint; `ValueError` if there is none. Logs what it skips."
     for path in reversed(checkpoints_in(folder).values()):
         try:
             check_checkpoint(path)

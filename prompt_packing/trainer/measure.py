@@ -25,7 +25,6 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..accumulation_loss.audit import compare_gradients
 from ..accumulation_loss.dry_run import NoDropout
-from ..accumulation_loss.verification import FAILURES
 from ..bucketing.batch_plan import BatchPlan, check_positive
 from ..foundation.private_apis import attention_of
 from ..foundation.rows import RowLengths, fork_rng
@@ -56,19 +55,19 @@ def typical_steps(plan: BatchPlan, number: int) -> np.ndarray: # indices of step
     return draws[abs(errors).max(0).argmin()]
 
 # %% ../../nbs/trainer/measure.ipynb #ms000013
-def clock(device: torch.device) -> float: # seconds; of a CPU, those of this process
+def clock(device: torch.device) -> float: # seconds; on a CPU, CPU time of this process
     if device.type == "cpu":
         return time.process_time()
     torch.accelerator.synchronize()
     return time.perf_counter()
 
-def peak_bytes(device: torch.device) -> float: # since it was last asked; nan: unknown
+def peak_bytes(device: torch.device) -> float: # since the last call; nan: unknown
     memory, reset = torch.get_device_module(device), Path("/proc/self/clear_refs")
     if hasattr(memory, "reset_peak_memory_stats"):
         peak = memory.max_memory_allocated(device)
         memory.reset_peak_memory_stats(device)
         return float(peak)
-    if not os.access(reset, os.W_OK): # Linux has it, for the memory of a process
+    if not os.access(reset, os.W_OK): # a Linux file that resets the peak of a process
         return np.nan
     peak = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]
     reset.write_text("5")
@@ -78,17 +77,17 @@ def peak_bytes(device: torch.device) -> float: # since it was last asked; nan: u
 class Setting(transformers.TrainerCallback):
     "A line of the table. It trains steps, and as a callback measures each of them."
     error = "" # why it cannot be trained
-    overhead = 0 # of a micro-batch, in tokens, where it was measured
+    overhead = 0 # micro-batch overhead in tokens, if it was measured
 
     def __init__(self, options: dict, plan: BatchPlan):
         self.options, self.plan = options, plan
-        self.epochs: list[float] = [] # seconds, by turn
+        self.epochs: list[float] = [] # estimated seconds of the epoch, by turn
         unknown = ["padding", "micro-batches", "peak GB", "gradient difference"]
         self.columns = dict.fromkeys(unknown, np.nan) | {
             "verification s": 0.0, "note": ""}
 
     def attach(self, model, collate: Callable, usual: dict, optimizer=None):
-        "A Trainer; one optimizer for all settings, since its state takes memory."
+        "Make the Trainer. Settings share an optimizer, since its state takes memory."
         is_ours = {*self.options} & {*BudgetArguments.__dataclass_fields__}
         kind, arguments = (Trainer, TrainingArguments) if is_ours else (
             transformers.Trainer, transformers.TrainingArguments)
@@ -110,7 +109,7 @@ class Setting(transformers.TrainerCallback):
         attention, self.counts = attention_of(config), np.zeros(2)
         try:
             trainer.train()
-        except FAILURES as error:
+        except Exception as error:
             text = str(error).partition("\n")[0].removesuffix(" Tried:")
             is_memory = isinstance(error, torch.OutOfMemoryError)
             self.error = "out of memory" if is_memory or "allocate" in text else text
@@ -141,18 +140,18 @@ class Setting(transformers.TrainerCallback):
                              in model.named_parameters() if p.grad is not None}
 
     def begin(self, rows, first: Setting):
-        "Untimed: the dearest step shows the memory, a usual one the gradient."
+        "Two untimed steps: the largest shows the memory, a typical one the gradient."
         trainer, args, columns = self.trainer, self.trainer.args, self.columns
         steps = self.plan.computed.argmax(), typical_steps(self.plan, 1)[0]
         peak_bytes(args.device)
-        with NoDropout(): # which would differ
+        with NoDropout(): # dropout would differ between settings
             if self.error or not self.train(rows, [self.plan[i] for i in steps]):
                 return
         columns["peak GB"] = peak_bytes(args.device) / 1e9
         if self.plan is first.plan and not first.error:
             difference = compare_gradients(first.gradient, self.gradient)
             columns["gradient difference"] = difference["error"]
-        if isinstance(trainer, Trainer): # what it has measured, no turn measures again
+        if isinstance(trainer, Trainer): # so that no turn measures again
             columns["verification s"] = trainer.verification_seconds
             columns["note"] = " ".join(map(str, trainer.loss_facts.messages))
             args.token_budget, cost = trainer.token_budget, trainer.micro_batch_overhead
@@ -160,10 +159,10 @@ class Setting(transformers.TrainerCallback):
             self.overhead = cost or 0
 
     def take_turn(self, rows, short_step):
-        "Seconds of an epoch, from steps that are drawn in proportion to their tokens."
+        "Add an estimate of the seconds of an epoch, from two timed steps."
         indices = typical_steps(self.plan, 2)
         steps = [self.plan[i] for i in indices]
-        # a verification is due in the first step that is split, and in steps 1, 2 and 4
+        # a verification is due in the first step that is split, and in steps 2 and 4
         if self.train(rows, [*steps, short_step, short_step, *steps]):
             computed = self.plan.computed[indices]
             seconds, micro_batches, tokens = np.array(self.steps[4:]).T
@@ -173,10 +172,10 @@ class Setting(transformers.TrainerCallback):
             self.columns["micro-batches"] = micro_batches.mean()
 
 # %% ../../nbs/trainer/measure.ipynb #ms000017
-MIN_TURNS = 5 # that show a spread
+MIN_TURNS = 5 # fewer do not show a spread
 
 def visits(settings: list[Setting], end: float) -> Iterator[Setting]:
-    "One turn, and as many more as there is time for, of those that can be trained."
+    "Each setting once, then again while there is time, if it can be trained."
     took = 0.0
     while settings and (not took or time.monotonic() + took < end):
         start = time.monotonic()
@@ -187,7 +186,7 @@ def visits(settings: list[Setting], end: float) -> Iterator[Setting]:
 
 def take_turns(settings: list[Setting], model, rows, collate: Callable,
                lengths: np.ndarray, end: float, progress: bool, arguments: dict):
-    "Train a copy of the model by each setting."
+    "Train a copy of the model with each setting, in turns."
     has_device, size = torch.accelerator.is_available(), len(settings[0].plan[0])
     order, optimizer = np.argsort(lengths, kind="stable"), None
     short_step = order[min(len(order) // 4, len(order) - size):][:size]
@@ -200,7 +199,7 @@ def take_turns(settings: list[Setting], model, rows, collate: Callable,
             dataloader_pin_memory=has_device) | arguments
         for each in settings:
             optimizer = each.attach(model, collate, usual, optimizer)
-        settings[0].train(rows, [short_step]) # what comes first takes longer
+        settings[0].train(rows, [short_step]) # the first training takes longer
         runs = partial(tqdm, unit=" runs", leave=False, disable=not progress)
         for each in runs(settings):
             each.begin(rows, settings[0])
@@ -247,7 +246,7 @@ def summary(settings: dict[str, Setting], table: pd.DataFrame) -> str:
     best, other = lines.iloc[0], lines.iloc[-1]
     if (_packs(settings[best.name])
             and other["speed-up"] >= max(MIN_SPEEDUP, best["from"])):
-        best = other # packing has conditions, and gains nothing measurable beside it
+        best = other # not measurably slower, and without the conditions of packing
     chosen, cost = settings[best.name], max(each.overhead for each in settings.values())
     options = ", ".join(f"{key}={value!r}" for key, value in chosen.options.items())
     reason = f"A micro-batch costs as much as {cost:,} tokens here"

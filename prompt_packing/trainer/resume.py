@@ -199,6 +199,7 @@ def check_step_size(checkpoint: str, saved: dict, step_size: dict) -> None:
             checkpoint, of_checkpoint, of_run, of_checkpoint))
 
 def has_optimizer(checkpoint: str) -> bool: # of any kind, also of sharded runs
+    # a folder that is missing is refused elsewhere
     names = os.listdir(checkpoint) if os.path.isdir(checkpoint) else ["optimizer"]
     return any(name.startswith(("optimizer", "scheduler", "global_step"))
                for name in names)

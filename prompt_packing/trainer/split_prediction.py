@@ -14,7 +14,7 @@ from transformers.trainer_pt_utils import nested_concat
 
 from ..accumulation_loss.dry_run import side_effect_free
 from ..accumulation_loss.loss_facts import Exactness
-from ..accumulation_loss.verification import FAILURES, short_text
+from ..accumulation_loss.verification import short_text
 from ..foundation.private_apis import override, tree_flatten, tree_map
 from ..foundation.rows import LazyBatch, StepRows
 from ..packed_sequence.pytrees import pad_packed
@@ -26,22 +26,23 @@ __all__ = ['concatenate_predictions', 'why_not_split', 'SplitPrediction', 'Split
 # %% ../../nbs/trainer/split_prediction.ipynb #536f6a5e
 def concatenate_predictions(
     outputs: list[tuple], # (loss, logits, labels) of each micro-batch
-    indices: list[np.ndarray], # of the rows of each
-    weights: list | None = None, # of the losses; None: their rows
-    is_sum: bool = False, # the losses add up
-) -> tuple: # the same of all rows, in their order
+    indices: list[np.ndarray], # row indices of each micro-batch
+    weights: list | None = None, # weight of each loss; None: its number of rows
+    is_sum: bool = False, # the loss of the batch is the sum of the losses
+) -> tuple: # (loss, logits, labels) of all rows, in the order of the batch
     """Loss, logits and labels of a batch from those of its micro-batches.
 
-    A leaf with several entries for each row has them together, and a `PackedSequence`
-    becomes padded rows, as `PackedSequenceMixin` makes of a full batch's. Raises
-    `ValueError` for a leaf that is not of rows, as of some images in each."""
+    An output may have several entries for each row; they stay together. A
+    `PackedSequence` is padded, as `PackedSequenceMixin` pads that of a full batch.
+    Raises `ValueError` for an output that does not have the same number of entries for
+    each row, such as one for each image."""
     order = torch.from_numpy(np.argsort(np.concatenate(indices)))
     rows = [len(each) for each in indices]
     losses, logits, labels = zip(*map(pad_packed, outputs))
     loss = None
     if losses[0] is not None:
         used = [(w, each) for w, each in zip(weights or rows, losses) if w]
-        loss = losses[0] # a mean over nothing
+        loss = losses[0] # if all weights are 0: a mean over nothing
         if is_sum:
             loss = sum(losses)
         elif used:
@@ -55,7 +56,7 @@ def _joined(values: tuple, rows: list[int], order: torch.Tensor):
     the rows, padded as transformers pads batches."""
     if not torch.is_tensor(values[0]):
         return values[0]
-    # `.squeeze()` of one row's output has no dimension for rows
+    # after `.squeeze()`, the output of one row has no dimension for rows
     values = [v[None] if n == 1 and not v.dim() else v for v, n in zip(values, rows)]
     each = {len(v) / n if v.dim() else 0 for v, n in zip(values, rows)}
     if len(each) > 1 or not each <= {*range(1, 1 + int(max(each)))}:
@@ -67,8 +68,8 @@ def _joined(values: tuple, rows: list[int], order: torch.Tensor):
 # %% ../../nbs/trainer/split_prediction.ipynb #80608bce
 def why_not_split(
     predict: Callable, # batch -> (loss, logits, labels)
-    few: StepRows, # rows of an evaluation, two at least
-) -> str: # '' where micro-batches give the same
+    few: StepRows, # at least two rows of the evaluation
+) -> str: # how outputs differ; '' if they do not
     "Predict a few rows, as one batch and as two, and compare all output tensors."
     indices = [np.arange(1), np.arange(1, len(few))]
     try:
@@ -76,7 +77,7 @@ def why_not_split(
         full = pad_packed(predict(few.to_batch()))
         joined = concatenate_predictions(
             [predict(few.to_batch(i)) for i in indices], indices)
-    except FAILURES as error:
+    except Exception as error:
         return ("some rows cannot be predicted, or not in micro-batches "
                 f"({short_text(error)})")
     (leaves, shape), (others, other_shape) = map(tree_flatten, (full[1:], joined[1:]))
@@ -101,19 +102,19 @@ def _near(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 # %% ../../nbs/trainer/split_prediction.ipynb #855d5109
 class SplitPrediction:
-    "Predicts evaluation batches in micro-batches, where a few rows came out the same."
-    def __init__(self, report: Callable): # takes a message, once each
+    "Predicts evaluation batches in micro-batches, if that did not change a few rows."
+    def __init__(self, report: Callable): # logs a message
         self.report = report
-        self.can_split = True # as far as is known
+        self.can_split = True # until a comparison or a batch fails
         self.lengths_tried = 0 # different lengths of the rows that were compared
 
-    def needs_try(self, lengths: np.ndarray) -> bool: # of the rows that can be tried
-        "Rows of one length show no dependence on padding, so others are tried later."
+    def needs_try(self, lengths: np.ndarray) -> bool: # of the rows to compare
+        "Rows of one length show nothing about padding, so others are compared later."
         return self.can_split and self.lengths_tried < min(2, len({*lengths.tolist()}))
 
     def try_split(self, predict: Callable, few: StepRows, lengths: np.ndarray,
                   can_split_loss: bool):
-        "Before a batch is split."
+        "Compare a few rows; called before a batch is split."
         self.lengths_tried = len({*lengths.tolist()})
         reason = "the loss of a batch is neither a sum nor a mean over a count"
         if can_split_loss:
@@ -142,7 +143,7 @@ class SplitPrediction:
             joined = concatenate_predictions(results, indices, weights, weights is None)
         except torch.OutOfMemoryError:
             raise
-        except FAILURES as error: # rows unlike the few that were tried
+        except Exception as error: # these rows are unlike those that were compared
             return self._stop(f"micro-batches cannot be joined ({short_text(error)})")
         if mean.facts.normalizers:
             for (loss, *_), count in zip(results, counts):
@@ -155,7 +156,7 @@ class SplitPrediction:
 class SplitPredictionMixin:
     "Overrides `prediction_step`, which is called once for each evaluation batch."
     def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
-        "In micro-batches within the budget, where that changes nothing."
+        "As transformers', in micro-batches within the budget if outputs stay the same."
         def predict(batch):
             return super(SplitPredictionMixin, self).prediction_step(
                 model, batch, prediction_loss_only, *args, **kwargs)
@@ -190,7 +191,7 @@ class SplitPredictionMixin:
 
     def _prediction_indices(self, loader) -> list: # arrays of row indices; []: unsplit
         lengths, micro_batcher = loader.lengths(loader.rows.rows), self._micro_batcher()
-        # other processes would wait for more
+        # a sharded model would need equal numbers of micro-batches on all processes
         if lengths is None or micro_batcher.needs_equal_counts:
             return []
         overhead = micro_batcher.micro_batch_overhead

@@ -20,7 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers.utils import logging
 
 from ..accumulation_loss.dry_run import is_sharded
-from ..accumulation_loss.verification import FAILURES, short_text
+from ..accumulation_loss.verification import short_text
 from ..accumulation_loss.trainer_adapter import Collectives
 from ..bucketing.collators import PackingFormat, pack_batches
 from ..bucketing.micro_batching import (
@@ -325,7 +325,7 @@ class MicroBatcher:
                 cost = overhead_in_step(
                     rows, lengths, self.run, self.token_budget, self.args.device)
             # it only chooses the split, so a model that fails here may still train
-            except FAILURES as error:
+            except Exception as error:
                 self.report(
                     "micro_batch_overhead could not be measured "
                     f"({short_text(error)}); {cost} tokens are assumed. Only speed "
