@@ -21,7 +21,10 @@ def text_of(output):
     if output.get("output_type") == "stream":
         return "" if output.get("name") == "stderr" else "".join(output["text"])
     data = output.get("data", {})
-    return "".join(data.get("text/markdown", data.get("text/plain", "")))
+    text = "".join(data.get("text/markdown", data.get("text/plain", "")))
+    if text.startswith("<") and "text/html" in data:  # the name of an object: what a browser shows
+        text = re.sub(r"(?s)<style.*?</style>|<[^>]*>", " ", "".join(data["text/html"]))
+    return text
 
 
 def tokens(outputs):

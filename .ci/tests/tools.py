@@ -89,6 +89,11 @@ def test_outputs():
         assert difference(said(a), said(b)) and difference(said(b), said(a)), (a, b)
     warning = [dict(output_type="stream", name="stderr", text=["a warning"])]
     assert difference([], warning) is None and difference(said("a"), []) is not None
+    styled = [[dict(output_type="execute_result", data={
+        "text/plain": [f"<Styler at 0x{number}>"],
+        "text/html": [f"<style>#T_{number} {{}}</style><td id='T_{number}'>{number}</td>"]})]
+        for number in (11111111, 22222222)]
+    assert difference(styled[0], styled[0]) is None and difference(*styled)
     print(len(alike) + len(apart) + 2, "pairs compared")
 
 

@@ -51,34 +51,39 @@ MESSAGES: dict[str, tuple[Exactness, str]] = { # code -> (exactness, text)
     "full_batch": (_E, "{reason}. From now on the loss sees the full batch and the backbone "
         "runs in chunks (gradient caching). Gradients are exact; a step costs one more "
         "forward pass."),
-    "no_full_batch": (_I, "{reason}{obstacle}, so no exact strategy is left. From now "
-        "on {description}. For exact gradients set gradient_accumulation_steps=1 "
-        "without token_budget or, if the loss is a mean whose divisor you know, define "
-        "loss_normalizer(self, model, inputs)."),
+    "no_full_batch": (_I, "{reason}{obstacle}. Gradients are inexact from now on: "
+        "{description}. For exact gradients set gradient_accumulation_steps=1 without "
+        "token_budget. If the loss is a mean whose divisor you know, define "
+        "loss_normalizer(self, model, inputs) instead."),
     "unverified_step": (_U, "{reason}. The step cannot be computed again as a full "
         "batch ({obstacle}), so its gradient may be inexact. If the loss is a mean whose "
         "divisor you know, define loss_normalizer(self, model, inputs)."),
     "unverified_constant": (_U, "On the rows that were tried, micro-batch losses add "
         "up to the full-batch loss, but the loss does not divide by "
-        "num_items_in_batch: it divides by a constant, or by a count with a minimum "
-        "such as clamp(min=40). Losses are summed; gradients are unverified. Define "
-        "loss_normalizer(self, model, inputs)."),
+        "num_items_in_batch. Losses are summed. If the loss divides by a constant, "
+        "gradients are exact. If it divides by a count with a minimum, such as "
+        "clamp(min=40), they may be inexact: define loss_normalizer(self, model, "
+        "inputs)."),
     "random_loss": (_U, "The loss draws random numbers, and micro-batches draw "
-        "different ones than the full batch, so it could not be verified. From now on "
-        "{description}. To be sure, define loss_normalizer(self, model, inputs)."),
-    "pre_collated": (_U, "Pre-collated batches whose tensors disagree on the number of "
-        "rows could not be verified. From now on {description}. Pass rows and a "
-        "data_collator to have them verified."),
+        "different ones than the full batch, so the two cannot be compared. Gradients "
+        "are unverified; from now on {description}. If the loss is a mean whose divisor "
+        "you know, define loss_normalizer(self, model, inputs)."),
+    "pre_collated": (_U, "The dataloader returns pre-collated batches whose tensors "
+        "disagree on the number of rows, so they cannot be split for a verification. "
+        "Gradients are unverified; from now on {description}. To have them verified, "
+        "pass rows and a data_collator."),
     "stateful": (_U, "The {what} gives different results for the same rows: it has state, "
         "such as a counter or a random generator of its own. Verification and "
         "micro-batches call it more often than plain training does, which changes that "
         "state. So gradients could not be verified. Make it depend on its input only, or "
         "set gradient_accumulation_steps=1."),
-    "target_only_logits": (_U, "Target-only logits changed the loss in this "
-        "verification. They are off from now on; steps since the last verification may "
-        "be inexact."),
-    "contradicted": (_U, "This verification contradicts earlier ones: micro-batches do not "
-        "give the full-batch gradient. Steps since the last verification may be inexact."),
+    "target_only_logits": (_U, "Computing logits only for tokens with a target changed "
+        "the loss in this verification. All logits are computed from now on. Steps "
+        "since the last verification may be inexact. There is nothing to set."),
+    "contradicted": (_U, "Micro-batches no longer give the full-batch gradient, as they "
+        "did in earlier verifications: the loss or the data has changed. Steps since the "
+        "last verification may be inexact. If the loss follows a schedule, set "
+        "verify_every (steps) in your Trainer class."),
     "writes_parameters": (_U, "The forward pass modifies parameters (such as a "
         "moving-average teacher). Verification undoes this, but micro-batches do it more "
         "often than the full batch. Move the update to a callback (on_step_end)."),
@@ -105,24 +110,28 @@ MESSAGES: dict[str, tuple[Exactness, str]] = { # code -> (exactness, text)
         "unknown ({reason}). This does not change the gradients. To split steps, pass "
         "length_fn."),
     "training_step": (_E, "Your training_step changes batches, or an engine shards "
-        "gradients. So all micro-batches of a step are computed in the last call of "
-        "super().training_step. Before that call, gradients are missing or not final; "
-        "after it they are exact. Read gradients in on_pre_optimizer_step. To change "
-        "batches, override _prepare_inputs or compute_loss."),
+        "gradients. So a step is computed in its last call of super().training_step: "
+        "gradients are exact after it, and missing or not final before. Read gradients "
+        "in on_pre_optimizer_step. To change batches, override _prepare_inputs or "
+        "compute_loss."),
     "no_super": (_I, "training_step does not call super().training_step, so gradients are "
         "not corrected for accumulation. Call it, or remove ExactLossMixin."),
     "second_pass": (_U, "training_step calls super().training_step more than once per "
         "loader batch and changes the batch in between, or it overwrites gradients in "
-        "place. Each call adds the gradient of a full batch. Gradients could not be "
-        "verified."),
+        "place. Each call adds the gradient of a full batch, so gradients are "
+        "unverified. Call it once per loader batch, or change batches in compute_loss."),
     "off": (_I, "Exact losses are off: {reason}. Steps are computed by transformers' "
         "Trainer, with its losses and without token_budget."),
     "engine_stepped": (_U, "{reason}, but the engine had already updated the weights, "
         "so this step was not computed again and may be inexact. The next ones are "
         "verified."),
-    "gradient_dtype": (_E, "Gradients of micro-batches are added up in {dtype}. To "
-        "change it, {how}. In float32 the rounding error does not grow with the number "
-        "of micro-batches; gradients take 4 bytes per parameter."),
+    "gradient_dtype": (_E, "Gradients of micro-batches are added up in {dtype}. In 16 "
+        "bits their rounding error grows with the number of micro-batches; in float32 it "
+        "does not, and they take 4 bytes per parameter. To change it, {how}."),
+    "attends_across": (_I, "The collator packs sequences, and this model attends across "
+        "them ({fault}), so the loss is not that of separate sequences. Use a collator "
+        "that pads. If all layers of the model are attention, pack= or another "
+        "attn_implementation separates them too."),
     "own_prediction_step": (_I, "prediction_step does not call super().prediction_step, so "
         "eval_loss is that of transformers: batch losses, averaged over rows. It depends "
         "on per_device_eval_batch_size. Call it, so that the normalizer is used where one "

@@ -193,7 +193,7 @@ class _StepLoaderMixin:
             fault = cross_attention_fault(self._steps.adapter.unwrap(model),
                                  self._steps.adapter.prepare(inputs), self._autocast)
             if fault:
-                self.findings.report(_attends_across.format(fault))
+                self.findings.report("attends_across", fault=fault)
         self._layout_is_known = True
         try:
             return super().training_step(model, inputs, *args, **kwargs)
@@ -213,11 +213,6 @@ _unused_masks = (
     "none. Add a column labels with the ids, and -100 where {0} is 0. TRL's SFTTrainer "
     "makes it with assistant_only_loss=True or completion_only_loss=True, and its "
     "DataCollatorForLanguageModeling pads it")
-
-_attends_across = (
-    "The collator packs sequences, and this model attends across them ({}). Use a "
-    "collator that pads. If all layers of the model are attention, pack= or another "
-    "attn_implementation separates them too.")
 
 # %% ../../nbs/trainer/trainer.ipynb #0ndev1ce
 def on_device(batches: list, args, accelerator) -> list:
