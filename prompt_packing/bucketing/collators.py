@@ -55,7 +55,7 @@ def _collate_column(name, values, fill, side):
     if flat.dtype.kind not in "biuf":
         advice = "give each class a number" if name == "labels" else "tokenize it"
         raise TypeError(f"column {name!r} holds text: {advice} or remove the column")
-    if flat.dtype.kind in "iu":
+    if flat.dtype.kind in "iu" or name == "labels" and flat.dtype.kind == "b":
         flat = flat.astype(np.int64, copy=False)
     elif flat.dtype == np.float64:
         flat = flat.astype(np.float32)

@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 
 from prompt_packing.bucketing.sources import file_paths, token_encoder
 from prompt_packing.foundation.folders import DamagedFolder, atomic_write, locked
-from prompt_packing.foundation.text_files import file_texts, row_name
+from prompt_packing.foundation.text_files import file_format, file_texts, row_name
 
 # %% auto #0
 __all__ = ['tokenizer_digest', 'shard_name', 'tokenize_corpus', 'load_corpus']
@@ -36,7 +36,10 @@ def tokenizer_digest(
     "A short hash that changes with the ids that a tokenizer makes."
     if not hasattr(tokenizer, "backend_tokenizer"):
         return Hasher.hash(tokenizer)
-    facts = json.loads(tokenizer.backend_tokenizer.to_str())
+    try:
+        facts = json.loads(tokenizer.backend_tokenizer.to_str())
+    except Exception: # a component is written in Python
+        return Hasher.hash(tokenizer)
     facts |= {"truncation": None, "padding": None} # calls change them
     settings = [facts, tokenizer.truncation_side]
     if tokenizer.split_special_tokens: # which the facts do not say
@@ -126,7 +129,9 @@ def tokenize_corpus(
     settings = reading | {"tokenizer": tokenizer_digest(tokenizer),
                           "max_length": max_length}
     with locked(folder, "a corpus", wait=True), ExitStack() as stack:
-        shards = [shard_name(path, settings) for path in files]
+        # the same bytes are other rows as a csv than as lines
+        shards = [shard_name(path, settings | {"format": file_format(path)})
+                  for path in files]
         if not overwrite:
             _check_list(folder, shards)
         missing = {shard: path for shard, path in zip(shards, files)
@@ -144,7 +149,7 @@ def tokenize_corpus(
         sizes = [(folder / shard).stat().st_size for shard in shards]
         with atomic_write(folder / "manifest.json") as file:
             json.dump(list(zip(shards, sizes)), file, indent=1)
-    corpus = load_corpus(folder)
+        corpus = load_corpus(folder)
     for path, shard in zip(files, shards):
         count, number = _left_out(folder / shard) if on_empty else (0, 0)
         if count:

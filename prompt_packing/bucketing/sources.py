@@ -299,6 +299,15 @@ class FileSource:
         return row_name(self.paths[file], number)
 
 # %% ../../nbs/bucketing/sources.ipynb #e3d732ef
+def _column_of(row: Mapping, where: str) -> str | None: # None: the row has no text
+    """The name of the column with the text, by the names and types of the columns.
+
+    Raises `ValueError` where it is not clear. Values do not decide, so that all
+    processes and a resumed run read the same column."""
+    texts = {name: "two words" for name, value in row.items()
+             if isinstance(value, (str, bytes))}
+    return one_text(where, [dict.fromkeys(row) | texts]) if texts else None
+
 class DatasetSource:
     "An iterable data set of texts, of dicts with a text, or of dicts with `input_ids`."
     checksums: dict[str, str] = {} # it has no files
@@ -349,8 +358,11 @@ class DatasetSource:
             where = self.row_name(0, number)
             if not isinstance(row, Mapping):
                 row = {"text": row}
+            if self.column is None:
+                self.column = _column_of(row, where)
             try:
-                self.column = self.column or one_text(where, [row])
+                if self.column is None:
+                    raise ValueError(f"{where} holds no text; it has {', '.join(row)}")
                 if self.column not in row:
                     raise ValueError(f"{where} has no column {self.column!r}; it has "
                                      f"{', '.join(row)}")

@@ -40,6 +40,9 @@ def rows_of_ids(
     rows = [row for _, (_, row) in window]
     if "input_ids" in rows[0]:
         ids = [row["input_ids"] for row in rows]
+    elif encode is None:
+        raise ValueError("the rows are texts and have no input_ids: pass tokenizer= to "
+                         "the stream")
     else:
         ids = encode([row["text"] for row in rows])
     truncated = []
@@ -274,7 +277,8 @@ class StreamingBatches(IterableDataset):
             self.source = DatasetSource(source, shuffle, **reading)
         self.tokenizer, self.max_length = tokenizer, max_length
         self.token_budget, self.pack = token_budget, pack
-        self.window, self.seed = check_positive("window", window), seed
+        self.window = check_positive("window", window)
+        self.seed = check_positive("seed", seed, 0)
         self.finite, self.rank, self.world_size = not shuffle, rank, world_size
         self.collator = collator or _default_collator(tokenizer, pack)
         self.makes_tensors = isinstance(self.collator, (PaddedCollator, PackedCollator))

@@ -71,10 +71,11 @@ def _text(path, encoding):
     "A text, open; bytes that are not in the encoding become lone surrogates."
     try:
         "".encode(encoding)
+        encoding = codecs.lookup(encoding).name # of UTF16, utf_16, U16: one
     except LookupError:
         raise BadRow(f"encoding={encoding!r} is no text encoding that Python knows: "
                      "give its name, such as 'utf-8', 'utf-16' or 'cp1252'") from None
-    if encoding.lower() in ("utf-8", "utf8"):
+    if encoding == "utf-8":
         encoding = "utf-8-sig" # leaves out a byte order mark
     file = io.BufferedReader(_open(path)) # not every decompressor can be peeked into
     start = file.peek(64)[:64]
@@ -157,10 +158,10 @@ def _separated_rows(path, columns, encoding, header):
     quoting = csv.QUOTE_NONE if file_format(path) == "tsv" else csv.QUOTE_MINIMAL
     reader = csv.reader(_text(path, encoding), quoting=quoting, strict=True,
                         delimiter=separator_of(path, encoding, header))
-    names = next(reader, [])
+    rows = filter(None, reader) # without blank lines
+    names = next(rows, [])
     if names and names[0].lower().startswith("sep="):
-        names = next(reader, [])
-    rows = filter(None, reader)
+        names = next(rows, [])
     if not header: # the first line is a row
         rows = itertools.chain(filter(None, [names]), rows)
         names = [f"column_{n}" for n in range(1, len(names) + 1)]
@@ -168,7 +169,7 @@ def _separated_rows(path, columns, encoding, header):
     if len(set(names)) < len(names):
         raise BadRow(f"{path} has two columns of one name, of {', '.join(names)}: "
                      "rename one")
-    if fault := _fault("".join(names), {}, (), path, encoding):
+    if fault := _fault("".join(names), {}, (), path, encoding, False):
         raise BadRow(f"{row_name(path, reader.line_num)} {fault}")
     for fields in rows:
         row = dict(zip(names, fields))
@@ -244,7 +245,7 @@ def table_rows(
     number, (read, _) = 0, FILE_FORMATS[file_format(path)]
     try:
         for number, text, row in read(path, columns, encoding, header):
-            fault = _fault(text, row, columns, path, encoding)
+            fault = _fault(text, row, columns, path, encoding, bad_rows == "skip")
             if fault is None:
                 yield number, row
             elif bad_rows != "skip":
@@ -261,12 +262,15 @@ def table_rows(
         raise ValueError(f"{path} is broken after {last}: {error}"
                          f"{hint if isinstance(error, csv.Error) else ''}") from error
 
-def _fault(text, row, columns, path, encoding):
+def _fault(text, row, columns, path, encoding, is_skipped):
     "What is wrong with a row, or with the text that it was made of; else None."
     byte = None if text.isascii() else re.search("[\udc80-\udcff]", text)
+    if byte is not None and is_skipped: # advice reads the file again
+        return "is in another encoding"
     if byte is not None:
         what = f"holds byte 0x{ord(byte[0]) - 0xdc00:02x}, which is not"
-        if encoding.lower().replace("-", "").startswith("utf8") and _ends_early(path):
+        is_utf_8 = codecs.lookup(encoding).name.startswith("utf-8")
+        if is_utf_8 and _ends_early(path):
             return (f"{what} a whole character: the file was cut off here; get it "
                     "again, or remove its last line")
         return (f"{what} {encoding.removesuffix('-sig')}: {_advice(path)}, or save "
@@ -398,6 +402,9 @@ def file_texts(
     Raises what `table_rows` raises, and `ValueError` for a cell that holds no text and
     for a file without a text."""
     count, column = 0, text_column(path, column, **options)
+    if "text" in columns and column != "text":
+        raise ValueError(f"{path}: columns= has 'text', and the text is read from "
+                         f"{column!r}: rename one of these columns")
     rows = table_rows(path, [column, *columns], on_skip=on_empty, **options)
     for number, row in rows:
         try:
