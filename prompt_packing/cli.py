@@ -97,7 +97,8 @@ def check_columns(file: Path, columns: list, finds_label: bool = False, **option
 
 def text_column(files: list, column: str | None, **options) -> str:
     "The column with the text: `column`, or inferred from the first file."
-    column = column or reader().text_column(files[0], **options)
+    tables = [file for file in files if file_format(file) != "lines"] or files
+    column = column or reader().text_column(tables[0], **options)
     for file in files:
         check_columns(file, [reader().text_column(file, column)], **options)
     return column
@@ -182,7 +183,7 @@ def in_option_names(text: str, params: list) -> str:
     text = text.replace("header=False", "--no-header")
     for param in params:
         word = f"{param.name}s?" if "_" in param.name else f"{param.name}=(True)?"
-        text = re.sub(rf"(?<![-\w]){word}(?!\w)", param.opts[0], text)
+        text = re.sub(rf"(?<![-\w/\\]){word}(?![\w/\\])", param.opts[0], text)
         text = text.replace(f"{param.opts[0]}'", f"{param.opts[0]} '")
     return text
 
@@ -212,6 +213,8 @@ def main(
 ) -> int: # 0; 1 where `verify` lists a tensor; 2 for bad input; 130 after Ctrl-C
     "The command `prompt-packing`."
     place, status = "prompt-packing", 2
+    if hasattr(sys.stdout, "reconfigure") and not sys.stdout.isatty():
+        sys.stdout.reconfigure(encoding="utf-8") # Windows redirects as cp1252
     try:
         status = typer.main.get_command(app).main(argv, place, standalone_mode=False)
         if status != 130:
@@ -404,18 +407,17 @@ def compare(
     if any(record["model"] for record in comparison.records): # it was kept
         best = str(comparison.best_path())
         lines += ["", f"best model: {best}", "to use it: prompt-packing predict "
-                  f"{shlex.quote(str(output_dir))} FILE"]
+                  f"{shlex.quote(best)} FILE"]
     return "\n".join(lines), {"rows": rows, "model": best}
 
 # %% ../nbs/cli/commands.ipynb #81013cb2
 def _trained_with(folder):
     "Encoding and header of the training file, if the model's config has them."
-    for config in [folder / "config.json", *folder.glob("models/*/config.json")]:
-        try:
-            return dict(json.loads(config.read_text(encoding="utf-8"))["text_file"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue # `load_model` says what is wrong with it
-    return {}
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return dict(config["text_file"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {} # `load_model` says what is wrong with it
 
 def _read(file, columns, encodings, header):
     "The rows of a file, and the first encoding with which it can be read."
@@ -464,11 +466,16 @@ def predict(
 ):
     "Give each text of a file a label and a score."
     check_model(folder, "config.json", "records")
+    if (folder / "records").is_dir(): # of several models, one has read its file so
+        folder = load_folder("compare").Comparison.load(folder).best_path()
     trained_with, encodings = _trained_with(folder), [encoding or UTF_8]
     if encoding is None and trained_with.get("encoding") and file != Path("-"):
         encodings.append(trained_with["encoding"])
     header = not no_header and trained_with.get("header", True)
     table, encoding = _read(file, text_column or [], encodings, header)
+    if encoding != encodings[0]:
+        typer.echo(f"{file} is not UTF-8. It is read as {encoding}, the encoding of the "
+                   "training file; set --encoding for another.", err=True)
     model = load_folder("compare").load_model(folder)
     config = getattr(model, "model", model).config # pipeline or prompt model
     learned_from = getattr(config, "text_columns", None) or ["text"]
@@ -566,7 +573,8 @@ def measure(
     rows, task, encode = training_rows(
         file, model, column, label_column, max_length, **reading)
     network = training_model(model, task, import_module("transformers"))
-    pad = encode.pad_token_id if encode else network.config.pad_token_id or 0
+    pad = encode.pad_token_id if encode else (
+        getattr(network.config, "pad_token_id", None) or 0)
     network.config.pad_token_id = pad # classifiers: last token of a text
     collate = load_folder("bucketing").PaddedCollator(
         encode, pad_token_id=pad, labels_from_ids=task is None)

@@ -295,7 +295,14 @@ class Comparison:
                              "Comparison.load(folder).")
         if method is not None:
             settings["method"] = method
-        name = _best(self.select(**settings))["model"]
+        records = self.select(**settings)
+        name, tasks = _best(records)["model"], {
+            (r["task"], r.get("data")) for r in records}
+        if len(tasks) > 1:
+            _logger.warning(
+                f"{self.output_dir} has models of {len(tasks)} tasks, or of files that "
+                f"have changed. {name} has the highest score of all. To choose, pass "
+                "task=, or the folder of one of the models.")
         if name in ("", "..") or Path(name).name != name or "\\" in name:
             raise ValueError(f"A record in {self.output_dir} names the model {name!r}, "
                              "which is not the name of a folder in models.")

@@ -6,6 +6,7 @@
 __all__ = ['METHODS', 'TASK_OPTIONS', 'RunInputs', 'Method', 'Run', 'load_run_inputs', 'run_one']
 
 # %% ../../nbs/compare/runs.ipynb #c92b71e8
+import copy
 import hashlib
 import json
 import logging
@@ -210,7 +211,8 @@ class Run:
         plain = {name: tuple(value) for name, value in vars(self).items()
                  if isinstance(value, list)}
         plain |= {"backbone": str(self.backbone), "task": str(self.task),
-                  "epochs": float(self.epochs)}
+                  "epochs": float(self.epochs),
+                  "source": self.source and str(self.source)}
         for name, value in plain.items():
             object.__setattr__(self, name, value)
 
@@ -275,7 +277,7 @@ def load_run_inputs(
 )->RunInputs:
     """Load backbone, task, rows and text cache of a run. Raises what `load_task` and
     `load_backbone` raise, and `ValueError` for texts that leave the prompt no room."""
-    backbone, tokenizer = load_backbone(run.backbone, dtype=getattr(torch, run.dtype))
+    backbone, tokenizer = load_backbone(run.backbone, dtype=run.dtype)
     task = load_task(run.task, **{o: getattr(run, o) for o in TASK_OPTIONS})
     rows = DatasetDict(
         train=_draw(task, "train", "train_rows", run.train_rows, run.rows_seed),
@@ -295,6 +297,9 @@ def _hold_out(inputs, share):
     _, place = np.unique(labels, axis=0, return_inverse=True)
     by_label = np.argsort(place.reshape(-1), kind="stable")
     held = np.sort(by_label[every // 2::every])
+    if not len(held):
+        raise ValueError(f"{len(labels)} rows are too few to choose a learning rate "
+                         "on: give one")
     rows = {"train": np.setdiff1d(by_label, held), "evaluation": held}
     parts = {name: inputs.train.select(r) for name, r in rows.items()}
     if inputs.caches:
@@ -413,10 +418,13 @@ def _save(model, inputs, folder, run):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     staging = staging_path(folder.parent / run.name)
+    # new texts are truncated as those that the model was trained and scored on
+    own = getattr(model, "tokenizer", None) # of a prompt, saved with it
+    tokenizer = copy.deepcopy(inputs.tokenizer) if own is None else own
+    tokenizer.model_max_length = min(tokenizer.model_max_length, run.max_length)
     model.save_pretrained(staging)
-    # a prompt's tokenizer is saved with it, and has its length limit
-    if getattr(model, "tokenizer", None) is None:
-        inputs.tokenizer.save_pretrained(staging)
+    if own is None:
+        tokenizer.save_pretrained(staging)
     publish(staging, folder / run.name)
     return run.name
 

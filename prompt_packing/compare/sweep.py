@@ -9,6 +9,7 @@ __all__ = ['plan_runs', 'sweep', 'compare']
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Sequence
 from concurrent.futures import Executor, as_completed
 from dataclasses import replace
@@ -36,7 +37,7 @@ def _setting_for(setting, method, default):
 
 # %% ../../nbs/compare/sweep.ipynb #316e9038
 def _check_list(name, values, example):
-    if isinstance(values, (str, int)) or not len(values):
+    if isinstance(values, (str, int, Path)) or not len(values):
         raise ValueError(f"{name} is {values!r}: give a list such as {example}.")
 
 def _check_methods(names, where=""):
@@ -44,11 +45,13 @@ def _check_methods(names, where=""):
         raise ValueError(f"Unknown method {unknown[0]!r}{where}; known are "
                          f"{', '.join(METHODS)}.")
 
-def _check(methods, prompt_tokens, seeds, tasks, settings):
+def _check(backbones, methods, prompt_tokens, seeds, tasks, settings):
     if bad := [task for task in tasks if not isinstance(task, (str, Path))]:
         raise TypeError("A comparison needs the name or the file of a task, not a "
                         f"{type(bad[0]).__name__}; write it to a file, for example "
                         "with to_parquet.")
+    _check_list("tasks", tasks, "['my.csv']")
+    _check_list("backbones", backbones, "['minilm-l6']")
     _check_list("methods", methods, "['head', 'prompt']")
     _check_list("prompt_tokens", prompt_tokens, "[5]")
     _check_list("seeds", seeds, "[0, 1, 2]")
@@ -67,7 +70,7 @@ def _files_digest(backbone):
     if str(backbone) in BACKBONES or not folder.is_dir():
         return ""
     h = hashlib.blake2b(digest_size=8)
-    for file in sorted(folder.iterdir()):
+    for file in filter(Path.is_file, sorted(folder.iterdir())):
         facts = file.stat()
         h.update(repr((file.name, facts.st_size, facts.st_mtime_ns)).encode())
     adapter = folder / "adapter_config.json"
@@ -115,8 +118,9 @@ def _settled(run, records): # `records`: Run of a trial -> its record
         return run
     def score(trial):
         record = records[trial]
-        return record[record["metric"]], -record["loss"]
-    best = max(trials, key=score)
+        loss = record["loss"] if math.isfinite(record["loss"]) else math.inf
+        return loss < math.inf, record[record["metric"]], -loss
+    best = max([trial for trial in trials if trial in records], key=score)
     return replace(run, learning_rate=best.learning_rate, tried=len(trials))
 
 # %% ../../nbs/compare/sweep.ipynb #2661e4b3
@@ -186,13 +190,15 @@ def _records(runs, output_dir, keep_finetuned, executor, what, **options):
         if reason is not None:
             refused[run] = reason
             _logger.warning(f"Skipping {run.name}: {reason.rstrip('.')}.")
-    records = {r: read_record(_file(r, output_dir)) for r in runs if r not in refused}
+    # `tried` is not in the name of a run: its record may be of a call without a choice
+    records = {r: read_record(_file(r, output_dir)) | {"tried": r.tried}
+               for r in runs if r not in refused}
     return records, refused
 
 def _is_done(run, output_dir, keep_finetuned):
     "Whether there is a record, and the model with it where it is wanted."
     model = Path(output_dir) / "models" / run.name
-    wanted = keep_finetuned and not run.held_out
+    wanted = (METHODS[run.method].frozen or keep_finetuned) and not run.held_out
     return _file(run, output_dir).exists() and (model.is_dir() or not wanted)
 
 # %% ../../nbs/compare/sweep.ipynb #19b97cd9
@@ -235,7 +241,7 @@ def sweep(
     `load_task` and `load_backbone` raise.
 
     The folder `text_cache` may be deleted; without it the next call computes again."""
-    _check(methods, prompt_tokens, seeds, tasks, settings)
+    _check(backbones, methods, prompt_tokens, seeds, tasks, settings)
     settings["training"] = json.dumps(training, sort_keys=True) if training else ""
     task_options = {name: settings[name] for name in TASK_OPTIONS if name in settings}
     wanted = [run for task in tasks for run in plan_runs(
@@ -249,8 +255,8 @@ def sweep(
     with locked(output_dir, "compare"):
         trials, failed = recorded([trial for run in wanted for trial in _trials(run)],
                                   what="learning rates")
-        refused = {run: failed[trial] for run in wanted
-                   for trial in _trials(run) if trial in failed}
+        refused = {run: failed[trials_of[0]] for run in wanted
+                   if (trials_of := _trials(run)) and {*trials_of} <= {*failed}}
         runs = [_settled(run, trials) for run in wanted if run not in refused]
         records, failed = recorded(runs, what="runs")
     refused |= failed

@@ -270,7 +270,7 @@ def _fault(text, row, columns, path, encoding, is_skipped):
     if byte is not None:
         what = f"holds byte 0x{ord(byte[0]) - 0xdc00:02x}, which is not"
         is_utf_8 = codecs.lookup(encoding).name.startswith("utf-8")
-        if is_utf_8 and _ends_early(path):
+        if is_utf_8 and str(path) != "-" and _ends_early(path): # not of what was read
             return (f"{what} a whole character: the file was cut off here; get it "
                     "again, or remove its last line")
         return (f"{what} {encoding.removesuffix('-sig')}: {_advice(path)}, or save "
@@ -439,7 +439,11 @@ def read_table(
         _warn(f"{path}{hint}")
     counted = FILE_FORMATS[file_format(path)][1] # "line" or "row"
     index = pd.Index([*rows], name=counted) if numbered else None
-    return pd.DataFrame([*rows.values()], index)
+    table = pd.DataFrame([*rows.values()], index, dtype=object)
+    for name in table: # beside a missing value, pandas makes 7 a 7.0, and rounds ids
+        if not table[name].hasnans:
+            table[name] = table[name].infer_objects()
+    return table
 
 # %% ../../nbs/foundation/text_files.ipynb #chk0sum2
 def file_checksum(path: str | Path) -> str: # its size in bytes, and a checksum

@@ -236,12 +236,16 @@ def _labelled(splits, name, text_columns, label_columns,
               given_columns): # text columns that the user named, or None
     "The tables of the splits, with labels in a column `label`; no unlabelled test."
     tables, columns = {}, list(label_columns)
+    if "label" in text_columns:
+        raise ValueError(f"{name}: the column 'label' is a text, and the labels would "
+                         "replace it: rename it")
     for split, rows in splits.items():
         table, _ = _table(rows)
         # -1 is the hub's value for no label
         cells = table.reindex(columns=columns)
         blind = cells.isna() | cells.astype(str).isin(("", "-1", "-1.0"))
-        if split == "test" and len(table) and blind.all(axis=None):
+        unlabelled = len(table) and blind.all(axis=None)
+        if split not in ("train", "validation") and unlabelled:
             continue
         # a split may have other names for its text columns than train
         split_columns = text_columns if {*text_columns} <= {*table} else given_columns
