@@ -10,7 +10,7 @@ RELATIVE = 0.02  # of two numbers; another processor's sums have other last digi
 ROUNDING = 1e-5  # two errors below this are both float32 rounding
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,_]*(?:\.\d+)?(?:e[-+]\d\d?)?(?![0-9a-z_])", re.I)
 PASSING = [  # what says nothing: addresses, lines of a source that moved, borders that grow with a number, colours
-    (r" at 0x[0-9a-f]{6,}|#L\d+|\x1b\[[0-9;]*m", ""),
+    (r"<ipython-input-[^>]*>| at 0x[0-9a-f]{6,}|#L\d+|\x1b\[[0-9;]*m", ""),
     (r"'\w+_(?:runtime|per_second)': '?[\d.e-]+'?", ""),  # seconds in a Trainer's log
     (r"10\^-(\d+)", r"1e-\1"),
     (r"[-=─]{4,}|[│|\\]", " ")]

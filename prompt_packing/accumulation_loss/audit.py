@@ -128,7 +128,9 @@ def audit_loss(
     # modes, gradients and random numbers are restored
     with in_eval_mode(trainer.model), side_effect_free(trainer.model):
         if isinstance(batches, DataLoader):
-            num_rows = number * (batches.batch_size or 4)
+            # accelerate's loader has it in its batch sampler
+            size = getattr(batches.batch_sampler, "batch_size", None)
+            num_rows = number * (batches.batch_size or size or 4)
             # data sets and streams can be iterated, whatever their sampler is
             batches = batches.collate_fn(list(islice(iter(batches.dataset), num_rows)))
         if isinstance(batches, Mapping) or not batches:

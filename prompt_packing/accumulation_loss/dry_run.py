@@ -5,6 +5,7 @@
 # %% ../../nbs/accumulation_loss/dry_run.ipynb #1db63636
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 
@@ -15,7 +16,8 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..foundation.private_apis import override, tree_map
+from ..foundation.private_apis import (
+    gradient_hooks, override, set_gradient_hooks, tree_map)
 from ..foundation.rows import fork_rng
 
 # %% auto #0
@@ -38,6 +40,8 @@ class NoDropout(TorchFunctionMode):
             return args[0] if args else kwargs["input"]
         if name == "scaled_dot_product_attention":
             kwargs["dropout_p"] = 0.0
+        if name == "multi_head_attention_forward": # this mode is off inside of it
+            kwargs["training"] = False
         if name in _RECURRENT: # between their layers
             args = [0.0 if isinstance(each, float) else each for each in args]
         return func(*args, **kwargs)
@@ -173,6 +177,10 @@ def side_effect_free(
     device = next(model.parameters(), torch.empty(0)).device
     devices = [] if device.type == "cpu" else [device.index or 0]
     mode = nullcontext() if drops else NoDropout()
+    # hooks in which an optimizer steps; those of sharded parameters are FSDP's
+    hooked = [] if is_sharded(model) else gradient_hooks(parameters)
+    for parameter, _ in hooked:
+        set_gradient_hooks(parameter, OrderedDict())
     try:
         with fork_rng(seed), torch.random.fork_rng(devices, device_type=device.type), mode:
             torch.manual_seed(seed) # of the device, too, which `fork_rng` leaves alone
@@ -191,6 +199,8 @@ def side_effect_free(
                 # a buffer whose shape has changed was made for this batch
                 if name in buffers and buffers[name].shape == buffer.shape:
                     buffer.copy_(buffers[name])
+        for parameter, hooks in hooked:
+            set_gradient_hooks(parameter, hooks)
         detach_gradients(parameters)
         restore_gradients(gradients)
 

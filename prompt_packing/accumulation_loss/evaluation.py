@@ -218,6 +218,16 @@ class ExactEvaluation:
         agree = fitting and max(distances) <= 1e-6 * abs(means[_BATCHES])
         return fitting[0] if agree else None
 
+    def _may_be_sum(self, means: dict, processes: Collectives) -> bool:
+        """Whether the losses of several batches may add up: a sum has equal means, too.
+
+        Asked of batches that are split; without a budget it is transformers' number."""
+        facts = self.findings.facts
+        is_mean = facts.strategy is Strategy.WEIGHTED_MEAN or facts.uses_num_items_in_batch
+        several = processes.sum(float(len(self.noted)))[0] > 1
+        return (several and self.loader.lazily and not is_mean
+                and self._mean(means) is None)
+
     def loss(self) -> float | None: # None: transformers' number
         "The loss of the data set, in float64."
         processes = self.processes
@@ -235,7 +245,8 @@ class ExactEvaluation:
         others = [means[name] for name in means if name != _SUM]
         is_unknown = self.is_doubtful and not self.facts.can_split and (
             processes.sum(float(len(self.noted)))[0] > 1)
-        if not is_unknown and all(abs(each - usual) <= 1e-6 * abs(usual) for each in others):
+        agree = all(abs(each - usual) <= 1e-6 * abs(usual) for each in others)
+        if not is_unknown and agree and not self._may_be_sum(means, processes):
             return None
         has_more = len(self.loader.seen) > self._verified_rows
         if processes.sum(float(self._facts is None or has_more))[0]:

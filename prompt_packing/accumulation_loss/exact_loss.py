@@ -30,7 +30,7 @@ from prompt_packing.accumulation_loss.optimizer_step import (
 from ..foundation.private_apis import (
     check_mro, forget_preparation, override)
 from ..foundation.rows import (
-    LazyBatch, RowLengths, RowBatch, StepRows, as_dict, pass_rows_through,
+    CollatedLoader, LazyBatch, RowLengths, RowBatch, StepRows, as_dict, pass_rows_through,
     batch_identity, restore_collator)
 
 # %% auto #0
@@ -248,6 +248,8 @@ class _AroundStepsMixin:
         self.row_lengths = RowLengths.of(collate, self)
         self._steps.chooser.rows.lengths = self.row_lengths
         self._steps.schedule.is_new_epoch = float(self.state.epoch or 0).is_integer()
+        if collate and self.callback_handler.train_dataloader is dataloader:
+            self.callback_handler.train_dataloader = CollatedLoader(dataloader, collate)
         if splits and collate: # before its workers start
             pass_rows_through(dataloader, collates=False,
                               split=self.split_in_worker(dataloader))
@@ -266,7 +268,8 @@ class _AroundStepsMixin:
             return super().evaluation_loop(dataloader, *args, **kwargs)
         # transformers generates for a loader batch, and pads what comes out
         generates = getattr(self.args, "predict_with_generate", False)
-        steps, name = self._steps, kwargs.get("metric_key_prefix", "eval")
+        steps, name = self._steps, kwargs.get(
+            "metric_key_prefix", args[3] if len(args) > 3 else "eval")
         loader = EvaluationLoader(dataloader, steps.adapter.splits_steps() and not generates,
                                   steps.adapter.main_input, self.length_fn)
         dry_run = steps.chooser.dry_run(self.model_wrapped, None)
@@ -424,7 +427,9 @@ class ExactLossMixin(_AroundStepsMixin):
                                  self._steps.adapter.runs_ahead(model))
         if step is None:
             return torch.zeros((), device=self.args.device)
-        named = self._registered_loss if self.compute_loss_func is None else None
+        is_stock = type(self).compute_loss is transformers.Trainer.compute_loss
+        others = self.compute_loss_func, self.label_smoother
+        named = self._registered_loss if is_stock and others == (None, None) else None
         with must_be_called(self.model, named):
             loss = self._source.calls.compute(model, step, self._steps.compute)
         return loss.to(self.args.device)
@@ -435,6 +440,8 @@ class ExactLossMixin(_AroundStepsMixin):
             super().log(*args, **kwargs)
 
     def _inner_training_loop(self, *args, **kwargs):
+        if self.model_init is not None: # transformers has made another model
+            self._registered_loss = use_registered_loss(self.model)
         self._begin_run()
         has_engine = self.accelerator.distributed_type in (
             DistributedType.FSDP, DistributedType.DEEPSPEED)

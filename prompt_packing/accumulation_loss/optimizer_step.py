@@ -534,6 +534,11 @@ class OptimizerStepComputer:
                 may_be_packed or facts.is_final): # one batch: what transformers computes
             return self.adapter.backward(model, step.planned, step.count, partial(
                 self.adapter.as_single_micro_batch, targets=facts.target_only_logits))
+        is_unknown = facts.strategy is Strategy.UNKNOWN
+        if is_unknown and self.adapter.steps_in_hooks(model):
+            self.findings.set(chunked_modules={})
+            self.findings.fall_back("Hooks of parameters run in the backward pass, as of "
+                                    "an optimizer that steps there")
         self._verify_if_due(model, step)
         return self._by_attempts(model, step)
 
@@ -575,5 +580,9 @@ class OptimizerStepComputer:
         return {"facts": self.findings.facts.state_dict(), "steps": self.schedule.num_steps}
 
     def load_state_dict(self, state: dict):
-        self.findings.set(LossFacts.from_state_dict(state["facts"]))
+        facts = LossFacts.from_state_dict(state["facts"])
+        is_declared = facts.normalizers == ("given",)
+        if facts.is_final and not is_declared and self.adapter.has_normalizer:
+            facts = LossFacts() # a normalizer was defined since, as a message advises
+        self.findings.set(facts)
         self.schedule.num_steps, self.schedule.is_resumed = state["steps"], True

@@ -22,7 +22,7 @@ from transformers import Trainer
 from .dry_run import SIXTEEN_BITS, is_sharded, reshard
 from .target_logits import on_target_logits
 from ..foundation.private_apis import (
-    forward_without_autocast, override, set_sync)
+    forward_without_autocast, gradient_hooks, override, set_sync)
 from ..foundation.rows import fork_rng
 from ..foundation.snapshots import StateSnapshot, state_preserved
 
@@ -186,6 +186,18 @@ class TrainerAdapter(Engine):
         trainer = self._trainer
         defined = defined_normalizer(trainer, self.unwrap(trainer.model))
         return None if defined is None else float(defined(batch))
+
+    def steps_in_hooks(self, model) -> bool:
+        "Whether hooks run in the backward pass, as of an optimizer that steps there."
+        if self.steps_in_backward or self.needs_equal_counts(model):
+            return False # they are the engine's
+        return bool(gradient_hooks(self.parameters(model)))
+
+    @property
+    def has_normalizer(self) -> bool:
+        "Whether the Trainer or the model declares the normalizer of its loss."
+        model = self.unwrap(self._trainer.model)
+        return defined_normalizer(self._trainer, model) is not None
 
     def _kept_elsewhere(self) -> tuple: # unwrapped model; its parameters and wrappers
         model = self.unwrap(self._trainer.model)

@@ -5,7 +5,7 @@
 # %% ../../nbs/foundation/private_apis.ipynb #f0e1a004
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 # %% auto #0
 __all__ = ['BatchNorm', 'tree_flatten', 'tree_unflatten', 'tree_map', 'IF_THERE', 'computed_buffers', 'tensor_tables',
            'input_shape', 'output_of_input', 'attention_of', 'set_attention_of', 'set_sync', 'is_compiled',
-           'forward_without_autocast', 'forget_preparation', 'without_reentry', 'pinned', 'no_remote_code', 'check_mro',
-           'override', 'in_eval_mode']
+           'forward_without_autocast', 'forget_preparation', 'without_reentry', 'gradient_hooks', 'set_gradient_hooks',
+           'end_persistent_workers', 'pinned', 'no_remote_code', 'check_mro', 'override', 'in_eval_mode']
 
 # %% ../../nbs/foundation/private_apis.ipynb #f0e1a007
 BatchNorm = nn.modules.batchnorm._BatchNorm # the base of `SyncBatchNorm` too
@@ -84,6 +84,20 @@ def without_reentry(model: nn.Module) -> list[tuple[nn.Module, dict]]: # for `ov
     func = partial(checkpoint, use_reentrant=False)
     return [(each, {"_gradient_checkpointing_func": func}) for each in model.modules()
             if getattr(each, "gradient_checkpointing", False)]
+
+def gradient_hooks(parameters: Iterable[nn.Parameter]) -> list[tuple]:
+    "Parameters with hooks that run when their gradient is complete, and these hooks."
+    return [(p, p._post_accumulate_grad_hooks) for p in parameters
+            if p._post_accumulate_grad_hooks]
+
+def set_gradient_hooks(parameter: nn.Parameter, hooks: Mapping):
+    parameter._post_accumulate_grad_hooks = hooks
+
+def end_persistent_workers(dataloader: Any):
+    "Let the next iterator start new workers, which see today's collator."
+    loader = getattr(dataloader, "base_dataloader", dataloader) # inside accelerate's
+    if getattr(loader, "persistent_workers", False):
+        loader._iterator = None
 
 def pinned(batch: Any, device: Any = None) -> Any:
     "A pytree of tensors in pinned memory, as a `DataLoader` pins its batches."

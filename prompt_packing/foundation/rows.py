@@ -17,13 +17,15 @@ from accelerate.utils import send_to_device
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader
 
-from .private_apis import pinned, tree_flatten, tree_map
+from .private_apis import (
+    end_persistent_workers, pinned, tree_flatten, tree_map)
 from .snapshots import state_preserved
 
 # %% auto #0
-__all__ = ['COLLATOR_ERRORS', 'LENGTH_FUNCTIONS', 'RowBatch', 'RowPassthrough', 'copied', 'pass_rows_through', 'restore_collator',
-           'LazyBatch', 'batch_identity', 'StepRows', 'CollatedRows', 'as_dict', 'num_rows_of', 'select_rows',
-           'fork_rng', 'rng_state', 'same_batch', 'num_tokens', 'named_leaves', 'num_positions', 'RowLengths']
+__all__ = ['COLLATOR_ERRORS', 'LENGTH_FUNCTIONS', 'RowBatch', 'RowPassthrough', 'copied', 'pass_rows_through', 'CollatedLoader',
+           'restore_collator', 'LazyBatch', 'batch_identity', 'StepRows', 'CollatedRows', 'as_dict', 'num_rows_of',
+           'select_rows', 'fork_rng', 'rng_state', 'same_batch', 'num_tokens', 'named_leaves', 'num_positions',
+           'RowLengths']
 
 # %% ../../nbs/foundation/rows.ipynb #2e3ad548
 class RowBatch:
@@ -115,12 +117,31 @@ def pass_rows_through(
     collator.collates, collator.split = collates, split
     return collator.collate
 
+class CollatedLoader:
+    "A loader of `RowBatch` as callbacks know it: it yields what the collator makes."
+    def __init__(self, loader, collate: Callable):
+        self.loader, self.collate = loader, collate
+
+    def __getattr__(self, name: str):
+        return getattr(self.loader, name)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator:
+        for each in self.loader:
+            if isinstance(each, RowBatch) and each.batch is None:
+                yield self.collate(copied(each.rows))
+            else:
+                yield each.batch if isinstance(each, RowBatch) else each
+
 def restore_collator(dataloader):
     "Let a loader hand over batches again, as its owner expects."
     holder, name = _holder(dataloader)
     collator = getattr(holder, name, None)
     if isinstance(collator, RowPassthrough):
         setattr(holder, name, collator.collate)
+        end_persistent_workers(dataloader) # which have a copy of the collator
 
 def _holder(dataloader) -> tuple: # an object, and the attribute that holds the collator
     "Where the user's collator is: inside accelerate's loader, and wrappers of ours."
@@ -152,6 +173,11 @@ class LazyBatch(UserDict):
             self.rows.batch = self._collate(copied(self.rows.rows))
             self.identity = batch_identity(self.rows.batch)
         return self.rows.batch
+
+    def __getattr__(self, name: str): # of a `BatchEncoding`: `to`, `input_ids`
+        if name.startswith("__") or name in ("rows", "_collate", "identity"):
+            raise AttributeError(name) # while it is copied or unpickled
+        return getattr(self.data, name)
 
     def __setitem__(self, key, value):
         self.was_changed, self.data[key] = True, value

@@ -270,6 +270,8 @@ class FrozenWeightsCallback(TrainerCallback):
         self.unchanged = self.trained.unchanged(model)
         trainable = len(self.trained.tensors(model))
         moved = f"all {trainable} trainable tensors moved"
+        if not self.trained.steps:
+            moved = "no optimizer step was made"
         if self.unchanged:
             moved = (f"{len(self.unchanged)} of {trainable} trainable tensors "
                      f"never moved: {_first_three(self.unchanged)}")

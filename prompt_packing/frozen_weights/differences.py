@@ -128,7 +128,8 @@ def _paired(a, b):
 
 # %% ../../nbs/frozen_weights/differences.ipynb #bb412a7e
 def _identity(entry): # equal for the names of a tied tensor
-    return entry["hash"] if isinstance(entry, dict) else id(entry)
+    # a fingerprint of an older version does not have the name
+    return entry.get("tied", entry["hash"]) if isinstance(entry, dict) else id(entry)
 
 def _unpaired(side, other, paired):
     "Names of `side` without a counterpart in `other`."

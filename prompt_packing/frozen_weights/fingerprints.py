@@ -67,10 +67,12 @@ def tensor_lines(
 ) -> dict[str, dict]: # name -> hash, shape, dtype and kind
     "A line for each name; hashes each tensor once, on as many threads as torch uses."
     by_id = {id(tensor): tensor for tensor, _ in tensors.values()}
+    first_names = {id(tensor): name for name, (tensor, _) in reversed(tensors.items())}
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
         hashes = dict(zip(by_id, threads.map(tensor_hash, by_id.values())))
     return {name: {"hash": hashes[id(tensor)], "shape": list(tensor.shape),
-                   "dtype": str(tensor.dtype).removeprefix("torch."), "kind": kind}
+                   "dtype": str(tensor.dtype).removeprefix("torch."), "kind": kind,
+                   "tied": first_names[id(tensor)]}
             for name, (tensor, kind) in tensors.items()}
 
 # %% ../../nbs/frozen_weights/fingerprints.ipynb #fe81c9f7

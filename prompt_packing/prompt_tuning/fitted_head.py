@@ -54,6 +54,9 @@ class PromptHead(nn.Module):
         if weight.shape != self.weight.shape:
             raise ValueError(f"The model's head has a weight of shape "
                              f"{list(self.weight.shape)}; got {list(weight.shape)}.")
+        if bias is not None and bias.shape != self.bias.shape:
+            raise ValueError(f"The model's head has a bias of shape "
+                             f"{list(self.bias.shape)}; got {list(bias.shape)}.")
         self.weight.copy_(weight)
         if self.bias is not None:
             self.bias.copy_(torch.zeros_like(self.bias) if bias is None else bias)
@@ -101,6 +104,9 @@ class TextClassifier(TextClassificationPipeline):
     "transformers' pipeline that also takes pairs as tuples and has `predict`."
     def preprocess(self, inputs, **options):
         if isinstance(inputs, (tuple, list)):
+            if len(inputs) not in (1, 2):
+                raise ValueError(f"A text, or a pair of texts, is needed; got "
+                                 f"{len(inputs)} texts.")
             inputs = dict(zip(("text", "text_pair"), inputs))
         encoded = super().preprocess(inputs, **options)
         if not encoded["input_ids"].numel():
@@ -172,7 +178,10 @@ def fit_head(
     [L-BFGS](https://scikit-learn.org/stable/modules/linear_model.html).
 
     Raises `ValueError` for rows of fewer than two classes."""
-    x, y = np.asarray(features, dtype=np.float64), np.asarray(labels, dtype=np.int64)
+    x, y = np.asarray(features, dtype=np.float64), np.asarray(labels)
+    if not np.array_equal(y, y.astype(np.int64)):
+        raise ValueError("Labels are integers from 0; these have fractions.")
+    y = y.astype(np.int64)
     counts = np.bincount(y, minlength=num_labels or 0)
     present = np.flatnonzero(counts)
     if len(present) < 2:

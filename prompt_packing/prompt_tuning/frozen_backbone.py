@@ -10,13 +10,13 @@ __all__ = ['shared_copy', 'takes', 'encode_text', 'decode_after_text', 'unpack_s
 import copy
 import inspect
 from enum import Enum
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.masking_utils import sdpa_mask
@@ -28,7 +28,11 @@ from ..foundation.private_apis import (
 def shared_copy(backbone:nn.Module) -> nn.Module:
     "A copy with its own modules, hooks and configuration, which shares all tensors."
     shared = [table for m in backbone.modules() for table in tensor_tables(m)]
-    return copy.deepcopy(backbone, {id(tensors): tensors for tensors in shared})
+    copied = copy.deepcopy(backbone, {id(tensors): tensors for tensors in shared})
+    for module in copied.modules(): # a compiled `forward` would run the original
+        if hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable"):
+            del module.forward
+    return copied
 
 # %% ../../nbs/prompt_tuning/frozen_backbone.ipynb #8d098613
 class _TextLayer(DynamicLayer):
@@ -85,6 +89,9 @@ def _attend(query, key, value, text_key, text_value, mask, scaling):
 def _attend_to_text(module, query, key, value, attention_mask, scaling=None,
                     dropout=0.0, **kwargs):
     "Attention over `key.text` and the new keys, with the arguments of transformers."
+    if not hasattr(key, "text"): # a pass without a stored text
+        return sdpa_attention_forward(module, query, key, value, attention_mask,
+                                      scaling=scaling, dropout=dropout, **kwargs)
     rows, heads, length, size = query.shape
     # grouped-query attention: the query heads that share a key head become further
     # query positions, so that keys need not be repeated
@@ -207,9 +214,12 @@ def _leave_out(module, state_dict, prefix, local_metadata):
     for name in module.weight_names:
         state_dict.pop(f"{prefix}model.{name}", None)
 
+def _note_prefix(module, state_dict, prefix, *args): # before loading
+    module.loaded_prefix = prefix
+
 def _not_missing(module, incompatible):
-    missing = [name for name in incompatible.missing_keys
-               if name.split("model.", 1)[-1] not in module.weight_names]
+    weights = {f"{module.loaded_prefix}model.{name}" for name in module.weight_names}
+    missing = [name for name in incompatible.missing_keys if name not in weights]
     incompatible.missing_keys[:] = missing
 
 # %% ../../nbs/prompt_tuning/frozen_backbone.ipynb #a31cca2b
@@ -228,11 +238,14 @@ class FrozenBackbone(nn.Module):
     ):
         super().__init__()
         self.model, self.facts = shared_copy(model.eval()), facts
+        if facts.recomputes: # for good: threads may share the model
+            set_attention_of(self.model.config, "frozen_text")
         self.weight_names = frozenset(model.state_dict())
         self.placement, self.pooling = Placement(placement), Pooling(pooling)
         after = self.placement is Placement.SUFFIX and self.pooling is Pooling.LAST
         self.text_is_constant = after and facts.text_is_constant
         self.register_state_dict_post_hook(_leave_out)
+        self.register_load_state_dict_pre_hook(_note_prefix)
         self.register_load_state_dict_post_hook(_not_missing)
         self.train()
 
@@ -243,12 +256,14 @@ class FrozenBackbone(nn.Module):
 
     def is_adapted(self) -> bool:
         "Whether the backbone has trainable weights, such as those of LoRA."
-        return any(map(attrgetter("requires_grad"), self.model.parameters()))
+        return any(p.requires_grad or name not in self.weight_names
+                   for name, p in self.model.named_parameters())
 
     def forward(self, ids, mask, prompt=None, types=None):
         "The head's input from token ids and optional token types, [rows, columns]."
         adapted = self.is_adapted()
-        if prompt is not None and self.text_is_constant and not adapted:
+        typed = types is not None and self.facts.takes_types
+        if prompt is not None and self.text_is_constant and not adapted and not typed:
             return self.after_text(self.text_states(ids, mask), mask, prompt)
         embeds = self.model.get_input_embeddings()(ids)
         # without prompt and adapter, only the head is trained: no gradient is needed

@@ -26,8 +26,8 @@ from ..bucketing.batch_sampler import plan_batches
 from ..foundation.folders import (
     DamagedFolder, atomic_write, locked)
 from ..frozen_weights.fingerprints import tensor_hash
-from prompt_packing.prompt_tuning.backbone_facts import (
-    BackboneFacts, check_fits, find_facts)
+from .backbone_facts import (
+    BackboneFacts, check_fits, find_facts, output_distance, output_rounding)
 from .frozen_backbone import (
     Placement, Pooling, encode_text, position_inputs)
 from .model import text_id
@@ -186,6 +186,9 @@ def collate_texts(
     rows:list[dict], # of a `TextCache`
 ) -> dict: # a batch for the prompt model
     "Texts right-aligned in one tensor."
+    if len({row["text_made_by"] for row in rows}) > 1:
+        raise ValueError("These cached texts were computed with different weights: "
+                         "build one cache for all of them.")
     texts = [row["text_states"] for row in rows]
     lengths = torch.tensor([len(text) for text in texts])
     states = pad_sequence(texts, batch_first=True, padding_side="left")
@@ -259,6 +262,14 @@ class TextCache(Dataset):
         else:
             identity = _identity(facts, texts, labels, dtype)
             tensors = _load_or_compute(Path(path), identity, compute)
+            longest = int(lengths.argmax())
+            _, again = _compute_batch(backbone, facts, [texts[longest]], dtype)
+            distance = output_distance(again, tensors["features"][longest:longest + 1])
+            if not distance <= max(1e-2, output_rounding(backbone.dtype)):
+                raise ValueError(
+                    f"{path} holds a cache of a backbone with the same weights and "
+                    "other settings (its config, or the active adapter): give another "
+                    "path, or delete the folder.")
             tensors["states"] = tensors["states"].to(device)
         starts = lengths.cumsum() - lengths
         return cls(tensors, starts, lengths, labels, text_id(facts.digest))
@@ -277,6 +288,7 @@ class TextCache(Dataset):
     ) -> "TextCache":
         "Some of the texts: the same states, nothing copied."
         selected, rows = copy.copy(self), np.asarray(rows)
+        rows = rows if rows.size else rows.astype(np.int64) # [] is float64
         for name in ("starts", "lengths", "labels", "features"):
             column = getattr(self, name)
             setattr(selected, name, None if column is None else column[rows])
@@ -311,8 +323,6 @@ def prompt_features(
     batch_size:int=64, # rows in a batch
 ) -> torch.Tensor: # [rows, hidden], float32
     "What the head of `model` reads for each cached text."
-    if model.config.prompt_tokens == 0:
-        return cache.features
     features = torch.empty_like(cache.features)
     by_length = np.argsort(cache.lengths, kind="stable")
     for indices in np.array_split(by_length, -(-len(by_length) // batch_size)):

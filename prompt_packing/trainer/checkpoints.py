@@ -78,8 +78,10 @@ def publish_checkpoint(
     if (staged / STATE_FILE).is_file():
         state.save_to_json(str(staged / STATE_FILE))
     if target.is_dir() and not (target / STATE_FILE).is_file():
-        shutil.copytree(target, staged, dirs_exist_ok=True,
-                        ignore=shutil.ignore_patterns(*os.listdir(staged)))
+        def has(folder, names): # files of the checkpoint itself stay
+            place = staged / Path(folder).relative_to(target)
+            return [name for name in names if (place / name).is_file()]
+        shutil.copytree(target, staged, dirs_exist_ok=True, ignore=has)
     write_manifest(staged, checksums=target.exists())
     if target.exists():
         publish(staged, target)
@@ -92,7 +94,8 @@ def _removable(steps: Iterable[int], limit: int | None, newest: int,
     "Steps of the checkpoints to delete, so that `limit` are left."
     # steps beyond the newest are of another run, which has ended: they go first
     steps = sorted(steps, key=lambda step: (step <= newest, step))
-    excess = len(steps) - (limit or len(steps))
+    # as in transformers, 0 and less delete nothing
+    excess = len(steps) - (limit if limit and limit > 0 else len(steps))
     return [step for step in steps if step not in (newest, best)][:max(excess, 0)]
 
 # %% ../../nbs/trainer/checkpoints.ipynb #1e2e0319

@@ -151,6 +151,9 @@ class _SeededRows(Dataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
+    def __getitem__(self, i: int): # `audit_loss` reads rows one by one
+        return self.dataset[i]
+
     def __getitems__(self, rows: RankRows): # with `place`: epoch, step, process
         sequence = np.random.SeedSequence([self.seed, *rows.place])
         set_seed(int(sequence.generate_state(1)[0]))
@@ -212,6 +215,10 @@ class StreamPosition:
             for batch in self.stream:
                 has_batches = True
                 yield batch
+
+    def __iter__(self) -> Iterator: # rows; batches of a stream without rows
+        for batch in copy.copy(self.stream):
+            yield from batch if getattr(self.stream, "yields_rows", False) else [batch]
 
     def __getitems__(self, numbers: list[int]): # of one batch, as a loader asks for it
         i, = numbers

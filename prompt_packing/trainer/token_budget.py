@@ -91,7 +91,10 @@ def collated_micro_batches(
     if num_tokens is None: # the training process logs the reason
         return None
     plans = plan_micro_batches(num_tokens, token_budget, micro_batch_overhead)
-    return [rows.to_batch(plan.indices) for plan in plans]
+    try:
+        return [rows.to_batch(plan.indices) for plan in plans]
+    except COLLATOR_ERRORS: # the training process tries again, and logs it
+        return None
 
 # %% ../../nbs/trainer/token_budget.ipynb #c44640d9
 def round_overhead(
@@ -311,7 +314,10 @@ class MicroBatcher:
             return self.args.pack * self.args.train_batch_size
         free = free_bytes(self.model, self.args.device)
         with fork_rng(), state_preserved(rows.collate):
-            budget = measure_token_budget(rows, lengths, self.run, self.model, free)
+            try:
+                budget = measure_token_budget(rows, lengths, self.run, self.model, free)
+            except torch.OutOfMemoryError: # three copies of the longest row do not fit
+                budget = int(lengths.max())
         # one budget for all processes: what the fullest device can hold
         return min(self.processes.rows([[budget]]))
 
