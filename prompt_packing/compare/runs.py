@@ -419,11 +419,13 @@ def _save(model, inputs, folder, run):
     folder.mkdir(parents=True, exist_ok=True)
     staging = staging_path(folder.parent / run.name)
     # new texts are truncated as those that the model was trained and scored on
-    own = getattr(model, "tokenizer", None) # of a prompt, saved with it
-    tokenizer = copy.deepcopy(inputs.tokenizer) if own is None else own
+    tokenizer = getattr(model, "tokenizer", None)
+    is_saved_with_it = tokenizer is not None # as of a prompt
+    if not is_saved_with_it:
+        tokenizer = copy.deepcopy(inputs.tokenizer)
     tokenizer.model_max_length = min(tokenizer.model_max_length, run.max_length)
     model.save_pretrained(staging)
-    if own is None:
+    if not is_saved_with_it:
         tokenizer.save_pretrained(staging)
     publish(staging, folder / run.name)
     return run.name
