@@ -145,6 +145,10 @@ def _check_tensors(file, saved, tensors):
             raise DamagedFolder(f"{file}: {name} has changed since it was written; "
                                 f"delete {file.parent} and build again.")
 
+_OTHER_SETTINGS = (
+    "{} holds a cache of a backbone with the same weights and other settings (its "
+    "config, or the active adapter): give another path, or delete the folder.")
+
 def _load_or_compute(path, identity, compute):
     "The tensors in a folder's file, which is computed where it is missing."
     file = _file(path)
@@ -261,15 +265,15 @@ class TextCache(Dataset):
             tensors = compute(device)
         else:
             identity = _identity(facts, texts, labels, dtype)
+            was_there = _file(Path(path)).exists()
             tensors = _load_or_compute(Path(path), identity, compute)
-            longest = int(lengths.argmax())
-            _, again = _compute_batch(backbone, facts, [texts[longest]], dtype)
-            distance = output_distance(again, tensors["features"][longest:longest + 1])
-            if not distance <= max(1e-2, output_rounding(backbone.dtype)):
-                raise ValueError(
-                    f"{path} holds a cache of a backbone with the same weights and "
-                    "other settings (its config, or the active adapter): give another "
-                    "path, or delete the folder.")
+            if was_there: # its identity has the weights, and not the config
+                longest = int(lengths.argmax())
+                _, again = _compute_batch(backbone, facts, [texts[longest]], dtype)
+                distance = output_distance(
+                    again, tensors["features"][longest:longest + 1])
+                if not distance <= max(1e-2, output_rounding(backbone.dtype)):
+                    raise ValueError(_OTHER_SETTINGS.format(path))
             tensors["states"] = tensors["states"].to(device)
         starts = lengths.cumsum() - lengths
         return cls(tensors, starts, lengths, labels, text_id(facts.digest))
