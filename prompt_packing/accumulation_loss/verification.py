@@ -229,10 +229,14 @@ class DryRun(Comparison):
         with fork_rng(), self.adapter.state_preserved(), state_preserved(collate):
             yield
 
+    def _numbers_of_modules(self) -> dict: # ZeRO 3 counts passes in all of them
+        modules = dict(self.model.named_modules()) if self.takes_gradients else {}
+        return integers_of(modules)
+
     @contextmanager
     def watched(self, seed: int = 0, calls: int = 1) -> Iterator: # of the model
         "The context of forward passes: a `ParameterWriteMonitor` if one is needed."
-        numbers_before = integers_of(dict(self.model.named_modules()))
+        numbers_before = self._numbers_of_modules()
         with ExitStack() as stack:
             if self.in_float32:
                 stack.enter_context(in_float32(self._tensors()))
@@ -253,7 +257,7 @@ class DryRun(Comparison):
                 if name in before and b.shape == before[name].shape
                 and not torch.equal(b, before[name])}
             self.counted = counters(
-                numbers_before, integers_of(dict(self.model.named_modules())), calls)
+                numbers_before, self._numbers_of_modules(), calls)
         self.written = watch.written if watch else []
         if self.writes is None:
             self.writes, self.collectives = bool(watch.written), watch.collectives
