@@ -256,8 +256,7 @@ class DryRun(Comparison):
                 name: b.clone() for name, b in self.model.named_buffers()
                 if name in before and b.shape == before[name].shape
                 and not torch.equal(b, before[name])}
-            self.counted = counters(
-                numbers_before, self._numbers_of_modules(), calls)
+            self.counted = counters(numbers_before, self._numbers_of_modules(), calls)
         self.written = watch.written if watch else []
         if self.writes is None:
             self.writes, self.collectives = bool(watch.written), watch.collectives
