@@ -107,7 +107,8 @@ def instructions(code):
     constants = tuple(instructions(each) if isinstance(each, CodeType) else (type(each), repr(each))
                       for each in code.co_consts)
     handlers = getattr(code, "co_exceptiontable", b"") # in `co_code` before Python 3.11
-    return (code.co_name, code.co_code, code.co_names, handlers, code.co_flags,
+    parameters = code.co_varnames[:code.co_argcount + code.co_kwonlyargcount] # callers use them
+    return (code.co_name, code.co_code, code.co_names, handlers, code.co_flags, parameters,
             code.co_argcount, code.co_kwonlyargcount, constants)
 
 

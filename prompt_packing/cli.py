@@ -474,8 +474,8 @@ def predict(
     header = not no_header and trained_with.get("header", True)
     table, encoding = _read(file, text_column or [], encodings, header)
     if encoding != encodings[0]:
-        typer.echo(f"{file} is not UTF-8. It is read as {encoding}, the encoding of the "
-                   "training file; set --encoding for another.", err=True)
+        print(f"{file} is not UTF-8. It is read as {encoding}, the encoding of the "
+              "training file; set --encoding for another.", file=sys.stderr)
     model = load_folder("compare").load_model(folder)
     config = getattr(model, "model", model).config # pipeline or prompt model
     learned_from = getattr(config, "text_columns", None) or ["text"]

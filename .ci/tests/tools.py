@@ -145,7 +145,7 @@ def stale(page):
 def test_stale_results():
     "A change of one module makes those cells stale that use it, directly or not, and no others."
     modules = {"__init__": "", "base": '"Doc."\nx = 1', "loaders": "from .base import x\ny = x",
-               "losses": "def double(z):\n    return 2 * z\nz = double(3)",
+               "losses": "def double(z):\n    two = 2\n    return two * z\nz = double(3)",
                "cli": "def main(): pass"}
     slow = "#| slow\n"
     cells = ["from prompt_packing.loaders import y\nfrom prompt_packing.losses import z",
@@ -181,8 +181,12 @@ def test_stale_results():
             assert stale(page) == expected, (name, stale(page))
             paths[name].write_text(before)
         paths["base"].write_text('"Other words."\n# and a comment\nx = 1')
-        paths["losses"].write_text("def double(number):\n    return 2 * number\nz = double(3)")
+        losses = paths["losses"].read_text()
+        paths["losses"].write_text(losses.replace("two", "factor")) # a local variable
         assert stale(page) == ""
+        paths["losses"].write_text(losses.replace("(z)", "(number)").replace("* z", "* number"))
+        assert stale(page) == "56" # a parameter may be passed by its name
+        paths["losses"].write_text(losses)
         paths["base"].write_text("x = 2")
         assert stale(page) == "4"
         first, *_ = evidence.lines(page).values()

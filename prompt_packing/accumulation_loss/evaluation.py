@@ -16,15 +16,15 @@ from .trainer_adapter import Collectives
 from .verification import (
     DryRun, collates_rows, few_rows, many_rows, verify_loss, widest_rows)
 from ..foundation.rows import (
-    CollatedRows, LazyBatch, RowBatch, RowLengths, StepRows, num_rows_of,
-    pass_rows_through, select_rows)
+    CollatedRows, LazyBatch, LoaderWrapper, RowBatch, RowLengths, StepRows,
+    num_rows_of, pass_rows_through, select_rows)
 
 # %% auto #0
 __all__ = ['EvaluationLoader', 'EvaluationFacts', 'verify_evaluation', 'means_of_losses', 'ExactEvaluation']
 
 # %% ../../nbs/accumulation_loss/evaluation.ipynb #2edd8f49
 @dataclass
-class EvaluationLoader:
+class EvaluationLoader(LoaderWrapper):
     "The loader of an evaluation; it keeps the rows of its batches."
     loader: object
     lazily: bool # batches are split under a budget: collated only if somebody reads them
@@ -37,12 +37,6 @@ class EvaluationLoader:
         self.rows: StepRows | None = None # of the batch under way
         self.seen = StepRows([], self.collate) # rows of the first batches (some 64)
         self.num_batches = 0 # so far
-
-    def __getattr__(self, name: str):
-        return getattr(self.loader, name)
-
-    def __len__(self) -> int:
-        return len(self.loader)
 
     def __iter__(self) -> Iterator:
         for each in self.loader:

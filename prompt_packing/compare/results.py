@@ -296,8 +296,8 @@ class Comparison:
         if method is not None:
             settings["method"] = method
         records = self.select(**settings)
-        name, tasks = _best(records)["model"], {
-            (r["task"], r.get("data")) for r in records}
+        name = _best(records)["model"]
+        tasks = {(record["task"], record.get("data")) for record in records}
         if len(tasks) > 1:
             _logger.warning(
                 f"{self.output_dir} has models of {len(tasks)} tasks, or of files that "

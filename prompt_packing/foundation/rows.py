@@ -22,10 +22,10 @@ from .private_apis import (
 from .snapshots import state_preserved
 
 # %% auto #0
-__all__ = ['COLLATOR_ERRORS', 'LENGTH_FUNCTIONS', 'RowBatch', 'RowPassthrough', 'copied', 'pass_rows_through', 'CollatedLoader',
-           'restore_collator', 'LazyBatch', 'batch_identity', 'StepRows', 'CollatedRows', 'as_dict', 'num_rows_of',
-           'select_rows', 'fork_rng', 'rng_state', 'same_batch', 'num_tokens', 'named_leaves', 'num_positions',
-           'RowLengths']
+__all__ = ['COLLATOR_ERRORS', 'LENGTH_FUNCTIONS', 'RowBatch', 'RowPassthrough', 'copied', 'pass_rows_through', 'LoaderWrapper',
+           'CollatedLoader', 'restore_collator', 'LazyBatch', 'batch_identity', 'StepRows', 'CollatedRows', 'as_dict',
+           'num_rows_of', 'select_rows', 'fork_rng', 'rng_state', 'same_batch', 'num_tokens', 'named_leaves',
+           'num_positions', 'RowLengths']
 
 # %% ../../nbs/foundation/rows.ipynb #2e3ad548
 class RowBatch:
@@ -117,16 +117,18 @@ def pass_rows_through(
     collator.collates, collator.split = collates, split
     return collator.collate
 
-class CollatedLoader:
-    "A loader of `RowBatch` as callbacks know it: it yields what the collator makes."
-    def __init__(self, loader, collate: Callable):
-        self.loader, self.collate = loader, collate
-
+class LoaderWrapper:
+    "All that `self.loader` has; subclasses iterate over it in another way."
     def __getattr__(self, name: str):
         return getattr(self.loader, name)
 
     def __len__(self) -> int:
         return len(self.loader)
+
+class CollatedLoader(LoaderWrapper):
+    "A loader of `RowBatch` as callbacks know it: it yields what the collator makes."
+    def __init__(self, loader, collate: Callable):
+        self.loader, self.collate = loader, collate
 
     def __iter__(self) -> Iterator:
         for each in self.loader:
