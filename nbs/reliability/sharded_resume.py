@@ -18,7 +18,7 @@ import torch
 import transformers
 
 from sharded_training import (
-    ROWS, collator, engine_options, make_rows, shard_on_cpus, weights_of)
+    ROWS, collator, end, engine_options, make_rows, shard_on_cpus, weights_of)
 
 
 class KilledAt(transformers.TrainerCallback):
@@ -76,8 +76,7 @@ def main():
     if args.process_index == 0:
         weights = {name.removeprefix("module."): w for name, w in weights.items()}
         torch.save((weights, losses), given.out / "end.pt")
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    end()
 
 
 if __name__ == "__main__":

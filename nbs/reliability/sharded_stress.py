@@ -20,8 +20,8 @@ import torch
 import transformers
 
 from sharded_training import (
-    HEADS, VARIANTS, collator, contrastive_loss, engine_options, make_model, make_rows,
-    shard_on_cpus)
+    HEADS, VARIANTS, collator, contrastive_loss, end, engine_options, make_model,
+    make_rows, shard_on_cpus)
 
 SECONDS = 60  # of a training; DeepSpeed builds an op in its first one, ever
 
@@ -111,7 +111,7 @@ def main():
         faulthandler.cancel_dump_traceback_later()
         if is_first:
             print("ended after", steps, "steps", flush=True)
-    torch.distributed.destroy_process_group()
+    end()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ import pandas as pd
 import torch
 import transformers
 
-from sharded_training import collator, contrastive_loss, engine_options, shard_on_cpus
+from sharded_training import (
+    collator, contrastive_loss, end, engine_options, shard_on_cpus)
 
 MICRO_BATCHES, ROWS, TOKENS = 4, 8, 32  # of a step; of a micro-batch; of a row
 FIRST, LAST = 9, 15  # steps that are timed
@@ -102,7 +103,7 @@ def main():
                                   seconds=seconds, of_processor=of_processor))
     if int(os.environ["RANK"]) == 0:
         pd.DataFrame(lines).to_csv(given.out / f"{given.engine}.csv", index=False)
-    torch.distributed.destroy_process_group()
+    end()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ another order (`order1`, ...), which shows what rounding alone changes.
 """
 import argparse
 import os
+import sys
 import tempfile
 from copy import deepcopy
 
@@ -236,6 +237,19 @@ def train(library, engine, head, variant="plain", accumulate=1, order=0, **optio
     return trainer, kinds
 
 
+def end():
+    """End this process, without the interpreter's finalization.
+
+    A thread of gloo frees its tensors after the last collective; where the interpreter has
+    ended by then, the process aborts (pytorch/pytorch#190489). `destroy_process_group`
+    leaves such threads alive.
+    """
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("engine")
@@ -264,8 +278,7 @@ def main():
                     weights = {name.replace("module.", ""): w for name, w in weights.items()}
                     name = f"{who}-{given.engine}-{variant}-{head}-{setting}"
                     torch.save((weights, kinds), f"{given.out}/{name}.pt")
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    end()
 
 
 if __name__ == "__main__":
