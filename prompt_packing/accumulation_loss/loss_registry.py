@@ -12,6 +12,9 @@ from inspect import signature
 from torch import nn
 from transformers import PretrainedConfig
 from transformers.loss.loss_utils import LOSS_MAPPING
+from transformers.utils import logging
+
+_logger = logging.get_logger(__name__)
 
 # %% auto #0
 __all__ = ['RegisteredLoss', 'register_loss', 'use_registered_loss', 'must_be_called']
@@ -62,17 +65,25 @@ def use_registered_loss(
 ) -> RegisteredLoss | None: # None: its config names none
     """Let a model use the registered loss that its config names.
 
-    Raises `ValueError` for a name that is neither registered nor known to
-    transformers."""
-    name = getattr(getattr(model, "config", None), "loss_type", None)
+    The config remembers it as `registered_loss`. Raises `ValueError` if this process has
+    not registered the loss of a config that does. Other names are left to transformers,
+    which ignores them; a name that it does not know is warned of once."""
+    config = getattr(model, "config", None)
+    name = getattr(config, "loss_type", None)
     if not isinstance(name, str):
         return None
-    if name not in LOSS_MAPPING:
-        raise ValueError(f"config.loss_type is {name!r}, which is not registered: call "
-                         f"register_loss({name!r}, fn) before the model is used")
-    model.loss_type = name
-    loss = LOSS_MAPPING[name]
-    return loss if hasattr(loss, "calls") else None # else transformers' own
+    loss = LOSS_MAPPING.get(name)
+    if hasattr(loss, "calls"):
+        model.loss_type = config.registered_loss = name
+        return loss
+    message = (f"config.loss_type is {name!r}, which is not registered: call "
+               f"register_loss({name!r}, fn) before the model is used")
+    if getattr(config, "registered_loss", None) == name:
+        raise ValueError(message)
+    if loss is None:
+        _logger.warning_once(f"{message}. Training continues with the loss of "
+                             f"{type(model).__name__}, as in transformers")
+    return None
 
 # %% ../../nbs/accumulation_loss/loss_registry.ipynb #15edda61
 @contextmanager
