@@ -5,15 +5,16 @@
 # %% auto #0
 __all__ = ['TextFiles', 'Model', 'Tokenizer', 'Column', 'Encoding', 'NoHeader', 'OutputDir', 'UTF_8', 'UsageError', 'app',
            'Version', 'HEADS', 'Checkpoint', 'METHODS', 'Saved', 'TextFile', 'TrainingFile', 'load_folder', 'validated',
-           'repeated', 'positive', 'one_of', 'task_name', 'model_name', 'reader', 'sources', 'check_columns',
-           'text_column', 'check_model', 'text_tokenizer', 'Command', 'in_option_names', 'command', 'top', 'main',
-           'padding', 'audit', 'verify', 'tokenize', 'compare', 'predict', 'training_rows', 'training_model', 'budget',
-           'measure']
+           'repeated', 'positive', 'seed', 'one_of', 'task_name', 'model_name', 'reader', 'sources', 'check_columns',
+           'text_column', 'check_model', 'text_tokenizer', 'output_folder', 'Command', 'in_option_names', 'command',
+           'top', 'main', 'padding', 'audit', 'verify', 'tokenize', 'compare', 'predict', 'training_rows',
+           'training_model', 'budget', 'plot_file', 'measure']
 
 # %% ../nbs/cli/commands.ipynb #748f9643
 import csv
 import itertools
 import json
+import os
 import re
 import shlex
 import sys
@@ -55,6 +56,12 @@ def positive(text: str) -> float:
     if not 0 < float(text) < float("inf"):
         raise ValueError(f"{text} is not a number above 0")
     return float(text)
+
+def seed(text: str) -> int:
+    "Parse a seed; `ValueError` for any other text."
+    if not 0 <= int(text) < 2**32:
+        raise ValueError(f"{text} is not a whole number from 0 to 2**32 - 1")
+    return int(text)
 
 def one_of(*names: str):
     "A parser that accepts one of these names."
@@ -124,6 +131,14 @@ def text_tokenizer(model: str):
         ) from error
 
 # %% ../nbs/cli/commands.ipynb #333b4158
+def output_folder(folder: Path) -> Path:
+    "Check a folder to write to, which may be missing."
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise BadParameter(f"the folder '{folder}' cannot be made: '{nearest}' is no "
+                           "folder that you may write to. Give another folder")
+    return folder
+
 _formats = ", ".join(name for name in FILE_FORMATS if name != "lines")
 TextFiles = Annotated[list[Path], Argument(
     metavar="FILE", exists=True, dir_okay=False,
@@ -140,7 +155,8 @@ Encoding = Annotated[str, Option(help="of text files, such as cp1252")]
 NoHeader = Annotated[bool, Option(
     "--no-header", help="the first line of a csv or tsv is data; its columns are "
                         "column_1, column_2, ...")]
-OutputDir = Annotated[Path, Option(file_okay=False, writable=True, help="made if missing")]
+OutputDir = Annotated[Path, Option(
+    file_okay=False, writable=True, callback=output_folder, help="made if missing")]
 UTF_8 = "utf-8-sig" # without the byte order mark at the start of a file
 
 # %% ../nbs/cli/commands.ipynb #c9e494cf
@@ -150,7 +166,30 @@ class Command(typer.core.TyperCommand):
     "Prints what its function returns; turns errors of the library into `UsageError`."
     def parse_args(self, ctx: typer.Context, args: list) -> list:
         ctx.meta["json"] = "--json" in args
-        return super().parse_args(ctx, [word for word in args if word != "--json"])
+        args = [word for word in args if word != "--json"]
+        if not ctx.resilient_parsing: # as shell completion parses
+            self.check_values(ctx, args)
+        return super().parse_args(ctx, args)
+
+    def check_values(self, ctx: typer.Context, args: list):
+        """Raises `BadParameter` for an empty value, a pipe that would be read twice, and
+        an option with two values, of which the parser takes the last."""
+        read_twice = {"files", "file", "tasks"} if self.name != "predict" else ()
+        values, _, order = self.make_parser(ctx).parse_args([*args])
+        for param in order:
+            value, fault = values[param.name], None
+            texts = value if isinstance(value, tuple) else (value,)
+            if "" in texts:
+                fault = "it is empty: give a value, or check that a shell variable is set"
+            elif param.name in read_twice and any(
+                    os.path.exists(text) and Path(text).is_fifo() # not for a long text
+                    for text in map(str, texts)):
+                fault = "a pipe cannot be read twice: save its content to a file"
+            elif isinstance(value, str) and order.count(param) > 1:
+                fault = "it was given more than once: give it once"
+                fault += ", its values separated by commas" * (param.metavar == "A,B")
+            if fault:
+                raise BadParameter(fault, ctx, param)
 
     def invoke(self, ctx: typer.Context) -> int: # exit status
         _name_plain_texts(ctx.params.get("files") or [ctx.params.get("file", "-")])
@@ -300,8 +339,12 @@ def audit(
         check_model(checkpoint, "config.json")
     run = checkpoint or load_folder("tasks.backbones").load_from(
         model, import_module("transformers").AutoConfig)
-    result = load_folder("accumulation_loss").audit_checkpoint(
-        run, gradient_accumulation_steps, processes, head)
+    try:
+        result = load_folder("accumulation_loss").audit_checkpoint(
+            run, gradient_accumulation_steps, processes, head)
+    except (AssertionError, LookupError, ArithmeticError) as error: # of a model's class
+        raise ValueError(f"the config.json of {checkpoint or model} describes no model "
+                         f"({type(error).__name__}: {error}): correct it") from error
     return str(result), vars(result)
 
 # %% ../nbs/cli/commands.ipynb #c61131f8
@@ -362,7 +405,8 @@ def compare(
     tasks: repeated(_tasks_help, "--task", "--tasks", read=task_name),
     methods: repeated(f"{', '.join(METHODS)} [default: head,prompt,finetune]", read=one_of(*METHODS)) = None,
     prompt_tokens: repeated("numbers of prompt tokens [default: 5]", read=int) = None,
-    seeds: repeated("seeds of the runs of each method [default: 0,1,2]", read=int) = None,
+    seeds: repeated(
+        "seeds of the runs of each method [default: 0,1,2]", read=seed) = None,
     source: Annotated[str, Option(help="folder with the files of a GLUE task")] = None,
     text_columns: repeated(
         "column with the text, or two for pairs [default: found]", "--text-column") = None,
@@ -452,7 +496,7 @@ Saved = Annotated[Path, Argument(
     metavar="FOLDER", exists=True, file_okay=False,
     help="of a saved model, or of a comparison, whose best model is taken")]
 TextFile = Annotated[Path, Argument(
-    metavar="FILE",
+    metavar="FILE", dir_okay=False,
     help=f"text (one a line), {_formats}; - for the standard input")]
 
 @command("predict runs/compare new.csv > labelled.csv")
@@ -546,6 +590,16 @@ def budget(text: str):
         raise BadParameter(f"{text!r}: give a number of tokens, or auto")
     return text if text == "auto" else int(text)
 
+def plot_file(path: Path | None) -> Path | None:
+    "Check the file of a plot before anything is measured."
+    if path:
+        canvas = import_module("matplotlib.backend_bases").FigureCanvasBase
+        formats = sorted(canvas.get_supported_filetypes())
+        if path.suffix[1:].lower() not in formats:
+            raise BadParameter(f"'{path}' must end in one of .{', .'.join(formats)}")
+        output_folder(path.parent)
+    return path
+
 # %% ../nbs/cli/commands.ipynb #msr00003
 TrainingFile = Annotated[Path, Argument(
     metavar="FILE", exists=True, dir_okay=False, help="as of padding, or with labels")]
@@ -565,7 +619,9 @@ def measure(
     label_column: Annotated[str, Option(help="[default: found]")] = None,
     encoding: Encoding = UTF_8,
     no_header: NoHeader = False,
-    plot: Annotated[Path, Option(dir_okay=False, help="a bar chart, as png or svg")] = None,
+    plot: Annotated[Path, Option(
+        dir_okay=False, writable=True, callback=plot_file,
+        help="a bar chart, as png or svg; its folder is made if missing")] = None,
 ):
     "Measure what a token budget and packing gain."
     reading = {"encoding": encoding, "header": not no_header}
@@ -584,6 +640,7 @@ def measure(
         network, rows, collator=collate, batch_size=batch_size, token_budget=token_budget,
         max_seconds=max_seconds, **{name: True for name, value in flags.items() if value})
     if plot:
+        plot.parent.mkdir(parents=True, exist_ok=True)
         trainer.plot_measurement(table).savefig(plot)
     rows = json.loads(table.reset_index(names="setting").to_json(orient="records"))
     notes = [f"{name}: {note}" for name, note in table.note.items() if note]
