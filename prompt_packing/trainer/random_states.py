@@ -295,7 +295,10 @@ class OwnGenerators:
             holder = holder[name] if holder is self.roots else _reachable(holder)[name]
         if getattr(holder, last) is not None:
             raise ValueError(f"{path} is no generator")
-        setattr(holder, last, made_generator(state))
+        if hasattr(holder, "create_rng"): # a collator of transformers notes its process
+            holder.create_rng()
+        else:
+            setattr(holder, last, made_generator(state))
         return getattr(holder, last)
 
 def _is_iterator(thing: Any) -> bool: # it has a position
