@@ -9,7 +9,11 @@ __all__ = ['shared_copy', 'takes', 'encode_text', 'decode_after_text', 'unpack_s
 # %% ../../nbs/prompt_tuning/frozen_backbone.ipynb #639472d3
 import copy
 import inspect
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,9 +24,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.masking_utils import sdpa_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..foundation.private_apis import (
-    attention_of, set_attention_of, tensor_tables)
+    attention_of, override, set_attention_of, tensor_tables)
 
 # %% ../../nbs/prompt_tuning/frozen_backbone.ipynb #8599ef5d
 def shared_copy(backbone:nn.Module) -> nn.Module:
@@ -222,10 +227,50 @@ def _not_missing(module, incompatible):
     missing = [name for name in incompatible.missing_keys if name not in weights]
     incompatible.missing_keys[:] = missing
 
+# %% ../../nbs/prompt_tuning/frozen_backbone.ipynb #adaptrc1
+def _train_adapters(backbone):
+    "Training mode for layers of PEFT and modules with only trainable weights."
+    for module in backbone.modules():
+        trainable = [p.requires_grad for p in module.parameters()]
+        if trainable and all(trainable):
+            module.train()
+        elif any(trainable) and hasattr(module, "base_layer"): # a layer of PEFT
+            module.training = True
+            for name, child in module.named_children():
+                if name != "base_layer":
+                    child.train()
+
+# %% ../../nbs/prompt_tuning/frozen_backbone.ipynb #gradckc1
+def _checkpointed(layer, forward, *args, **kwargs):
+    caches = [each for each in (*args, *kwargs.values()) if isinstance(each, Cache)]
+    stores = [each for cache in caches for each in cache.layers or [cache]]
+    if not all(isinstance(each, _FrozenTextLayer) for each in stores):
+        return forward(*args, **kwargs) # recomputed, it would store its keys twice
+    # reentrant checkpointing finds tensors with gradients in positional arguments only
+    return layer._gradient_checkpointing_func(partial(forward, **kwargs), *args)
+
+@contextmanager
+def _gradient_checkpointing(backbone) -> Iterator[None]:
+    "Checkpoints layers with `gradient_checkpointing`, also in eval mode."
+    enabled = [module for module in backbone.modules()
+               if getattr(module, "gradient_checkpointing", False)]
+    layers = [each for each in enabled if isinstance(each, GradientCheckpointingLayer)]
+    if enabled and not layers:
+        warnings.warn(
+            "Gradient checkpointing saves no memory with a frozen "
+            f"{type(backbone).__name__}, since none of its layers is a "
+            "GradientCheckpointingLayer of transformers. Gradients are unaffected.")
+    with ExitStack() as overrides:
+        for layer in layers:
+            if torch.is_grad_enabled() and not layer.training:
+                forward = partial(_checkpointed, layer, layer.forward)
+                overrides.enter_context(override(layer, forward=forward))
+        yield
+
 # %% ../../nbs/prompt_tuning/frozen_backbone.ipynb #a31cca2b
 class FrozenBackbone(nn.Module):
-    """A language model with constant weights: always in eval mode, with nothing in
-    `state_dict`. It returns the input of a head, [rows, hidden].
+    """A language model with constant weights: in eval mode, except for adapters, with
+    nothing in `state_dict`. It returns the input of a head, [rows, hidden].
 
     Texts must be aligned (`Placement.align`), with their mask [rows, columns]. `prompt`
     is the embeddings of virtual tokens, [rows, tokens, width], or None."""
@@ -247,11 +292,13 @@ class FrozenBackbone(nn.Module):
         self.register_state_dict_post_hook(_leave_out)
         self.register_load_state_dict_pre_hook(_note_prefix)
         self.register_load_state_dict_post_hook(_not_missing)
-        self.train()
+        self.eval() # `find_facts` runs it before its weights are frozen
 
     def train(self, mode: bool = True):
         self.training = False
         self.model.eval()
+        if mode:
+            _train_adapters(self.model)
         return self
 
     def is_adapted(self) -> bool:
@@ -283,7 +330,10 @@ class FrozenBackbone(nn.Module):
         inputs = position_inputs(mask, self.facts.first_position)
         if types is not None and self.facts.takes_types:
             inputs["token_type_ids"] = types
-        out = self.model(inputs_embeds=embeds, attention_mask=mask, **inputs)
+        if takes(self.model, "use_cache"):
+            inputs["use_cache"] = False
+        with _gradient_checkpointing(self.model):
+            out = self.model(inputs_embeds=embeds, attention_mask=mask, **inputs)
         return pool(out.last_hidden_state, mask, self.pooling, skip)
 
     def text_states(self, ids, mask):
@@ -298,7 +348,8 @@ class FrozenBackbone(nn.Module):
         both = torch.cat([mask, mask.new_ones(prompt.shape[:2])], dim=1)
         positions = position_inputs(
             both, self.facts.first_position, skip=mask.shape[1])
-        hidden = decode_after_text(
-            self.model, states, self.facts.recomputes, attention_mask=both,
-            inputs_embeds=prompt.to(self.model.dtype), **positions)
+        with _gradient_checkpointing(self.model):
+            hidden = decode_after_text(
+                self.model, states, self.facts.recomputes, attention_mask=both,
+                inputs_embeds=prompt.to(self.model.dtype), **positions)
         return in_float32(hidden[:, -1])
