@@ -27,7 +27,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..foundation.private_apis import (
-    attention_of, override, set_attention_of, tensor_tables)
+    attention_of, override, set_attention_of, tensor_tables, without_reentry)
 
 # %% ../../nbs/prompt_tuning/frozen_backbone.ipynb #8599ef5d
 def shared_copy(backbone:nn.Module) -> nn.Module:
@@ -241,29 +241,28 @@ def _train_adapters(backbone):
                     child.train()
 
 # %% ../../nbs/prompt_tuning/frozen_backbone.ipynb #gradckc1
-def _checkpointed(layer, forward, *args, **kwargs):
+def _checkpointed(checkpoint, forward, *args, **kwargs):
     caches = [each for each in (*args, *kwargs.values()) if isinstance(each, Cache)]
     stores = [each for cache in caches for each in cache.layers or [cache]]
     if not all(isinstance(each, _FrozenTextLayer) for each in stores):
         return forward(*args, **kwargs) # recomputed, it would store its keys twice
-    # reentrant checkpointing finds tensors with gradients in positional arguments only
-    return layer._gradient_checkpointing_func(partial(forward, **kwargs), *args)
+    return checkpoint(forward, *args, **kwargs)
 
 @contextmanager
 def _gradient_checkpointing(backbone) -> Iterator[None]:
     "Checkpoints layers with `gradient_checkpointing`, also in eval mode."
-    enabled = [module for module in backbone.modules()
-               if getattr(module, "gradient_checkpointing", False)]
-    layers = [each for each in enabled if isinstance(each, GradientCheckpointingLayer)]
+    enabled = without_reentry(backbone)
+    layers = [(module, *kind.values()) for module, kind in enabled
+              if isinstance(module, GradientCheckpointingLayer)]
     if enabled and not layers:
         warnings.warn(
             "Gradient checkpointing saves no memory with a frozen "
             f"{type(backbone).__name__}, since none of its layers is a "
             "GradientCheckpointingLayer of transformers. Gradients are unaffected.")
     with ExitStack() as overrides:
-        for layer in layers:
+        for layer, checkpoint in layers:
             if torch.is_grad_enabled() and not layer.training:
-                forward = partial(_checkpointed, layer, layer.forward)
+                forward = partial(_checkpointed, checkpoint, layer.forward)
                 overrides.enter_context(override(layer, forward=forward))
         yield
 
