@@ -6,9 +6,10 @@
 No change of the library makes the outputs of slow cells and of pages with `skip_exec: true`
 again. Each says when, at which commit and on what machine it was made: a cell in its metadata, a
 page in its cell `measured`; `notebooks.py --keep --slow` writes both. A result is stale where a
-module that its cell depends on (`dependencies.py`) has other code today; comments, docstrings
-and names of local variables may differ. `--run` may be stopped at any time: the outputs of each
-page are kept when it ends, and are no longer stale when it is called again.
+module that its cell depends on (`dependencies.py`) has other code today; comments, docstrings,
+names of local variables and the number of the version may differ. `--run` may be stopped at any
+time: the outputs of each page are kept when it ends, and are no longer stale when it is called
+again.
 """
 import argparse
 import ast
@@ -93,7 +94,8 @@ def same_code(commit, file):
 
 
 def code_of(source):
-    "What a module does: its bytecode, without docstrings, lines and names of local variables."
+    "What a module does: bytecode without docstrings, lines, names of local variables, its version."
+    source = re.sub(r"^__version__ = .*$", "", source, flags=re.M)
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

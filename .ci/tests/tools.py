@@ -180,7 +180,7 @@ def test_stale_results():
             paths[name].write_text(code)
             assert stale(page) == expected, (name, stale(page))
             paths[name].write_text(before)
-        paths["base"].write_text('"Other words."\n# and a comment\nx = 1')
+        paths["base"].write_text('__version__ = "2"\n"Other words."\n# and a comment\nx = 1')
         losses = paths["losses"].read_text()
         paths["losses"].write_text(losses.replace("two", "factor")) # a local variable
         assert stale(page) == ""
