@@ -184,8 +184,8 @@ def _separating_arguments(on_host, segments, packing_format) -> dict:
 def _block_mask(segments, causal):
     "Shape (rows, 1, capacity, capacity), true where a token attends to another."
     sees = segments[:, :, None] == segments[:, None, :]
-    # A row of the mask without any true value has no softmax, so padding attends to
-    # its whole packed row, unlike one more sequence.
+    # A row of the mask without any true value has no softmax. So padding attends to all
+    # of its packed row, while with boundaries it is one more sequence.
     sees |= segments[:, :, None] == -1
     if causal:
         sees &= torch.ones_like(sees[0]).tril_()
@@ -266,10 +266,10 @@ def _shown_tokens(single):
 class PackedCollator:
     """Sequences -> packed rows: a dict of tensors of shape (rows, capacity).
 
-    Takes rows with `input_ids`, and `labels` and other numbers for each token, such as
-    `token_type_ids`; without labels, those of a causal model are the ids. Tokens where
-    an `attention_mask` is 0 are left out, and columns without an entry for each token.
-    Raises `ValueError` for `labels` with one entry per sequence."""
+    Takes rows with `input_ids`, and with `labels` or other columns that have an entry for
+    each token, such as `token_type_ids`. All other columns are left out, and so are
+    tokens whose `attention_mask` is 0. For a causal model, rows without labels get their
+    ids as labels. Raises `ValueError` for `labels` with one entry per sequence."""
     def __init__(self,
         capacity:int | None=None, # tokens in a row; None: one row as long as needed
         packing_format:PackingFormat=PackingFormat(), # of the model

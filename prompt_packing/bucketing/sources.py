@@ -315,7 +315,7 @@ class DatasetSource:
 
     def __init__(self,
         dataset: Iterable, # of torch or of `datasets`
-        shuffle: bool = True, # many epochs, readers for shards; False: one of each
+        shuffle: bool = True, # many epochs, several readers; False: one epoch, one reader
         *,
         column: str | None = None, # column of the text; None: that of the first row
         bad_rows: str = "raise", # or "skip"
@@ -402,7 +402,7 @@ class SourceReader(CheckpointableIterator):
     def setstate(self, state: dict | None) -> None:
         self.state = state or _BEGINNING
         self.rows, self.own_state = self.source.rows(self.index, self.state)
-        self.ahead = None # if there is one epoch: the window after the next
+        self.ahead = None # if there is one epoch: the next window, read in advance
 
     def _read(self, size): # rows, and the data set's own state after them
         rows = list(itertools.islice(self.rows, size))

@@ -91,7 +91,7 @@ def window_turns(
     position: dict, # `todo`: (window, its splits) to finish first; then window `next`
     step: int, # distance from `next` to the window after it
 ) -> Iterator[tuple]: # window, its splits, and the position after it
-    "The windows of one process: those to finish, then without end."
+    "The windows of one process: first those to finish, then new ones without end."
     todo, following = position["todo"], position["next"]
     for place, (window, splits) in enumerate(todo, 1):
         yield window, splits, {"todo": todo[place:], "next": following}
@@ -165,7 +165,7 @@ def batches_left(
 def read_windows(
     stream: StreamingBatches,
     turns: Iterator[tuple], # of `window_turns`
-    places_known: Sequence, # places in readers: (reader, its state)
+    places_known: Sequence, # states to begin from: (index of a reader, its state)
 ) -> Iterator[tuple]: # number, splits, what is left after it, rows of ids
     "The windows of a process; a thread reads and tokenizes the next one meanwhile."
     source, opened = stream.source, {}
@@ -249,7 +249,7 @@ class StreamingBatches(IterableDataset):
 
     def __init__(self,
         source: Any, # paths, a folder of text in any format, or an iterable data set
-        # of transformers, or a function; None: rows have `input_ids`
+        # a tokenizer of transformers, or a function; None: rows have `input_ids`
         tokenizer: Any = None,
         *,
         token_budget: int | None = None, # most tokens in a batch: rows x longest row
@@ -326,7 +326,7 @@ class StreamingBatches(IterableDataset):
         return NotImplemented # the length is not known
 
     def state_dict(self) -> dict: # plain JSON
-        "The position after the last batch that was handed out."
+        "The position after the last batch that was yielded."
         position = self._restored or self._position or self._beginning()
         return position | {"settings": _settings(self), "reader": list(self._process()),
                            "files": self.source.checksums.copy()}

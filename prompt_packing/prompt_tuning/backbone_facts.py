@@ -182,7 +182,7 @@ def _batch_error(view, facts, placement): # message; None: a prompt is exact
 # %% ../../nbs/prompt_tuning/backbone_facts.ipynb #f5742496
 @dataclass(frozen=True)
 class BackboneFacts:
-    "What a prompt must know of a backbone; `find_facts` finds it."
+    "What a prompt model needs to know about a backbone; `find_facts` determines it."
     name:str # the class of the backbone
     source:str # the name or folder that it was loaded from
     dtype:torch.dtype # of its weights

@@ -225,7 +225,7 @@ class TextCache(Dataset):
         dataset: Any, # columns `input_ids`, `labels` (and `attention_mask`, if padded)
         *,
         path: str | Path | None = None, # a folder to keep it in; None: in memory
-        dtype:torch.dtype|None=None, # None: float16, or bfloat16 as the backbone
+        dtype:torch.dtype|None=None, # None: that of a 16-bit backbone, else float16
         token_budget:int|None=None, # most tokens of a batch; None: 1,024
         max_bytes:int|None=None, # refuse a larger cache; None: the free memory
         progress:bool=True, # a progress bar that has the size
@@ -234,8 +234,10 @@ class TextCache(Dataset):
     ) -> "TextCache":
         """All texts of `dataset`; a cache that is in `path` is checked and used.
 
-        It is computed where the backbone is. A cache on a GPU needs no workers, and
-        with transformers' own Trainer `dataloader_pin_memory=False`, which ours sets.
+        The states are computed on the backbone's device. Use a cache on a GPU without
+        loader workers; with transformers' own Trainer, also set
+        `dataloader_pin_memory=False` (our Trainer does).
+
         Raises `ValueError` where it would not be exact, for a text longer than
         `token_budget` or the backbone's positions, and if `path` holds another cache;
         `CacheTooLarge`, a `ValueError`, where it does not fit, and `OSError` for a full

@@ -112,7 +112,7 @@ class OutputFolder:
         self.limit: int | None = None # `save_total_limit`
         self.run: str | None = None # 8 digits that all processes of this run share
         self.state, self.step = SaveState.IDLE, 0 # of the newest checkpoint
-        self.takes_last = False # resumes from the last good one: later ones are damaged
+        self.takes_last = False # True: checkpoints after the one to resume from are damaged
         self.best: int | None = None # step of the best checkpoint, which is kept
 
     @contextmanager

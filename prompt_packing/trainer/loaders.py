@@ -167,7 +167,7 @@ class StepDataLoader(DataLoader):
         self.batch_sampler.set_epoch(epoch)
 
 def pins_memory(args) -> bool:
-    "Whether loaders pin batches: if asked to, where a device reads pinned memory."
+    "Whether `dataloader_pin_memory` applies: not on a CPU, and not on Apple's GPUs."
     return args.dataloader_pin_memory and args.device.type not in ("cpu", "mps")
 
 def step_dataloader(
@@ -260,7 +260,7 @@ class _WithoutEnd:
         return itertools.count()
 
 def stream_loader(
-    stream, # of rows, if it can hand them over (`yields_rows`), else of batches
+    stream, # of rows, if it has the attribute `yields_rows`, else of batches
     is_training: bool,
 ) -> DataLoader:
     "A loader of a stream's batches, without workers: streams read ahead themselves."

@@ -297,13 +297,13 @@ def measure_training(
       greatest (`to`)
     * `seconds/step`, and `tokens/s` without padding; on a CPU, seconds of this process
     * `padding`: its share of the computed tokens; `micro-batches` of a step
-    * `peak GB`: of the device; with a CPU, of the process, where Linux says it
+    * `peak GB`: of the device; on a CPU, of the process, where Linux reports it
     * `gradient difference`: relative, of the same step without dropout
     * `verification s`: of the first two steps; no other column contains verifications
     * `note`: why a setting could not be trained, or what our Trainer logged
 
-    Ctrl-C ends it with what was measured. Raises `ValueError` for rows of unknown
-    length, for several devices or processes, and if nothing can be trained."""
+    Ctrl-C ends it; what was measured so far is returned. Raises `ValueError` for rows
+    of unknown length, for several devices or processes, and if nothing can be trained."""
     end = time.monotonic() + max_seconds
     size = min(check_positive("batch_size", batch_size), len(rows))
     collate = collator or padded_collator(model)

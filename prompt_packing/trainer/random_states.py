@@ -295,7 +295,7 @@ class OwnGenerators:
             holder = holder[name] if holder is self.roots else _reachable(holder)[name]
         if getattr(holder, last) is not None:
             raise ValueError(f"{path} is no generator")
-        if hasattr(holder, "create_rng"): # a collator of transformers notes its process
+        if hasattr(holder, "create_rng"): # transformers' collators also record the process
             holder.create_rng()
         else:
             setattr(holder, last, made_generator(state))
@@ -306,7 +306,7 @@ def _is_iterator(thing: Any) -> bool: # it has a position
 
 def _collates(loader: DataLoader) -> bool:
     """Whether a loader, or its workers, call the user's collator;
-    else a step does later."""
+    if not, the training step does."""
     collate = loader.collate_fn
     if isinstance(collate, RngRecordingCollator):
         collate = collate.collate

@@ -41,10 +41,11 @@ EPOCH = "rng_before_epoch" # before the epoch's sampler has drawn
 
 # %% ../../nbs/trainer/resume.ipynb #ab3303b2
 def losses_of_process(saved: list[dict], rank: int, world_size: int) -> dict:
-    """The losses with which a process continues: its own; with another number of
-    processes, those of the first one and the mean of what is not logged.
+    """The losses with which a process continues.
 
-    `saved` are those of the processes of the checkpoint, in order."""
+    `saved` has the losses of all processes of the checkpoint, in order of rank. On
+    another number of processes, each continues with those of rank 0, in which the
+    unlogged loss is the mean over the processes of the checkpoint."""
     if len(saved) == world_size:
         return saved[rank]
     unlogged = [losses["unlogged"] for losses in saved]
@@ -98,7 +99,7 @@ class RandomNumbers:
         checkpoint: str | None = None,
         rank: int = 0,
         digest: list | None = None, # of the batch that the saved run had read ahead
-        load: Callable | None = None, # a folder: the random state of the process
+        load: Callable | None = None, # loads the random state of the process from a folder
     ):
         self.checkpoint, self.rank, self.digest = checkpoint, rank, digest
         self._load = load
@@ -137,7 +138,7 @@ class RandomNumbers:
             _logger.warning(_OTHER_BATCH)
 
     def restore(self):
-        "The states when the checkpoint was made, once."
+        "Restore the states of the checkpoint; only the first call does something."
         if not self.is_restored:
             self._load_folder("")
             self.is_restored = True
@@ -206,7 +207,7 @@ def has_optimizer(checkpoint: str) -> bool: # of any kind, also of sharded runs
 
 # %% ../../nbs/trainer/resume.ipynb #c68e5792
 def _has_ended(state: TrainerState, callbacks: Iterable[TrainerCallback]) -> bool:
-    "Whether nothing is left to train: all steps are, or early stopping has stopped."
+    "Whether nothing is left to train: all steps are done, or early stopping ended the run."
     stoppers = [each for each in callbacks if isinstance(each, EarlyStoppingCallback)]
     stopped = any(each.early_stopping_patience_counter >= each.early_stopping_patience
                   for each in stoppers)
@@ -224,7 +225,7 @@ class RunState:
     place: StreamPosition | None = None # the loader's data set, if it is a stream
     epoch: int = 0
     batches: int = 0 # of the epoch, read or skipped so far
-    open_step: int | None = None # its batches are read, and it has not ended
+    open_step: int | None = None # the step whose batches were read, until it ends
     saves_after_step: bool = False # a checkpoint was wanted in the middle of a step
     step_size: dict = field(default_factory=dict) # rows_per_step and tokens_per_step
 
@@ -332,13 +333,13 @@ def _scaled_loss(total: float, unlogged: float, steps: int, first: int) -> float
 
 # %% ../../nbs/trainer/resume.ipynb #922392a9
 class ExactResumeMixin(_AtomicCheckpointMixin):
-    """Checkpoints whole or not at all; a resumed run ends like an uninterrupted one.
+    """Checkpoints are complete or absent; a resumed run ends like an uninterrupted one.
 
     Put it before a Trainer: `class T(ExactResumeMixin, transformers.Trainer)`. With
-    `TokenBudgetMixin` the place in planned batches and in streams is part of the
-    checkpoint. `train` raises `FolderInUse` if another run writes to `output_dir`,
-    `DamagedFolder` for a checkpoint that is not as it was written, and `ValueError`
-    for one that was made with other batches."""
+    `TokenBudgetMixin`, the position in a stream is part of the checkpoint. `train`
+    raises `FolderInUse` if another run writes to `output_dir`, `DamagedFolder` for a
+    checkpoint that has changed since it was written, and `ValueError` for one whose
+    step size or stream differs from that of this run."""
 
     def __init__(self, *args, **kwargs):
         self._run_state = RunState()
@@ -348,7 +349,7 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
         os.makedirs(self.args.output_dir, exist_ok=True)
 
     def train(self, resume_from_checkpoint=None, trial=None, *args, **kwargs):
-        "Owns the output folder until training ends; finds and verifies the checkpoint."
+        "Locks the output folder until training ends; finds and verifies the checkpoint."
         run = self._run_state = RunState()
         saves = self.args.save_strategy != "no" or self.args.enable_jit_checkpoint
         output = OutputFolder(self._get_output_dir(trial), self.accelerator)
@@ -386,7 +387,7 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
             run, self.train_dataset, self.args.world_size) or begin
 
     def _load_callback_state(self):
-        "What callbacks have counted goes into those that are passed now."
+        "Restores what callbacks have counted, in the callbacks of this run."
         super()._load_callback_state() # only by its option, and into new callbacks
         restore_callbacks(self.callback_handler.callbacks,
                           self.state.stateful_callbacks)
@@ -399,7 +400,7 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
         run.batches = kwargs["steps_trained_in_current_epoch"] if is_first else 0
         loader = kwargs["train_dataloader"]
         if isinstance(loader, StepDataLoader):
-            # transformers before 5.20 does not, in an epoch that is resumed in the middle
+            # transformers before 5.20 does not set the epoch that it resumes in the middle
             loader.set_epoch(run.epoch)
         # now, when others have wrapped the collator of the loader
         run.numbers.begin_epoch(loader, run.batches)

@@ -86,7 +86,7 @@ def collated_micro_batches(
     token_budget: int | None,
     micro_batch_overhead: float,
 ) -> list:
-    "The micro-batches of a step, the same in a worker as anywhere else."
+    "The micro-batches of a step; None if the training process has to make them."
     num_tokens = lengths(rows.rows)
     if num_tokens is None: # the training process logs the reason
         return None
@@ -133,7 +133,10 @@ def overhead_in_step(
     token_budget: int,
     device: torch.device,
 ) -> float: # in tokens
-    "Times the shortest row, and copies of it (or the longest row, if all are long)."
+    """The micro-batch overhead, from the times of two batches.
+
+    The first is the shortest row, the second has copies of it. If the shortest row has
+    more than 80 tokens, or more than half of the budget, the second is the longest row."""
     # process time leaves out other programs, but also the wait for a device
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     shortest, longest = int(lengths.argmin()), int(lengths.argmax())
@@ -255,8 +258,8 @@ class MicroBatcher:
         # so each needs as many micro-batches
         self.needs_equal_counts = is_sharded(model)
 
-    def all_know(self, value: object) -> bool: # lengths, or batches; None: not known
-        "Whether `value` is known; on all processes, if they measure or split together."
+    def all_know(self, value: object) -> bool: # lengths, or batches
+        "Whether `value` is not None; on all processes, if they measure or split together."
         is_alone = self.processes.number == 1 or not (
             self.needs_equal_counts
             or None in (self.token_budget, self.micro_batch_overhead))
@@ -302,7 +305,7 @@ class MicroBatcher:
         collated, error = None, "on another process"
         try:
             collated = [plan.collate(rows) for plan in plans]
-        except COLLATOR_ERRORS as raised: # as of rows that it leaves out, alone
+        except COLLATOR_ERRORS as raised: # for example if it leaves out all rows of a plan
             error = short_text(raised)
         if self.all_know(collated):
             return collated
@@ -322,7 +325,7 @@ class MicroBatcher:
         return min(self.processes.rows([[budget]]))
 
     def measure_overhead_once(self, rows: StepRows, lengths: np.ndarray):
-        "The same on all processes. A sharded model gets the default."
+        "Set the overhead to the mean over processes; for a sharded model, to the default."
         cost = DEFAULT_OVERHEAD
         # processes of a sharded model run together:
         # if the batch of one failed, the others would wait

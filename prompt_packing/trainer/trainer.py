@@ -66,8 +66,8 @@ def parse_argument(
 class BudgetArguments:
     """The size of a step and how it is split, for any class of training arguments.
 
-    With none of these set, batches are as transformers makes them. Raises `TypeError`
-    and `ValueError` for values and combinations that mean nothing."""
+    If none of them is set, batches are those of transformers. Raises `TypeError` and
+    `ValueError` for invalid values and combinations."""
     token_budget: int | str | None = field(default=None, metadata={"help":
         "Most tokens computed at once on a device, with padding: rows x longest row. "
         "Changes nothing but time and memory. 'auto': as many as fit into memory."})
@@ -187,8 +187,8 @@ class _StepLoaderMixin:
             micro_batch_overhead=args.micro_batch_overhead)
 
     def training_step(self, model, inputs, *args, **kwargs):
-        """As transformers'; the first micro-batch is checked for packed rows across
-        which the model attends."""
+        """As transformers'. Checks whether the model attends across sequences, if the
+        collator packs the first micro-batch."""
         if not self._layout_is_known and not getattr(self.args, "pack", None):
             fault = cross_attention_fault(self._steps.adapter.unwrap(model),
                                  self._steps.adapter.prepare(inputs), self._autocast)
@@ -257,7 +257,7 @@ class TokenBudgetMixin(SplitPredictionMixin, _StepLoaderMixin):
 
     def __init__(self,
         *args,
-        length_fn: Callable | None = None, # row -> tokens, where you know better
+        length_fn: Callable | None = None, # row -> its tokens; replaces the measured lengths
         **kwargs,
     ):
         self.length_fn = length_fn
