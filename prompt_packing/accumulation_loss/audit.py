@@ -111,10 +111,10 @@ def audit_loss(
 ) -> pd.DataFrame: # columns setting, ratio, cosine, relative_error, loss_ratio, cause
     """How a Trainer's gradient differs from that of the same rows as one batch.
 
-    Each batch, a dict with targets, is one optimizer step and is split into
-    micro-batches; each is a row of the table. With a Trainer alone, or a `DataLoader`,
-    its collator makes one batch of its first rows, as many as `num_micro_batches`
-    batches have. `ratio` is that of the gradient norms, `loss_ratio` that of the logged
+    Each batch, a dict with targets, is one optimizer step: it is split into
+    micro-batches, and the table has one row for it. A `DataLoader`, or that of the
+    Trainer, collates one such batch of its first rows, as many as `num_micro_batches` of
+    its batches have. `ratio` is that of the gradient norms, `loss_ratio` that of the
     losses. Nothing is trained. Raises `TypeError` if a batch is not a mapping of
     tensors, `ValueError` if it cannot be split or has no target."""
     if isinstance(trainer_or_model, transformers.Trainer):

@@ -138,11 +138,11 @@ def means_of_losses(
 class ExactEvaluation:
     """The losses of one evaluation, and the weight of each in the loss of the data set.
 
-    Every batch is noted with its loss and all counts that a mean may be over. Only where
-    these would give different means are a few rows verified, in each evaluation of each
-    set by itself, since its loss may be another one. If training has found no
-    count that fits, they are verified before the first batch: its classes may
-    have weights."""
+    Every batch is noted with its loss and all counts by which a mean may be weighted.
+    Only if these give different means are a few rows verified. This is done in each
+    evaluation of each set, since another set may have another loss. If no count fitted
+    in training, rows are verified before the first batch, since classes may have
+    weights."""
     def __init__(self, findings: Findings, loader: EvaluationLoader, dry_run: DryRun,
                  processes: Collectives):
         self.findings, self.loader, self.dry_run = findings, loader, dry_run
@@ -213,9 +213,9 @@ class ExactEvaluation:
         return fitting[0] if agree else None
 
     def _may_be_sum(self, means: dict, processes: Collectives) -> bool:
-        """Whether the losses of several batches may add up: a sum has equal means, too.
+        """Whether the losses of several batches may be sums: equal sums have equal means, too.
 
-        Asked of batches that are split; without a budget it is transformers' number."""
+        Only if batches are split; without a budget `eval_loss` is transformers' number."""
         facts = self.findings.facts
         is_mean = facts.strategy is Strategy.WEIGHTED_MEAN or facts.uses_num_items_in_batch
         several = processes.sum(float(len(self.noted)))[0] > 1

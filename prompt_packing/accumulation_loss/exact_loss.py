@@ -59,12 +59,13 @@ class StepCalls:
         self.num_computed, self.loss, self.gradients = 0, 0.0, [] # and what came out
 
     def take(self, inputs, count, is_last: bool, runs_ahead: bool) -> OptimizerStep | None:
-        """A micro-batch comes back. Returns the step if it is to be computed now.
+        """`training_step` was called with a batch. Returns the step if it is computed now.
 
-        That is with the last one, when all are known. If an override of
-        `training_step` may read gradients after each (`runs_ahead`), it is with the
-        first one, and again with one that comes a second time, as in adversarial
-        training. If a later one has been changed, the step is computed anew."""
+        A step is computed with its last batch, when all are known. If an override of
+        `training_step` may read gradients after each call (`runs_ahead`), it is computed
+        with the first batch, and again with a batch that is passed a second time, as in
+        FGM and SAM. If a later batch has been changed, it is computed again with the
+        last batch."""
         if not _is_same_number(count, self.count):
             self.count, self.step.count, self.step.count_is_given = count, count, True
             self.is_changed |= self.num_computed > 0
@@ -123,8 +124,8 @@ def _count_later(*args, **kwargs): # rows are counted once they are batches
     return None
 
 class StepAssembler:
-    """Makes steps of the rows that a loader gives, hands out their micro-batches, and
-    takes them back as `training_step` is called with them."""
+    """Makes steps of the rows that a loader yields. transformers' loop gets their batches
+    (`begin`), and passes each of them to `training_step` (`take`)."""
     def __init__(self, findings: Findings, adapter: TrainerAdapter, processes: Collectives):
         self.findings, self.adapter, self.processes = findings, adapter, processes
         # loader: of training; collate: the user's, if the loader gives rows; joins:
@@ -150,7 +151,7 @@ class StepAssembler:
         self.loader = self.collate = self.calls = None
 
     def begin(self, loader_batches: list, width: int, count) -> tuple | None:
-        """Begin a step: its micro-batches for transformers' loop, and its count.
+        """Begin a step. Returns its batches for transformers' loop, and its count.
 
         None: no process has a batch left."""
         if self.calls is not None and not self.calls.num_computed:
@@ -219,7 +220,7 @@ class StepAssembler:
         return self.split_step(rows)
 
     def take(self, inputs, count, is_last: bool, runs_ahead: bool) -> OptimizerStep | None:
-        "A micro-batch comes back, also from your own loop. Returns a step to compute."
+        "`training_step` was called with a batch. Returns a step to compute, or None."
         if self.calls is None or self.calls.num_computed and not self.micro_batches:
             step, self.micro_batches = OptimizerStep([], count), []
             self.calls = StepCalls(step, [], self.findings, self.adapter)
@@ -347,14 +348,14 @@ class ExactLossMixin(_AroundStepsMixin):
     Put it before a Trainer: `class T(ExactLossMixin, transformers.Trainer)`. The
     reference is what transformers computes if all rows of the step, of all processes,
     are one batch, made by your collator. Logged and evaluation losses are those of full
-    batches, too. `loss_facts` is what was found out about the loss. Where it cannot be
-    exact a message is logged once; with `strict_loss = True` in your class that is a
+    batches, too. `loss_facts` holds what verifications showed about the loss. If gradients
+    cannot be exact, a message is logged once; with `strict_loss = True` in your class it is a
     `ValueError`. Define `loss_normalizer(self, model, inputs)` to set the weight
     of a batch, and `verify_every` (steps) for a loss that follows a schedule.
 
-    In the order of a run: `_run_epoch` once an epoch (its loader gives rows),
-    `get_batch_samples` once a step (rows become micro-batches), `training_step` once a
-    loader batch (the last one computes the step), `prediction_step` once an evaluation
+    In the order of a run: `_run_epoch` once an epoch (its loader yields rows),
+    `get_batch_samples` once a step (plans its micro-batches), `training_step` once a
+    loader batch (usually the last one computes the step), `prediction_step` once an evaluation
     batch, `_save_optimizer_and_scheduler` once a checkpoint."""
     strict_loss = False
     is_dry_run = False # true while a loss is computed for a verification only
@@ -400,7 +401,7 @@ class ExactLossMixin(_AroundStepsMixin):
         return self._steps.verification_seconds
 
     def get_batch_samples(self, epoch_iterator, num_batches, *args, **kwargs):
-        "The micro-batches of this process, as many as the step has."
+        "The batches of a step on this process, and its `num_items_in_batch`."
         # transformers asks once for each step that it still expects of the epoch
         if epoch_iterator is self._source.ended:
             return [], None

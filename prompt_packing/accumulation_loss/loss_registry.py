@@ -65,9 +65,10 @@ def use_registered_loss(
 ) -> RegisteredLoss | None: # None: its config names none
     """Let a model use the registered loss that its config names.
 
-    The config remembers it as `registered_loss`. Raises `ValueError` if this process has
-    not registered the loss of a config that does. Other names are left to transformers,
-    which ignores them; a name that it does not know is warned of once."""
+    The name is also stored in the config, as `registered_loss`. Raises `ValueError` if a
+    config has this entry and this process has not registered the loss. Other names are
+    left to transformers, which ignores them; for a name that transformers does not know, a
+    warning is logged once."""
     config = getattr(model, "config", None)
     name = getattr(config, "loss_type", None)
     if not isinstance(name, str):

@@ -252,8 +252,10 @@ class VerificationRecorder:
 
     def _fall_back(self, dry_run: DryRun, batch, rows: StepRows, step: OptimizerStep,
                    reason: str, code: str = ""):
-        """From this step on, steps are computed as a full batch, if that is possible. If not,
-        the message `code` is logged, or the one that no strategy is exact."""
+        """Compute this step and later ones as a full batch, if that is possible.
+
+        If not, log the message `code`; without a code, change to loader batches, and log
+        that gradients are inexact."""
         is_collated = isinstance(rows, CollatedRows)
         if self.findings.facts.chunked_modules is None and not is_collated:
             modules = find_chunked_modules(dry_run, batch, rows)
@@ -361,7 +363,7 @@ class StrategyChooser:
         return next_strategy(self.findings.facts.strategy, "", not obstacle)
 
     def choose_again(self, model, step: OptimizerStep, attempt: Attempt) -> Strategy:
-        "How a step is computed that may be wrong; the same on all processes."
+        "How a step is computed again if it may be wrong; the same on all processes."
         findings, strategy = self.findings, attempt.strategy
         if not attempt.reason or strategy is Strategy.LOADER_BATCHES:
             return strategy

@@ -33,7 +33,7 @@ __all__ = ['Engine', 'defined_normalizer', 'reported_gather', 'single_micro_batc
 # %% ../../nbs/accumulation_loss/trainer_adapter.ipynb #exchg002
 @contextmanager
 def exchanging_gradients(model: torch.nn.Module) -> Iterator[None]:
-    "While it lasts, DDP exchanges gradients in backward, even inside of `no_sync`."
+    "While it lasts, DDP synchronizes gradients in backward, even inside of `no_sync`."
     wrapper = getattr(model, "_orig_mod", model) # DDP is inside of a compiled model
     is_wrapper = isinstance(wrapper, DistributedDataParallel)
     with override(wrapper, require_backward_grad_sync=True) if is_wrapper else nullcontext():
@@ -244,7 +244,7 @@ class TrainerAdapter(Engine):
 
     def backward(self, model, batches: list, count,
                  around: Callable = nullcontext) -> torch.Tensor: # sum of the losses
-        """Calls `training_step` with each batch; in the last, gradients are exchanged.
+        """Calls `training_step` with each batch; the last call synchronizes gradients.
 
         `around` may override the number of processes, which `no_sync` has to know.
         So it is entered inside of `no_sync`."""

@@ -87,8 +87,8 @@ class Comparison:
         """How far two equal losses can differ by rounding.
 
         A sum of thousands of numbers in another order is off by some dozens of epsilons
-        in float32. In sixteen bits that would allow everything; there the sums
-        themselves are kept in float32, and what is left is the rounding of the result."""
+        in float32. In 16 bits such a tolerance would accept any result. But kernels for 16
+        bits add up in float32, so only the rounding of the result remains."""
         dtypes = self.adapter.gathered_dtypes | self.dtypes
         if not self.in_float32:
             dtypes |= {p.dtype for p in self.model.parameters() if p.is_floating_point()}
@@ -212,10 +212,10 @@ class DryRun(Comparison):
         return [*self.adapter.parameters(self.model), *self.model.buffers()]
 
     def use_float32(self) -> bool:
-        """Whether weights have sixteen bits. From here on passes compute in float32.
+        """If weights have 16 bits, later passes compute in float32. Returns whether they do.
 
-        In sixteen bits rounding hides by how little two counts differ: the tokens of a row,
-        and its tokens but the first."""
+        Rounding in 16 bits hides small differences between counts, such as that between
+        all tokens of a row and all but the first."""
         is_narrow = any(each.dtype in SIXTEEN_BITS for each in self._tensors())
         self.in_float32 = is_narrow and not (self.is_sharded or self.has_engine)
         if self.in_float32:
@@ -264,10 +264,10 @@ class DryRun(Comparison):
 
     def run(self, batches: list, loss_only: bool = False,
             targets: str | None = None) -> list[BatchResult]:
-        """Buffers and random numbers go on from batch to batch, as they do in a step.
+        """Results of batches. From one to the next, buffers and random numbers continue.
 
-        `loss_only`: without a graph and its memory. `targets`: logits of these tokens
-        only, those with a target as the "next" token or the "same"."""
+        `loss_only`: without a graph and its memory. `targets`: compute logits only for
+        tokens whose "next" token, or the "same" token, has a target."""
         graph = torch.no_grad() if loss_only else nullcontext()
         try:
             with self.watched(calls=len(batches)) as watch, graph:
@@ -330,10 +330,10 @@ def few_rows(lengths: np.ndarray, index: int) -> list[int]: # int64 (rows,)
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #3faf43ab
 def random_splits(rows: int, index: int) -> list: # each two lists of row indices
-    "How a verification splits its rows: the first one three times, one row alone in one of them."
-    # a wrong strategy or count may fit one split by chance, and hardly ever three. Only a
-    # row that is alone shows that a loss fails for a single row; but it shows nothing of
-    # a loss that compares rows, so other splits have none
+    "The splits of a verification: three in the first one, then one; in some a row is alone."
+    # a wrong strategy or count may fit one split by chance, and hardly ever three. A row
+    # that is alone shows whether a loss fails for a single row, but not whether the loss
+    # compares rows; so other splits have no row that is alone
     splits = []
     for seed in range(3) if index == 0 else [index]:
         size = 1 if rows < 4 or seed % 2 else max(rows // 3, 2)
@@ -343,11 +343,11 @@ def random_splits(rows: int, index: int) -> list: # each two lists of row indice
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #c30dd248
 def many_rows(rows: StepRows, lengths: np.ndarray, tokens: int) -> list[StepRows]:
-    """The shortest rows, as many as two micro-batches or 1,024 tokens hold.
+    """The shortest rows, as many as two micro-batches or 1,024 tokens hold, in two orders.
 
-    In random order, since a collator may sort rows, or drop duplicates; and at most 16 of
-    them in micro-batches of one length, without the padding that they have in the full
-    batch."""
+    First all of them in random order, since a collator may sort rows or drop duplicates.
+    Then at most 16 of them, in micro-batches of rows of one length: these have no
+    padding, but in the full batch the same rows may have some."""
     order = np.argsort(lengths, kind="stable")
     fits = lengths[order] * np.arange(1, len(order) + 1) <= max(2 * tokens, 1024)
     order = order[:max(4, fits.sum())]
@@ -524,7 +524,7 @@ def _verify_collator(dry_run: DryRun, result: VerificationResult, rows: StepRows
 SEEDS = range(1, 7) # a loss that draws only now and then does so with one of them
 
 def _verify_loss_itself(dry_run: DryRun, result: VerificationResult):
-    "Whether the loss divides by the count that it is given, and what it draws."
+    "Test whether the loss uses `num_items_in_batch`, keeps a state, or draws random numbers."
     def differs(*args):
         try:
             value = dry_run.loss_value(result.batch, *args)
@@ -566,11 +566,11 @@ def verify_loss(
     rows: StepRows, # a few of a real step, the same on all processes
     more: Sequence[StepRows] = (), # others, compared by loss value
 ) -> VerificationResult | None: # None: no gradient, or an exception
-    """Find out, or verify, how the losses of micro-batches give that of the full batch.
+    """Determine, or confirm, how losses of micro-batches give that of the full batch.
 
-    The reference is what the user's collator makes of all rows, and the micro-batches
-    are what it makes of some of them: the very batches that a step is split into. With
-    a collator that draws random numbers they are rows of the full batch."""
+    The user's collator makes the full batch of all rows, and a micro-batch of some of
+    them, as when a step is split. If the collator draws random numbers, the micro-batches
+    are rows of the full batch instead."""
     result, index = VerificationResult([]), facts.num_verifications
     if len(rows) < 2:
         return None
