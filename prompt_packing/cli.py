@@ -172,8 +172,8 @@ class Command(typer.core.TyperCommand):
         return super().parse_args(ctx, args)
 
     def check_values(self, ctx: typer.Context, args: list):
-        """Raises `BadParameter` for an empty value, a pipe that would be read twice, and
-        an option with two values, of which the parser takes the last."""
+        """Raises `BadParameter` for an empty value, a pipe that would be read twice,
+        and an option with two values, of which the parser takes the last."""
         read_twice = {"files", "file", "tasks"} if self.name != "predict" else ()
         values, _, order = self.make_parser(ctx).parse_args([*args])
         for param in order:
@@ -553,7 +553,8 @@ def _csv(table, separator):
 
 # %% ../nbs/cli/commands.ipynb #msr00002
 def training_rows(file: Path, model: str, column, label_column, max_length, **reading):
-    """Rows with token ids; the `Task` of their labels, or None; and their tokenizer, or None.
+    """Rows with token ids; the `Task` of their labels, or None; and their tokenizer,
+    or None.
 
     `reading` are options of `table_rows`."""
     _, row = next(reader().table_rows(file, **reading))

@@ -113,10 +113,11 @@ def audit_loss(
 
     Each batch, a dict with targets, is one optimizer step: it is split into
     micro-batches, and the table has one row for it. A `DataLoader`, or that of the
-    Trainer, collates one such batch of its first rows, as many as `num_micro_batches` of
-    its batches have. `ratio` is that of the gradient norms, `loss_ratio` that of the
-    losses. Nothing is trained. Raises `TypeError` if a batch is not a mapping of
-    tensors, `ValueError` if it cannot be split or has no target."""
+    Trainer, collates one such batch of its first rows, as many as
+    `num_micro_batches` of its batches have. `ratio` is that of the gradient norms,
+    `loss_ratio` that of the losses. Nothing is trained. Raises `TypeError` if a
+    batch is not a mapping of tensors, `ValueError` if it cannot be split or has no
+    target."""
     if isinstance(trainer_or_model, transformers.Trainer):
         trainer = trainer_or_model
         batches = trainer.get_train_dataloader() if batches is None else batches

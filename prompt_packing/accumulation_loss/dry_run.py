@@ -106,7 +106,8 @@ class ParameterWriteMonitor(TorchDispatchMode):
     def without_engine(self) -> Iterator[None]:
         """While it lasts, collectives in hooks of sharded modules do not count.
 
-        FSDP2 and ZeRO 3 gather parameters in hooks; a loss communicates in a `forward`."""
+        FSDP2 and ZeRO 3 gather parameters in hooks; a loss communicates in a
+        `forward`."""
         def enter(*_):
             self._hooks += 1
         def leave(*_):

@@ -58,10 +58,11 @@ class EvaluationLoader(LoaderWrapper):
         return seen.select(few_rows(self.lengths_of(seen.rows), index))
 
     def real_rows(self, inputs, accelerator: Accelerator) -> tuple:
-        """Whether a batch ends with rows that accelerate copied, and the rows before them.
+        """Whether a batch ends with rows that accelerate copied, and the rows before
+        them.
 
-        accelerate fills the last batch with rows from the start of the data set, whose
-        predictions are dropped later; the loss has to do without them."""
+        accelerate fills the last batch with rows from the start of the data set,
+        whose predictions are dropped later; the loss has to do without them."""
         rows, state = self.rows, accelerator.gradient_state
         size = num_rows_of(inputs) if rows is None else len(rows)
         # `remainder`: real rows of the last batch of all processes, distributed by rank
@@ -213,9 +214,11 @@ class ExactEvaluation:
         return fitting[0] if agree else None
 
     def _may_be_sum(self, means: dict, processes: Collectives) -> bool:
-        """Whether the losses of several batches may be sums: equal sums have equal means, too.
+        """Whether the losses of several batches may be sums: equal sums have equal
+        means, too.
 
-        Only if batches are split; without a budget `eval_loss` is transformers' number."""
+        Only if batches are split; without a budget `eval_loss` is transformers'
+        number."""
         facts = self.findings.facts
         is_mean = facts.strategy is Strategy.WEIGHTED_MEAN or facts.uses_num_items_in_batch
         several = processes.sum(float(len(self.noted)))[0] > 1

@@ -59,13 +59,14 @@ class StepCalls:
         self.num_computed, self.loss, self.gradients = 0, 0.0, [] # and what came out
 
     def take(self, inputs, count, is_last: bool, runs_ahead: bool) -> OptimizerStep | None:
-        """`training_step` was called with a batch. Returns the step if it is computed now.
+        """`training_step` was called with a batch. Returns the step if it is
+        computed now.
 
         A step is computed with its last batch, when all are known. If an override of
-        `training_step` may read gradients after each call (`runs_ahead`), it is computed
-        with the first batch, and again with a batch that is passed a second time, as in
-        FGM and SAM. If a later batch has been changed, it is computed again with the
-        last batch."""
+        `training_step` may read gradients after each call (`runs_ahead`), it is
+        computed with the first batch, and again with a batch that is passed a second
+        time, as in FGM and SAM. If a later batch has been changed, it is computed
+        again with the last batch."""
         if not _is_same_number(count, self.count):
             self.count, self.step.count, self.step.count_is_given = count, count, True
             self.is_changed |= self.num_computed > 0
@@ -124,8 +125,8 @@ def _count_later(*args, **kwargs): # rows are counted once they are batches
     return None
 
 class StepAssembler:
-    """Makes steps of the rows that a loader yields. transformers' loop gets their batches
-    (`begin`), and passes each of them to `training_step` (`take`)."""
+    """Makes steps of the rows that a loader yields. transformers' loop gets their
+    batches (`begin`), and passes each of them to `training_step` (`take`)."""
     def __init__(self, findings: Findings, adapter: TrainerAdapter, processes: Collectives):
         self.findings, self.adapter, self.processes = findings, adapter, processes
         # loader: of training; collate: the user's, if the loader gives rows; joins:
@@ -137,7 +138,8 @@ class StepAssembler:
         self.ended = None # the iterator that has ended on all processes
 
     def open(self, loader, split_step: Callable | None) -> Callable | None:
-        """From here on the loader gives rows; steps are split where `split_step` is given.
+        """From here on the loader gives rows; steps are split where `split_step` is
+        given.
 
         Returns the user's collator; None: batches are pre-collated."""
         self.loader, self.split_step, self.joins = loader, split_step, None
@@ -210,7 +212,8 @@ class StepAssembler:
         return OptimizerStep(batches, count, rows, micro_batches)
 
     def _micro_batches(self, loader_batches: list, rows: StepRows | None) -> tuple:
-        "Micro-batches of the step and batches to count items of; None: it is not split."
+        """Micro-batches of the step and batches to count items of; None: it is not
+        split."""
         if rows is not None and len(loader_batches) == 1:
             made_by_worker = loader_batches[0].micro_batches
             if made_by_worker:
@@ -232,7 +235,8 @@ _EVALUATION_COUNTS = "_get_num_items_in_batch" in (
     transformers.Trainer.prediction_step.__code__.co_names)
 
 class _AroundStepsMixin:
-    "Loaders, evaluations (`prediction_step` once a batch) and checkpoints of exact losses."
+    """Loaders, evaluations (`prediction_step` once a batch) and checkpoints of exact
+    losses."""
     def _get_dataloader(self, *args, **kwargs):
         """As transformers', except for a stream on one process: it is read directly.
 
@@ -346,17 +350,18 @@ class ExactLossMixin(_AroundStepsMixin):
     """The gradient of an optimizer step is that of its full batch, for any loss.
 
     Put it before a Trainer: `class T(ExactLossMixin, transformers.Trainer)`. The
-    reference is what transformers computes if all rows of the step, of all processes,
-    are one batch, made by your collator. Logged and evaluation losses are those of full
-    batches, too. `loss_facts` holds what verifications showed about the loss. If gradients
-    cannot be exact, a message is logged once; with `strict_loss = True` in your class it is a
-    `ValueError`. Define `loss_normalizer(self, model, inputs)` to set the weight
-    of a batch, and `verify_every` (steps) for a loss that follows a schedule.
+    reference is what transformers computes if all rows of the step, of all
+    processes, are one batch, made by your collator. Logged and evaluation losses are
+    those of full batches, too. `loss_facts` holds what verifications showed about
+    the loss. If gradients cannot be exact, a message is logged once; with
+    `strict_loss = True` in your class it is a `ValueError`. Define
+    `loss_normalizer(self, model, inputs)` to set the weight of a batch, and
+    `verify_every` (steps) for a loss that follows a schedule.
 
     In the order of a run: `_run_epoch` once an epoch (its loader yields rows),
     `get_batch_samples` once a step (plans its micro-batches), `training_step` once a
-    loader batch (usually the last one computes the step), `prediction_step` once an evaluation
-    batch, `_save_optimizer_and_scheduler` once a checkpoint."""
+    loader batch (usually the last one computes the step), `prediction_step` once an
+    evaluation batch, `_save_optimizer_and_scheduler` once a checkpoint."""
     strict_loss = False
     is_dry_run = False # true while a loss is computed for a verification only
     loss_normalizer = None # or a method: (model, inputs) -> tensor of one number

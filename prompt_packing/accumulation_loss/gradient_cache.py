@@ -178,7 +178,8 @@ class _AllGather(torch.autograd.Function):
 class GatheredRows:
     """Gathers the outputs of a module that has run this process's share of the rows.
 
-    All processes have the same batch, so it does not matter which of them runs a row."""
+    All processes have the same batch, so it does not matter which of them runs a
+    row."""
     def __init__(self, number: int, rank: int): # of processes; of this one
         self.number, self.rank = number, rank
         self.loss_is_known = False # before that, a backward pass raises an error

@@ -65,10 +65,10 @@ def use_registered_loss(
 ) -> RegisteredLoss | None: # None: its config names none
     """Let a model use the registered loss that its config names.
 
-    The name is also stored in the config, as `registered_loss`. Raises `ValueError` if a
-    config has this entry and this process has not registered the loss. Other names are
-    left to transformers, which ignores them; for a name that transformers does not know, a
-    warning is logged once."""
+    The name is also stored in the config, as `registered_loss`. Raises `ValueError`
+    if a config has this entry and this process has not registered the loss. Other
+    names are left to transformers, which ignores them; for a name that transformers
+    does not know, a warning is logged once."""
     config = getattr(model, "config", None)
     name = getattr(config, "loss_type", None)
     if not isinstance(name, str):
@@ -92,7 +92,8 @@ def must_be_called(
     model: nn.Module,
     loss: RegisteredLoss | None, # None: nothing is checked
 ) -> Iterator[None]:
-    "Raise `ValueError` if what this model computes meanwhile does not call its config's loss."
+    """Raise `ValueError` if what this model computes meanwhile does not call its
+    config's loss."""
     calls = loss.calls if loss else 0
     yield
     if loss and loss.calls == calls:

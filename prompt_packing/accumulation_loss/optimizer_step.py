@@ -61,11 +61,12 @@ def compute_weights(
     micro_batches: list, facts: LossFacts, strategy: Strategy, processes: Collectives,
     weight_of: Callable, prepare: Callable, has_rows: bool = True,
 ) -> tuple[list[float], str]: # factor of each loss; why these may be wrong, or ''
-    """The weight of each micro-batch of a step, known before any of them is computed.
+    """The weight of each micro-batch of a step, known before any of them is
+    computed.
 
-    In a weighted mean this is its normalizer divided by the sum of all normalizers of the
-    step, over all processes. If several counts have fitted so far, they must be in
-    proportion in this step, too."""
+    In a weighted mean this is its normalizer divided by the sum of all normalizers
+    of the step, over all processes. If several counts have fitted so far, they must
+    be in proportion in this step, too."""
     if strategy is Strategy.SUM:
         return [float(has_rows)] * len(micro_batches), ""
     names, declared = facts.normalizers, [weight_of(each) for each in micro_batches]
@@ -99,8 +100,8 @@ class Attempt:
     "One computation of a step, and why its result may be wrong."
     def __init__(self, strategy: Strategy, facts: LossFacts, factors: list, processes: int):
         self.strategy, self.facts = strategy, facts
-        # each loss is multiplied by its factor, and by the number of processes where these
-        # hold parts of a sum: DDP divides gradients by that number
+        # each loss is multiplied by its factor, and by the number of processes where
+        # these hold parts of a sum: DDP divides gradients by that number
         self.factors = factors
         self.is_mean = strategy in (Strategy.FULL_BATCH, Strategy.LOADER_BATCHES)
         self.scale = 1 if self.is_mean else processes
@@ -177,7 +178,8 @@ class StepRowsChooser:
         return StepRows(rows, step.rows.collate)
 
     def more(self, step: OptimizerStep, is_first: bool) -> list[StepRows]:
-        "Rows of all processes, compared by loss value, without gradients; at first many."
+        """Rows of all processes, compared by loss value, without gradients; at first
+        many."""
         if not self.can_join(step):
             return []
         batches = self.processes.rows([step.rows.loader_batches])
@@ -254,8 +256,8 @@ class VerificationRecorder:
                    reason: str, code: str = ""):
         """Compute this step and later ones as a full batch, if that is possible.
 
-        If not, log the message `code`; without a code, change to loader batches, and log
-        that gradients are inexact."""
+        If not, log the message `code`; without a code, change to loader batches, and
+        log that gradients are inexact."""
         is_collated = isinstance(rows, CollatedRows)
         if self.findings.facts.chunked_modules is None and not is_collated:
             modules = find_chunked_modules(dry_run, batch, rows)
@@ -407,9 +409,9 @@ def full_batch_of(
     count = step.count
     if count is not None and not step.count_is_given:
         count = adapter.count([batch])
-    # rows in a chunk, each counted with the length of the longest: no more tokens than the
-    # budget or the largest loader batch. The same number on all processes, so that the
-    # collectives of sharded modules match
+    # rows in a chunk, each counted with the length of the longest: no more tokens than
+    # the budget or the largest loader batch. The same number on all processes, so that
+    # the collectives of sharded modules match
     tokens = max(processes.rows([[chooser.tokens_at_once(step.rows.loader_batches)]]))
     longest = int(chooser.lengths.or_ones(rows).max())
     return batch, count, max(1, tokens // longest)
@@ -482,7 +484,8 @@ class AttemptComputer:
             self.adapter.as_one_of, len(batches)))
 
     def _full_batch(self, model, step: OptimizerStep, attempt: Attempt, index: int):
-        "The backbone in chunks of the rows of this process, the loss over the rows of all."
+        """The backbone in chunks of the rows of this process, the loss over the rows
+        of all."""
         number, rank = self.processes.number, self.processes.rank
         attempt.gather = GatheredRows(number, rank) if number > 1 else None
         batch, count, rows_each = full_batch_of(step, index, self.chooser.rows)

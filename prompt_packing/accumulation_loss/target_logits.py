@@ -25,8 +25,9 @@ def target_states(
     targets: str, # token that a state predicts: the "next", or the "same"
     most: float = MOST, # share of the tokens
 ) -> tuple | None: # None: more tokens have a target, or labels are not of tokens
-    """Indices of the states that have a target, in all rows flattened into one, int64 with
-    the shape (states + 1); and their labels, of the shape (1, states + 1)."""
+    """Indices of the states that have a target, in all rows flattened into one,
+    int64 with the shape (states + 1); and their labels, of the shape (1, states +
+    1)."""
     if not torch.is_tensor(labels) or labels.dim() != 2 or labels.is_floating_point():
         return None
     has_target, moved = labels != -100, int(targets == "next")
@@ -51,7 +52,8 @@ def on_target_logits(
     trainer: Trainer,
     targets: str, # token that a state predicts: the "next", or the "same"
 ) -> Callable:
-    """`compute_loss` of a Trainer whose output layer sees only states that have a target.
+    """`compute_loss` of a Trainer whose output layer sees only states that have a
+    target.
 
     A loss is computed as usual where the layer is not called with the states of the
     batch; in a dry run (`is_dry_run`) that is a `RuntimeError`."""

@@ -272,8 +272,8 @@ class Collectives:
         self.rank = accelerator.process_index
 
     def sum(self, *numbers) -> list: # floats, or tensors of one number
-        """The sum over all processes of each number, in float64 where the device has it:
-        tensors on the device; on a single process the numbers themselves."""
+        """The sum over all processes of each number, in float64 where the device has
+        it: tensors on the device; on a single process the numbers themselves."""
         if self.number == 1:
             return list(numbers)
         device = self.accelerator.device

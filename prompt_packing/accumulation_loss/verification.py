@@ -86,9 +86,10 @@ class Comparison:
     def tolerance(self, epsilon: float) -> float: # relative
         """How far two equal losses can differ by rounding.
 
-        A sum of thousands of numbers in another order is off by some dozens of epsilons
-        in float32. In 16 bits such a tolerance would accept any result. But kernels for 16
-        bits add up in float32, so only the rounding of the result remains."""
+        A sum of thousands of numbers in another order is off by some dozens of
+        epsilons in float32. In 16 bits such a tolerance would accept any result. But
+        kernels for 16 bits add up in float32, so only the rounding of the result
+        remains."""
         dtypes = self.adapter.gathered_dtypes | self.dtypes
         if not self.in_float32:
             dtypes |= {p.dtype for p in self.model.parameters() if p.is_floating_point()}
@@ -102,13 +103,15 @@ class Comparison:
         return abs(first - second) <= max(self.tolerance(epsilon) * size, noise)
 
     def noise(self, epsilon: float, gradient: float) -> float: # `gradient`: a norm
-        "Rounding of the parameters moves a loss by this much: gradient times parameters."
+        """Rounding of the parameters moves a loss by this much: gradient times
+        parameters."""
         size = get_total_norm([p for p in self.model.parameters() if p.requires_grad])
         return epsilon * float(size) * gradient
 
     def gives_full_batch(self, results: list[BatchResult], normalizer: str | None,
                          full: BatchResult, noise: float = 0.0) -> bool:
-        "Whether micro-batches give the full batch's loss and gradient: summed, or averaged."
+        """Whether micro-batches give the full batch's loss and gradient: summed, or
+        averaged."""
         loss, gradient = combine(results, normalizer)
         epsilon = max(each.epsilon for each in [*results, full])
         summands = sum(self.length(each.gradient) for each in results)
@@ -119,7 +122,8 @@ class Comparison:
         tolerance = self.tolerance(epsilon)
         distance = self.length(gradient - full.gradient)
         # rounding adds up through the layers of a backward pass, so gradients may be 20
-        # times as different as losses; never so much that a missing micro-batch would pass
+        # times as different as losses; never so much that a missing micro-batch would
+        # pass
         most = min(max(20 * tolerance, 1e-6), 0.15)
         # summands that nearly cancel have a larger rounding error
         added = summands if normalizer is None else self.length(gradient)
@@ -212,10 +216,10 @@ class DryRun(Comparison):
         return [*self.adapter.parameters(self.model), *self.model.buffers()]
 
     def use_float32(self) -> bool:
-        """If weights have 16 bits, later passes compute in float32. Returns whether they do.
+        """Whether weights have 16 bits; then later passes compute in float32.
 
-        Rounding in 16 bits hides small differences between counts, such as that between
-        all tokens of a row and all but the first."""
+        Rounding in 16 bits hides small differences between counts, such as that
+        between all tokens of a row and all but the first."""
         is_narrow = any(each.dtype in SIXTEEN_BITS for each in self._tensors())
         self.in_float32 = is_narrow and not (self.is_sharded or self.has_engine)
         if self.in_float32:
@@ -224,7 +228,7 @@ class DryRun(Comparison):
 
     @contextmanager
     def unnoticed(self, rows: StepRows | CollatedRows) -> Iterator[None]:
-        "Batches are made of rows, and random numbers and the user's objects stay as they are."
+        "Makes batches of rows; random numbers and the user's objects stay as they are."
         collate = getattr(rows, "collate", None) # also one that a data set brings
         with fork_rng(), self.adapter.state_preserved(), state_preserved(collate):
             yield
@@ -264,10 +268,10 @@ class DryRun(Comparison):
 
     def run(self, batches: list, loss_only: bool = False,
             targets: str | None = None) -> list[BatchResult]:
-        """Results of batches. From one to the next, buffers and random numbers continue.
+        """Results of batches, between which buffers and random numbers continue.
 
-        `loss_only`: without a graph and its memory. `targets`: compute logits only for
-        tokens whose "next" token, or the "same" token, has a target."""
+        `loss_only`: without a graph and its memory. `targets`: compute logits only
+        for tokens whose "next" token, or the "same" token, has a target."""
         graph = torch.no_grad() if loss_only else nullcontext()
         try:
             with self.watched(calls=len(batches)) as watch, graph:
@@ -330,10 +334,11 @@ def few_rows(lengths: np.ndarray, index: int) -> list[int]: # int64 (rows,)
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #3faf43ab
 def random_splits(rows: int, index: int) -> list: # each two lists of row indices
-    "The splits of a verification: three in the first one, then one; in some a row is alone."
-    # a wrong strategy or count may fit one split by chance, and hardly ever three. A row
-    # that is alone shows whether a loss fails for a single row, but not whether the loss
-    # compares rows; so other splits have no row that is alone
+    """The splits of a verification: three in the first one, then one; in some a row
+    is alone."""
+    # a wrong strategy or count may fit one split by chance, and hardly ever three. A
+    # row that is alone shows whether a loss fails for a single row, but not whether the
+    # loss compares rows; so other splits have no row that is alone
     splits = []
     for seed in range(3) if index == 0 else [index]:
         size = 1 if rows < 4 or seed % 2 else max(rows // 3, 2)
@@ -343,11 +348,12 @@ def random_splits(rows: int, index: int) -> list: # each two lists of row indice
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #c30dd248
 def many_rows(rows: StepRows, lengths: np.ndarray, tokens: int) -> list[StepRows]:
-    """The shortest rows, as many as two micro-batches or 1,024 tokens hold, in two orders.
+    """The shortest rows, as many as two micro-batches or 1,024 tokens hold, in two
+    orders.
 
-    First all of them in random order, since a collator may sort rows or drop duplicates.
-    Then at most 16 of them, in micro-batches of rows of one length: these have no
-    padding, but in the full batch the same rows may have some."""
+    First all of them in random order, since a collator may sort rows or drop
+    duplicates. Then at most 16 of them, in micro-batches of rows of one length:
+    these have no padding, but in the full batch the same rows may have some."""
     order = np.argsort(lengths, kind="stable")
     fits = lengths[order] * np.arange(1, len(order) + 1) <= max(2 * tokens, 1024)
     order = order[:max(4, fits.sum())]
@@ -476,7 +482,8 @@ def _verify_loss_only(dry_run: DryRun, many: StepRows, result: VerificationResul
 
 # %% ../../nbs/accumulation_loss/verification.ipynb #2b3cb1a5
 def collates_rows(rows: StepRows) -> bool: # two rows at least
-    """Whether the collator makes one batch of two rows; else rows are batches themselves.
+    """Whether the collator makes one batch of two rows; else rows are batches
+    themselves.
 
     `lambda rows: rows[0]` takes batches out of a data set whose items are batches."""
     try:
@@ -524,7 +531,8 @@ def _verify_collator(dry_run: DryRun, result: VerificationResult, rows: StepRows
 SEEDS = range(1, 7) # a loss that draws only now and then does so with one of them
 
 def _verify_loss_itself(dry_run: DryRun, result: VerificationResult):
-    "Test whether the loss uses `num_items_in_batch`, keeps a state, or draws random numbers."
+    """Test whether the loss uses `num_items_in_batch`, keeps a state, or draws
+    random numbers."""
     def differs(*args):
         try:
             value = dry_run.loss_value(result.batch, *args)
@@ -566,11 +574,12 @@ def verify_loss(
     rows: StepRows, # a few of a real step, the same on all processes
     more: Sequence[StepRows] = (), # others, compared by loss value
 ) -> VerificationResult | None: # None: no gradient, or an exception
-    """Determine, or confirm, how losses of micro-batches give that of the full batch.
+    """Determine, or confirm, how losses of micro-batches give that of the full
+    batch.
 
-    The user's collator makes the full batch of all rows, and a micro-batch of some of
-    them, as when a step is split. If the collator draws random numbers, the micro-batches
-    are rows of the full batch instead."""
+    The user's collator makes the full batch of all rows, and a micro-batch of some
+    of them, as when a step is split. If the collator draws random numbers, the
+    micro-batches are rows of the full batch instead."""
     result, index = VerificationResult([]), facts.num_verifications
     if len(rows) < 2:
         return None

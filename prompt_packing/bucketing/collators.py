@@ -266,10 +266,11 @@ def _shown_tokens(single):
 class PackedCollator:
     """Sequences -> packed rows: a dict of tensors of shape (rows, capacity).
 
-    Takes rows with `input_ids`, and with `labels` or other columns that have an entry for
-    each token, such as `token_type_ids`. All other columns are left out, and so are
-    tokens whose `attention_mask` is 0. For a causal model, rows without labels get their
-    ids as labels. Raises `ValueError` for `labels` with one entry per sequence."""
+    Takes rows with `input_ids`, and with `labels` or other columns that have an
+    entry for each token, such as `token_type_ids`. All other columns are left out,
+    and so are tokens whose `attention_mask` is 0. For a causal model, rows without
+    labels get their ids as labels. Raises `ValueError` for `labels` with one entry
+    per sequence."""
     def __init__(self,
         capacity:int | None=None, # tokens in a row; None: one row as long as needed
         packing_format:PackingFormat=PackingFormat(), # of the model

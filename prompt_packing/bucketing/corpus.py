@@ -100,7 +100,8 @@ def _left_out(shard):
 
 # %% ../../nbs/bucketing/corpus.ipynb #d9e42dd4
 def tokenize_corpus(
-    # paths of text, csv, tsv, json, jsonl, parquet, also compressed; or one, or a folder
+    # paths of text, csv, tsv, json, jsonl, parquet, also compressed; or one, or a
+    # folder
     files: Sequence | str | os.PathLike,
     tokenizer: Any, # of transformers, or a function: list of strings -> lists of ids
     folder: str | os.PathLike, # where to write; made if it is missing

@@ -288,11 +288,12 @@ def find_packing_format(
     model:torch.nn.Module, # a transformers model with logits for each token
     autocast:torch.dtype | None=None, # of the training: torch.bfloat16 for bf16=True
 ) -> PackingFormat:
-    """The cheapest format in which each packed sequence has the logits that it has alone.
+    """The cheapest format in which each packed sequence has the logits that it has
+    alone.
 
     A model with `sdpa` is switched to `sdpa_varlen` if its logits are right; batches
-    that are not packed are computed as before. Raises `ValueError` with what was tried
-    if no format is right."""
+    that are not packed are computed as before. Raises `ValueError` with what was
+    tried if no format is right."""
     faults = {}
     with _trial_mode(model, autocast):
         try:

@@ -134,8 +134,9 @@ def predict_table(
     model: Any, # a prompt model, or a pipeline with such a `predict`
     texts:list, # of str, or of pairs of str
 ) -> pd.DataFrame: # a row for each text
-    """Predictions for texts: columns `label` and `score`; with several labels per row,
-    `labels` and the score of each label; for a regression, a column of numbers per label."""
+    """Predictions for texts: columns `label` and `score`; with several labels per
+    row, `labels` and the score of each label; for a regression, a column of numbers
+    per label."""
     config = getattr(model, "model", model).config # a pipeline holds its model
     answers, kind = model.predict(texts, top_k=None), config.problem_type
     if kind not in (ProblemType.SEVERAL, ProblemType.REGRESSION):

@@ -67,8 +67,8 @@ def restore_callbacks(callbacks: Iterable[TrainerCallback], states: dict) -> Non
     for name, same_class in _by_class(callbacks).items():
         saved = states.get(name, [])
         saved = saved if isinstance(saved, list) else [saved]
-        # with several callbacks of one class, transformers appends their states again at
-        # every checkpoint: the last ones are current
+        # with several callbacks of one class, transformers appends their states again
+        # at every checkpoint: the last ones are current
         for callback, state in zip(same_class, saved[-len(same_class):]):
             for attribute, value in state.get("attributes", {}).items():
                 setattr(callback, attribute, value)
@@ -92,9 +92,9 @@ class RandomNumbers:
     """The random states of a run, and of the checkpoint that it is resumed from.
 
     `begin_epoch` is called before the first batch of an epoch is read and starts the
-    recording. In an epoch that is resumed in the middle, the states of the checkpoint are
-    restored at three moments: before the sampler draws, before the batch that was read
-    ahead, and after it."""
+    recording. In an epoch that is resumed in the middle, the states of the
+    checkpoint are restored at three moments: before the sampler draws, before the
+    batch that was read ahead, and after it."""
     def __init__(self,
         checkpoint: str | None = None,
         rank: int = 0,
@@ -207,7 +207,8 @@ def has_optimizer(checkpoint: str) -> bool: # of any kind, also of sharded runs
 
 # %% ../../nbs/trainer/resume.ipynb #c68e5792
 def _has_ended(state: TrainerState, callbacks: Iterable[TrainerCallback]) -> bool:
-    "Whether nothing is left to train: all steps are done, or early stopping ended the run."
+    """Whether nothing is left to train: all steps are done, or early stopping ended
+    the run."""
     stoppers = [each for each in callbacks if isinstance(each, EarlyStoppingCallback)]
     stopped = any(each.early_stopping_patience_counter >= each.early_stopping_patience
                   for each in stoppers)
@@ -323,11 +324,11 @@ class _AtomicCheckpointMixin:
 
 # %% ../../nbs/trainer/resume.ipynb #922392a8
 def _scaled_loss(total: float, unlogged: float, steps: int, first: int) -> float:
-    """The value of `_total_loss_scalar` that makes `train_loss` the mean over all steps of
-    the run, those before a resume included.
+    """The value of `_total_loss_scalar` that makes `train_loss` the mean over all
+    steps of the run, those before a resume included.
 
-    transformers adds `unlogged` to it and divides by the number of steps since `first`,
-    the step of the resume, or by 0.001 if there were none."""
+    transformers adds `unlogged` to it and divides by the number of steps since
+    `first`, the step of the resume, or by 0.001 if there were none."""
     divisor = max(steps - first, 0.001)
     return (total + unlogged) / steps * divisor - unlogged
 
@@ -349,7 +350,8 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
         os.makedirs(self.args.output_dir, exist_ok=True)
 
     def train(self, resume_from_checkpoint=None, trial=None, *args, **kwargs):
-        "Locks the output folder until training ends; finds and verifies the checkpoint."
+        """Locks the output folder until training ends; finds and verifies the
+        checkpoint."""
         run = self._run_state = RunState()
         saves = self.args.save_strategy != "no" or self.args.enable_jit_checkpoint
         output = OutputFolder(self._get_output_dir(trial), self.accelerator)
@@ -400,7 +402,8 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
         run.batches = kwargs["steps_trained_in_current_epoch"] if is_first else 0
         loader = kwargs["train_dataloader"]
         if isinstance(loader, StepDataLoader):
-            # transformers before 5.20 does not set the epoch that it resumes in the middle
+            # transformers before 5.20 does not set the epoch that it resumes in the
+            # middle
             loader.set_epoch(run.epoch)
         # now, when others have wrapped the collator of the loader
         run.numbers.begin_epoch(loader, run.batches)
@@ -426,8 +429,8 @@ class ExactResumeMixin(_AtomicCheckpointMixin):
         # it stays the open one until callbacks have had `on_pre_optimizer_step`
         run.open_step = self.state.global_step
         batches, items = super().get_batch_samples(*args, **kwargs)
-        # the call above may start worker processes, which draws a random number; what is
-        # collated lazily is collated after this line
+        # the call above may start worker processes, which draws a random number; what
+        # is collated lazily is collated after this line
         run.numbers.restore()
         run.batches += len(batches)
         return batches, items

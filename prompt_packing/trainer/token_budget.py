@@ -135,8 +135,9 @@ def overhead_in_step(
 ) -> float: # in tokens
     """The micro-batch overhead, from the times of two batches.
 
-    The first is the shortest row, the second has copies of it. If the shortest row has
-    more than 80 tokens, or more than half of the budget, the second is the longest row."""
+    The first is the shortest row, the second has copies of it. If the shortest row
+    has more than 80 tokens, or more than half of the budget, the second is the
+    longest row."""
     # process time leaves out other programs, but also the wait for a device
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     shortest, longest = int(lengths.argmin()), int(lengths.argmax())
@@ -259,7 +260,8 @@ class MicroBatcher:
         self.needs_equal_counts = is_sharded(model)
 
     def all_know(self, value: object) -> bool: # lengths, or batches
-        "Whether `value` is not None; on all processes, if they measure or split together."
+        """Whether `value` is not None; on all processes, if they measure or split
+        together."""
         is_alone = self.processes.number == 1 or not (
             self.needs_equal_counts
             or None in (self.token_budget, self.micro_batch_overhead))
@@ -325,7 +327,8 @@ class MicroBatcher:
         return min(self.processes.rows([[budget]]))
 
     def measure_overhead_once(self, rows: StepRows, lengths: np.ndarray):
-        "Set the overhead to the mean over processes; for a sharded model, to the default."
+        """Set the overhead to the mean over processes; for a sharded model, to the
+        default."""
         cost = DEFAULT_OVERHEAD
         # processes of a sharded model run together:
         # if the batch of one failed, the others would wait
